@@ -96,7 +96,12 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir)).absolute()
     which = rados if has_rados() else moto
-    report: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
+    report: dict[str, Any] = {
+        "machine": describe(folder),
+        "server": which.__name__,
+        "megabytes": options.megabytes,
+        "rounds": [],
+    }
     ROOMS.extend(bytearray(b"\1") * (options.megabytes * 1_000_000 // 64) for _ in range(64))
     try:
         with which(folder / "server") if which is rados else which(folder) as server:
@@ -114,11 +119,15 @@ def main() -> None:
     report["ratios"] = {
         "server / directory": statistics.median(round_["server"] / round_["directory"] for round_ in rounds),
         "empty cache / server": statistics.median(round_["empty cache"] / round_["server"] for round_ in rounds),
-        "full cache / directory": statistics.median(round_["full cache, from the disk"] / round_["directory"] for round_ in rounds),
+        "full cache / directory": statistics.median(
+            round_["full cache, from the disk"] / round_["directory"] for round_ in rounds
+        ),
         "full cache / directory, both in memory": statistics.median(
             round_["full cache"] / round_["directory, in memory"] for round_ in rounds
         ),
-        "server / full cache": statistics.median(round_["server"] / round_["full cache, from the disk"] for round_ in rounds),
+        "server / full cache": statistics.median(
+            round_["server"] / round_["full cache, from the disk"] for round_ in rounds
+        ),
     }
     print(json.dumps(report["ratios"], indent=1))
     options.out.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,12 @@ from relight.comm.children import child_command, child_environment
 RESULTS = Path(__file__).parent / "results"
 CASES = {"A": "blocking-saves", "B": "costly-saves"}
 TARGETS = {
-    "A": {"save": "30 min → 4.5 min", "network": "90 % → 20 %", "way back": "2 h → 15 min", "verified": "95 % → 99.9 %"},
+    "A": {
+        "save": "30 min → 4.5 min",
+        "network": "90 % → 20 %",
+        "way back": "2 h → 15 min",
+        "verified": "95 % → 99.9 %",
+    },
     "B": {"way back": "4 h → 8 min", "overhead": "20 % → 3 %", "storage": "100 % → 60 %"},
 }
 PLAN = ("plan", "70B", "--gpus", "1024", "--keep", "24", "--store-price", "20", "--json")
@@ -37,9 +42,15 @@ def saved(folder: Path, warm: int, apart: int, count: int, small: bool) -> Path:
     torch.set_num_threads(1)
     training = Training("XS" if small else "S", mixed=True)
     with relight.Checkpointer(
-        folder / "run", model=training.model, optimizer=training.optimizer, state={"masters": training.masters}, background=True,
-        compact=relight.Compact(codecs="always", full_every=8), save=relight.every(steps=10**9), keep=relight.keep(last=100),
-    ) as ckpt:  # fmt: skip
+        folder / "run",
+        model=training.model,
+        optimizer=training.optimizer,
+        state={"masters": training.masters},
+        background=True,
+        compact=relight.Compact(codecs="always", full_every=8),
+        save=relight.every(steps=10**9),
+        keep=relight.keep(last=100),
+    ) as ckpt:
         ckpt.restore()
         for step in range(1, warm + apart * (count - 1) + 1):
             training.step()
@@ -102,7 +113,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=200)
     parser.add_argument("--apart", type=int, default=100)
     parser.add_argument("--count", type=int, default=9)
-    parser.add_argument("--train", action="store_true", help="train a GPT and store its saves, instead of what mixed-S.json has")
+    parser.add_argument(
+        "--train", action="store_true", help="train a GPT and store its saves, instead of what mixed-S.json has"
+    )
     parser.add_argument("--small", action="store_true", help="a GPT of 2 million parameters instead of 10")
     parser.add_argument("--out", type=Path, default=RESULTS / "case-studies.json")
     options = parser.parse_args()
@@ -112,15 +125,24 @@ def main() -> None:
             run = saved(Path(top), options.warm, options.apart, options.count, options.small)
             stored = output_of(*PLAN, "--stored", str(run))["known"]["stored"]
     else:
-        stored = {"value": measured_before(options.apart), "source": f"measured: mixed-S.json, {options.apart} steps apart"}
-    report: dict[str, Any] = {"machine": describe(Path(tempfile.gettempdir())), "seeds": options.seeds, "targets": TARGETS, "cases": {}}
+        stored = {
+            "value": measured_before(options.apart),
+            "source": f"measured: mixed-S.json, {options.apart} steps apart",
+        }
+    report: dict[str, Any] = {
+        "machine": describe(Path(tempfile.gettempdir())),
+        "seeds": options.seeds,
+        "targets": TARGETS,
+        "cases": {},
+    }
     report["storage"] = {
         "share": stored["value"], "source": stored["source"], "bytes": [whole["kept_bytes"], round(whole["kept_bytes"] * stored["value"])],
         "price_a_month": [whole["month"]["storage"], whole["month"]["storage"] * stored["value"]],
     }  # fmt: skip
     for name, scenario in CASES.items():
         sides = {
-            side: output_of("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0] for side in ("before", "after")
+            side: output_of("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0]
+            for side in ("before", "after")
         }
         report["cases"][name] = {side: summary(policies_of_side) for side, policies_of_side in sides.items()}
         for side, policies in report["cases"][name].items():

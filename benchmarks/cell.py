@@ -126,7 +126,11 @@ class Cell:
         self.parent.ask("memory start")
         self.rival.prepare(self.folder, self.work.model, self.work.optimizer)
         first = self.saved()
-        self.figures |= {"first_blocked": first["blocked"], "first_durable": first["durable"], "disk_bytes": allocated(self.folder)}
+        self.figures |= {
+            "first_blocked": first["blocked"],
+            "first_durable": first["durable"],
+            "disk_bytes": allocated(self.folder),
+        }
         self.saved()
         self.figures["save_memory"] = self.parent.ask("memory stop")
 
@@ -143,7 +147,9 @@ class Cell:
             started, handle, blocked = self.save()
             times: list[tuple[float, float]] = []
             spent = [(clock(), self.processes.others_cpu_s())]
-            while len(times) < shape.steps or not handle.done() or (busy(spent) and len(times) < STEPS_MAX * shape.steps):
+            while (
+                len(times) < shape.steps or not handle.done() or (busy(spent) and len(times) < STEPS_MAX * shape.steps)
+            ):
                 begun = clock()
                 self.work.train()
                 times.append((begun, clock() - begun))
@@ -158,7 +164,11 @@ class Cell:
             seconds["durable"].append(handle.durable_at - started)
             running += [took for begun, took in times if begun < handle.durable_at]
         self.figures |= {name: statistics.median(each) for name, each in seconds.items()}
-        self.figures |= {"lost_each": seconds["lost"], "steps_plain": [*chain.from_iterable(plain)], "steps_running": running}
+        self.figures |= {
+            "lost_each": seconds["lost"],
+            "steps_plain": [*chain.from_iterable(plain)],
+            "steps_running": running,
+        }
         return expected
 
     def steps(self, count: int) -> list[float]:
@@ -177,7 +187,11 @@ class Cell:
             self.figures[f"idle_{name}"] = statistics.median(result[name] for result in results)
 
     def load(
-        self, name: str, action: Callable[[nn.Module, Optimizer], None], expected: dict[str, bytes], before: Callable[[], None]
+        self,
+        name: str,
+        action: Callable[[nn.Module, Optimizer], None],
+        expected: dict[str, bytes],
+        before: Callable[[], None],
     ) -> None:
         """Load into the live objects after ``before`` has changed them.
 

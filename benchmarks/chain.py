@@ -89,9 +89,14 @@ def main() -> None:
             print("  ".join(f"{way} {report[way]:.3f} s" for way in ways), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    ways_report = {way: {"median_s": statistics.median(round_[way] for round_ in rounds), "stored_bytes": ways[way][2]} for way in ways}
+    ways_report = {
+        way: {"median_s": statistics.median(round_[way] for round_ in rounds), "stored_bytes": ways[way][2]}
+        for way in ways
+    }
     last = f"behind {LENGTH} differences"
-    ratios = {way: round(statistics.median(round_[last] / round_[way] for round_ in rounds), 3) for way in ways if way != last}
+    ratios = {
+        way: round(statistics.median(round_[last] / round_[way] for round_ in rounds), 3) for way in ways if way != last
+    }
     for way, measured in ways_report.items():
         print(f"{way:24} {measured['median_s']:.3f} s, {measured['stored_bytes'] / 1e6:.0f} MB stored")
     print(f"{last}: {ratios}")

@@ -53,7 +53,12 @@ class Training:
         shape = self.shape = SHAPES[size]
         torch.manual_seed(seed)
         self.model = GPT(
-            vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0
+            vocabulary=shape.vocabulary,
+            context=shape.context,
+            width=shape.width,
+            layers=shape.layers,
+            heads=shape.heads,
+            dropout=0.0,
         )
         self.text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)
         self.generator = torch.Generator().manual_seed(seed)
@@ -106,7 +111,9 @@ def shipped(given: str) -> Iterator[tuple[str, memoryview, ElementKind]]:
     else:
         contents = torch.load(path, map_location="cpu", weights_only=True)
         contents = contents.get("model_state", contents)
-    tensors = [tensor for tensor in contents.values() if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32]
+    tensors = [
+        tensor for tensor in contents.values() if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32
+    ]
     label = name or Path(path).stem
     yield f"{label}, float32", _flat(tensors), ElementKind(4, True)
     yield f"{label}, bfloat16", _flat([tensor.to(torch.bfloat16) for tensor in tensors]), ElementKind(2, True)
@@ -143,24 +150,39 @@ def others() -> list[Codec | str]:
     """Return the installed codecs, and for each other one the reason why it is not measured."""
     zstd = entropy.zstd
     codecs: list[Codec | str] = [
-        Codec("zstd 1", lambda chunk, kind, _: zstd.compress(chunk, 1), lambda stored, kind, length, _: zstd.decompress(stored))
+        Codec(
+            "zstd 1",
+            lambda chunk, kind, _: zstd.compress(chunk, 1),
+            lambda stored, kind, length, _: zstd.decompress(stored),
+        )
     ]
     try:
         from lz4 import block
 
-        codecs.append(Codec("lz4", lambda chunk, kind, _: block.compress(chunk), lambda stored, kind, length, _: block.decompress(stored)))
+        codecs.append(
+            Codec(
+                "lz4",
+                lambda chunk, kind, _: block.compress(chunk),
+                lambda stored, kind, length, _: block.decompress(stored),
+            )
+        )
     except ImportError as error:
         codecs.append(f"lz4: {error}")
     try:
         import blosc2
 
         blosc2.set_nthreads(1)
-        for name, codec, how in (("blosc2 bitshuffle + lz4", "LZ4", "BITSHUFFLE"), ("blosc2 shuffle + zstd 1", "ZSTD", "SHUFFLE")):
+        for name, codec, how in (
+            ("blosc2 bitshuffle + lz4", "LZ4", "BITSHUFFLE"),
+            ("blosc2 shuffle + zstd 1", "ZSTD", "SHUFFLE"),
+        ):
             given = {"codec": getattr(blosc2.Codec, codec), "clevel": 1, "filters": [getattr(blosc2.Filter, how)]}
             codecs.append(
                 Codec(
                     name,
-                    lambda chunk, kind, _, given=given: blosc2.compress2(chunk, typesize=kind.width, nthreads=1, **given),
+                    lambda chunk, kind, _, given=given: blosc2.compress2(
+                        chunk, typesize=kind.width, nthreads=1, **given
+                    ),
                     lambda stored, kind, length, _: blosc2.decompress2(stored, nthreads=1),
                 )
             )
@@ -198,7 +220,11 @@ def measure(codec: Codec, data: memoryview, kind: ElementKind, earlier: memoryvi
         if bytes(again) != bytes(chunk):
             raise AssertionError(f"{codec.name} gave other bytes back")
         stored_bytes += len(stored)
-    return {"of_it": stored_bytes / len(data), "encode_mb_s": len(data) / encode_s / 1e6, "decode_mb_s": len(data) / decode_s / 1e6}
+    return {
+        "of_it": stored_bytes / len(data),
+        "encode_mb_s": len(data) / encode_s / 1e6,
+        "decode_mb_s": len(data) / decode_s / 1e6,
+    }
 
 
 def main() -> None:
@@ -207,7 +233,9 @@ def main() -> None:
     parser.add_argument("--size", choices=["S", "M"], default="S")
     parser.add_argument("--warm", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help="a model that a package ships; again for more")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="NAME=FILE", help="a model that a package ships; again for more"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -225,7 +253,9 @@ def main() -> None:
             label = f"{name}{', mixed' if mixed and 'moment' in name else ''}"
             cases += [(label, codec, data, kind, None) for codec in (ours(difference=False), *rivals)]
             for apart in APART:
-                cases.append((f"{label}, {apart} later", ours(difference=True), states[apart][name], kind, states[0][name]))
+                cases.append(
+                    (f"{label}, {apart} later", ours(difference=True), states[apart][name], kind, states[0][name])
+                )
     rows: dict[tuple[str, str], list[dict[str, float]]] = {}
     order = random.Random(0)
     for number in range(options.rounds):
@@ -237,12 +267,20 @@ def main() -> None:
         for (label, name), report in sorted(rows.items())
     ]
     missing = [codec for codec in installed if isinstance(codec, str)]
-    report = {"size": options.size, "warm": options.warm, "machine": describe(options.out), "missing": missing, "rows": table}
+    report = {
+        "size": options.size,
+        "warm": options.warm,
+        "machine": describe(options.out),
+        "missing": missing,
+        "rows": table,
+    }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"codecs-{options.size}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"{'what':34} {'codec':26} {'of it':>7} {'MB/s in':>9} {'MB/s out':>9}")
     for row in table:
-        print(f"{row['what']:34} {row['codec']:26} {row['of_it']:7.3f} {row['encode_mb_s']:9,.0f} {row['decode_mb_s']:9,.0f}")
+        print(
+            f"{row['what']:34} {row['codec']:26} {row['of_it']:7.3f} {row['encode_mb_s']:9,.0f} {row['decode_mb_s']:9,.0f}"
+        )
 
 
 if __name__ == "__main__":

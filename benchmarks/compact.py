@@ -96,7 +96,9 @@ class Case:
         plan = plan_save(self.items, id=saved)
         plan = replace(plan, packs=[replace(pack, image=in_memory(pack)) for pack in plan.packs])
         began = time.perf_counter()
-        request = SaveRequest(SaveInfo(step=self.step), tree=encode_tree({}), items=self.items, id=saved, plan=plan, smaller=self.smaller)
+        request = SaveRequest(
+            SaveInfo(step=self.step), tree=encode_tree({}), items=self.items, id=saved, plan=plan, smaller=self.smaller
+        )
         report = self.attempt.save(request)
         seconds, self.step = time.perf_counter() - began, self.step + 1
         for path in (self.folder / "run" / report.dir).glob("pack-*"):
@@ -144,10 +146,15 @@ def main() -> None:
     options = parser.parse_args()
     state = next(train(options.size, True, options.warm))[1]
     items = [
-        Item(name, "bfloat16" if "bfloat16" in name else "float32", (len(data) // (2 if "bfloat16" in name else 4),),
-             "optim" if "moment" in name else "param", Bytes(data))
+        Item(
+            name,
+            "bfloat16" if "bfloat16" in name else "float32",
+            (len(data) // (2 if "bfloat16" in name else 4),),
+            "optim" if "moment" in name else "param",
+            Bytes(data),
+        )
         for name, data in ((name, data[: int(len(data) * options.share) // 8 * 8]) for name, data in state.items())
-    ]  # fmt: skip
+    ]
     folder = Path(tempfile.mkdtemp(prefix="compact-", dir=options.dir))
     starting = multiprocessing.get_context("spawn")
     rows: list[dict[str, Any]] = []
@@ -157,14 +164,21 @@ def main() -> None:
     os.nice(NICE)  # after the other process has started, which must keep its priority
     try:
         for busy in (False, True):
-            cases = {(rate, mode): Case(folder / f"{busy}-{rate}-{mode}", rate, mode, items) for rate in RATES for mode in MODES}
+            cases = {
+                (rate, mode): Case(folder / f"{busy}-{rate}-{mode}", rate, mode, items)
+                for rate in RATES
+                for mode in MODES
+            }
             if busy:
                 running.set()
                 time.sleep(3)
             try:
                 for (rate, mode), case in cases.items():
                     times = [f"{case.save()[0]:.2f} s" for _ in range(LEARNS)]
-                    print(f"{'busy' if busy else 'idle'}, {rate or 'disk'}, {mode}: learns by saves of {', '.join(times)}", flush=True)
+                    print(
+                        f"{'busy' if busy else 'idle'}, {rate or 'disk'}, {mode}: learns by saves of {', '.join(times)}",
+                        flush=True,
+                    )
                 took: dict[tuple[float | None, str], list[tuple[float, float, str]]] = {}
                 for number in range(options.rounds):
                     for key in random.Random(number).sample(list(cases), len(cases)):
@@ -174,7 +188,9 @@ def main() -> None:
                 running.clear()
             for (rate, mode), pairs in took.items():
                 plain = took[rate, "never"]
-                ratio = statistics.median(pair[0] / plain_pair[0] for pair, plain_pair in zip(pairs, plain, strict=True))
+                ratio = statistics.median(
+                    pair[0] / plain_pair[0] for pair, plain_pair in zip(pairs, plain, strict=True)
+                )
                 rows.append({
                     "busy": busy, "mb_s": rate, "codecs": mode, "seconds": statistics.median(row[0] for row in pairs), "over_never": ratio,
                     "of_it": statistics.median(row[1] for row in pairs), "said": pairs[-1][2],
@@ -184,13 +200,21 @@ def main() -> None:
         plain_pair.join(30)
         shutil.rmtree(folder, ignore_errors=True)
     rows.sort(key=lambda row: (row["busy"], row["mb_s"] or 1e9, MODES.index(row["codecs"])))
-    report = {"size": options.size, "warm": options.warm, "rounds": options.rounds, "machine": describe(options.dir), "rows": rows}
+    report = {
+        "size": options.size,
+        "warm": options.warm,
+        "rounds": options.rounds,
+        "machine": describe(options.dir),
+        "rows": rows,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"{'processors':10} {'MB/s':>6} {'codecs':8} {'seconds':>8} {'/ never':>8} {'of it':>6}  why")
     for row in rows:
         load, rate = "busy" if row["busy"] else "idle", row["mb_s"] or "disk"
-        print(f"{load:10} {rate:>6} {row['codecs']:8} {row['seconds']:8.2f} {row['over_never']:8.2f} {row['of_it']:6.3f}  {row['said']}")
+        print(
+            f"{load:10} {rate:>6} {row['codecs']:8} {row['seconds']:8.2f} {row['over_never']:8.2f} {row['of_it']:6.3f}  {row['said']}"
+        )
 
 
 if __name__ == "__main__":

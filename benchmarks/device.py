@@ -70,14 +70,21 @@ class Training:
     def __init__(self, layers: int, width: int, batch: int, device: torch.device) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = GPT(vocabulary=50257, context=512, width=width, layers=layers, heads=width // 64, dropout=0.0).to(device)
+        self.model = GPT(vocabulary=50257, context=512, width=width, layers=layers, heads=width // 64, dropout=0.0).to(
+            device
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.batch = batch
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the state."""
-        moments = [value for entry in self.optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+        moments = [
+            value
+            for entry in self.optimizer.state.values()
+            for value in entry.values()
+            if isinstance(value, torch.Tensor)
+        ]
         return [*self.model.parameters(), *moments]
 
     @property
@@ -101,7 +108,9 @@ class Training:
 
     def sums(self) -> list[int]:
         """A checksum of each tensor's bits, to compare restored state with. Computed on the device."""
-        return [int(tensor.detach().reshape(-1).view(torch.int32).sum(dtype=torch.int64).item()) for tensor in self.tensors]
+        return [
+            int(tensor.detach().reshape(-1).view(torch.int32).sum(dtype=torch.int64).item()) for tensor in self.tensors
+        ]
 
     def scramble(self) -> None:
         """Zero all of it, so that what a restore leaves out is noticed."""
@@ -159,7 +168,12 @@ def one_save(system: Base, training: Training, step: int, plain_s: float) -> dic
         steps.append(training.steps(1))
     wall = clock() - began
     handle.wait()
-    print(f"{system.name}: a step {plain_s * 1e3:.1f} ms, then", *(f"{each * 1e3:.1f}" for each in steps[:40]), file=sys.stderr, flush=True)
+    print(
+        f"{system.name}: a step {plain_s * 1e3:.1f} ms, then",
+        *(f"{each * 1e3:.1f}" for each in steps[:40]),
+        file=sys.stderr,
+        flush=True,
+    )
     after = torch.accelerator.max_memory_allocated() if hasattr(torch.accelerator, "max_memory_allocated") else 0
     return {
         "blocked": blocked,
@@ -210,7 +224,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             prefix = "first_" if turn == 0 else ""
             for key, value in numbers.items():
                 rows[system.name].setdefault(prefix + key, []).append(value)
-            print(system.name, turn, {key: round(value, 4) for key, value in numbers.items()}, file=sys.stderr, flush=True)
+            print(
+                system.name, turn, {key: round(value, 4) for key, value in numbers.items()}, file=sys.stderr, flush=True
+            )
         rounds = turn
     loads(systems, training, rows, deadline)
     figures |= {
@@ -274,7 +290,9 @@ def table(figures: dict[str, Any]) -> str:
         f"{figures['machine']['card']}: {gigabytes:.2f} GB in {figures['tensors']} tensors, step {figures['plain_step_s'] * 1e3:.1f} ms"
     ]
     lines += [f"  {name:26} {speed:7.2f} GB/s" for name, speed in figures["floors"].items()]
-    lines.append(f"{'':22}{'blocked ms':>11}{'lost ms':>10}{'durable s':>11}{'restore s':>11}{'near s':>8}{'device MiB':>11}")
+    lines.append(
+        f"{'':22}{'blocked ms':>11}{'lost ms':>10}{'durable s':>11}{'restore s':>11}{'near s':>8}{'device MiB':>11}"
+    )
     for name, row in figures["systems"].items():
         milliseconds = [row.get(key, 0.0) * 1e3 for key in ("blocked", "lost")]
         seconds = [row.get(key, 0.0) for key in ("durable", "load", "near_load")]

@@ -48,7 +48,11 @@ def save(folder: Path, url: str, megabytes: int) -> Attempt:
     announce(attempt.place.log, tiers.tiers, attempt.epoch)
     rng, each = random.Random(7), megabytes * 1_000_000 // 64
     items = [Item(f"t{n}", "uint8", (each,), "param", Bytes(rng.randbytes(each)), None, True) for n in range(64)]
-    attempt.save(SaveRequest(SaveInfo(step=0), tree=encode_tree({i.name: Leaf("tensor", (n,)) for n, i in enumerate(items)}), items=items))
+    attempt.save(
+        SaveRequest(
+            SaveInfo(step=0), tree=encode_tree({i.name: Leaf("tensor", (n,)) for n, i in enumerate(items)}), items=items
+        )
+    )
     return attempt
 
 
@@ -56,7 +60,9 @@ def client_put(bucket: Any, prefix: str, packs: list[Path]) -> None:
     """The packs, by the library from their files."""
     for number, pack in enumerate(packs):
         with open(pack, "rb") as file:
-            obstore.put(bucket, f"{prefix}/{number}", file, chunk_size=PART_BYTES, max_concurrency=PARALLEL, use_multipart=True)
+            obstore.put(
+                bucket, f"{prefix}/{number}", file, chunk_size=PART_BYTES, max_concurrency=PARALLEL, use_multipart=True
+            )
 
 
 def client_get(bucket: Any, prefix: str, packs: list[Path]) -> None:
@@ -79,7 +85,9 @@ def ours_get(url: str) -> None:
     view, checkpoint = run.view(), run.history().live[-1]
     opened = open_checkpoint(run.store, "run", checkpoint, store_id=view.store_id, run_id=view.run_id)
     for part in opened.parts:
-        read_tensors(opened, part, {index: Bytes(bytearray(tensor.length)) for index, tensor in enumerate(part.tensors)})
+        read_tensors(
+            opened, part, {index: Bytes(bytearray(tensor.length)) for index, tensor in enumerate(part.tensors)}
+        )
 
 
 def steps_during_drain(folder: Path, megabytes: int, bytes_per_second: float | None, seed: int) -> dict[str, float]:
@@ -121,7 +129,12 @@ def steps_during_drain(folder: Path, megabytes: int, bytes_per_second: float | N
     shutil.rmtree(near)
     shutil.rmtree(far)
     mean = statistics.fmean(during) / statistics.fmean(alone)
-    return {"alone": statistics.median(alone), "beside": statistics.median(during), "steps beside": len(during), "mean ratio": mean}
+    return {
+        "alone": statistics.median(alone),
+        "beside": statistics.median(during),
+        "steps beside": len(during),
+        "mean ratio": mean,
+    }
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -143,7 +156,12 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir))
     which = rados if has_rados() else moto
-    report: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
+    report: dict[str, Any] = {
+        "machine": describe(folder),
+        "server": which.__name__,
+        "megabytes": options.megabytes,
+        "rounds": [],
+    }
     try:
         with which(folder / "server") if which is rados else which(folder) as server:
             os.environ.update(server.environment)
@@ -153,7 +171,9 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report["steps"] = [steps_during_drain(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
-    report["step beside a drain of 50 MB/s / alone"] = statistics.median(steps["beside"] / steps["alone"] for steps in report["steps"])
+    report["step beside a drain of 50 MB/s / alone"] = statistics.median(
+        steps["beside"] / steps["alone"] for steps in report["steps"]
+    )
     print(json.dumps(report["steps"]), report["step beside a drain of 50 MB/s / alone"])
     rounds = report["rounds"]
     report["drain / client"] = statistics.median(round_["client put"] / round_["drain"] for round_ in rounds)

@@ -96,7 +96,10 @@ def measured(folder: Path, size: int, rounds: int) -> dict[str, Any]:
     for name, spec in (("plain", ""), ("encrypted", key)):
         store = open_bytes(folder / name, guard=StoreSecurity.from_settings(spec))
         step = size // TENSORS
-        state = {f"t{number}": torch.frombuffer(image[number * step : (number + 1) * step], dtype=torch.uint8) for number in range(TENSORS)}
+        state = {
+            f"t{number}": torch.frombuffer(image[number * step : (number + 1) * step], dtype=torch.uint8)
+            for number in range(TENSORS)
+        }
         relight.save(folder / name / "run", state, step=1, encrypt=spec or None)
         stores[name] = store, spec
     ways: dict[str, Callable[[], float]] = {

@@ -44,7 +44,10 @@ def make(store: Path, size: int) -> None:
         shapes |= {f"model.layers.{layer}.{name}.weight": (4 * WIDTH, WIDTH) for name in ("gate", "up")}
         shapes[f"model.layers.{layer}.norm.weight"] = (1, WIDTH)
         layer += 1
-    items = [Item(f"model/{name}", "bfloat16", shape, "param", Bytes(memory[: 2 * shape[0] * shape[1]])) for name, shape in shapes.items()]
+    items = [
+        Item(f"model/{name}", "bfloat16", shape, "param", Bytes(memory[: 2 * shape[0] * shape[1]]))
+        for name, shape in shapes.items()
+    ]
     tree = {"model": {name: Leaf("tensor", (index,)) for index, name in enumerate(shapes)}}
     Attempt.begin(open_bytes(store), "run").save(SaveRequest(SaveInfo(step=1), tree=encode_tree(tree), items=items))
 
@@ -82,7 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is, by default in the folder of temporary files")
+    parser.add_argument(
+        "--folder", type=Path, help="where the checkpoint is, by default in the folder of temporary files"
+    )
     parser.add_argument("--target", type=Path, help="where the export goes, if elsewhere")
     parser.add_argument("--options", default="{}", help='of the export, as JSON: {"to": "pt"}')
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -129,9 +134,17 @@ def measure(folder: Path, there: Path, size: int, rounds: int, options: str) -> 
         child = [sys.executable, "-m", "benchmarks.export", "--child", str(store), str(target), options]
         report = json.loads(subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout)
         rows.append(
-            {"read_s": reading, "write_s": writing, "both_s": both, "export_s": report["s"], "memory_bytes": report["memory_bytes"]}
+            {
+                "read_s": reading,
+                "write_s": writing,
+                "both_s": both,
+                "export_s": report["s"],
+                "memory_bytes": report["memory_bytes"],
+            }
         )
-        print(f"round {number + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
+        print(
+            f"round {number + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True
+        )
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     floor = max(middle["read_s"], middle["write_s"])
     print(json.dumps({

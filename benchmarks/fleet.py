@@ -36,10 +36,16 @@ def checks(failures: int) -> bool:
     for name, rows in (("closed_forms", closed_forms(failures)), ("published", published())):
         for check in rows:
             report[name].append(check.to_dict())
-            print(f"{'ok ' if check.holds else 'NO '} {check.what}: {check.known}, simulated {check.simulated:.4g}", flush=True)
+            print(
+                f"{'ok ' if check.holds else 'NO '} {check.what}: {check.known}, simulated {check.simulated:.4g}",
+                flush=True,
+            )
     seconds = speed()
     print(seconds, flush=True)
-    _write("fleet.json", {"machine": describe(RESULTS), "failures_each": failures, "seconds_of_one_core": seconds, **report})
+    _write(
+        "fleet.json",
+        {"machine": describe(RESULTS), "failures_each": failures, "seconds_of_one_core": seconds, **report},
+    )
     return all(row["holds"] for rows in report.values() for row in rows)
 
 
@@ -47,7 +53,9 @@ def learned(count: int, seeds: int, lives: float) -> bool:
     """Twenty clusters."""
     comparison = compare(clusters(count, lives=lives), seeds=range(seeds), report=lambda text: print(text, flush=True))
     over, best = comparison["over_oracle"], comparison["best_fixed"]
-    print(f"adaptive loses {over:+.2%} on the oracle; the best fixed one, {best}, {comparison['best_fixed_over_oracle']:+.1%}")
+    print(
+        f"adaptive loses {over:+.2%} on the oracle; the best fixed one, {best}, {comparison['best_fixed_over_oracle']:+.1%}"
+    )
     _write("schedule.json", {"seeds": seeds, "failures_each": lives, **comparison})
     _draw_learned(comparison, RESULTS / "schedule.png")
     return bool(over <= 0.03 and all(comparison["mean"]["adaptive"] < comparison["mean"][fixed] for fixed in FIXED))
@@ -64,7 +72,9 @@ def _draw_learned(found: dict[str, Any], path: Path) -> None:
     for name, colour in shown.items():
         lost = [100 * (row["lost"][name] / row["lost"]["oracle"] - 1) for row in rows]
         label = "adaptive" if name == "adaptive" else f"every {name}"
-        axes.plot(hours, lost, color=colour, marker="o", markersize=3.5, linewidth=2 if name == "adaptive" else 1, label=label)
+        axes.plot(
+            hours, lost, color=colour, marker="o", markersize=3.5, linewidth=2 if name == "adaptive" else 1, label=label
+        )
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=10)
     axes.set_ylim(-12, 5000)
@@ -87,9 +97,14 @@ def pictures(seeds: int) -> bool:
         case = Case(scenario, tuple(policy_of(text, label) for label, text in texts.items()))
         outcomes = sweep([case], range(seeds))[0]
         summaries = [
-            summary_of(policy_outcomes, policy.text, outcomes[0]) for policy, policy_outcomes in zip(case.policies, outcomes, strict=True)
+            summary_of(policy_outcomes, policy.text, outcomes[0])
+            for policy, policy_outcomes in zip(case.policies, outcomes, strict=True)
         ]
-        draw([(f"{name}: {scenario.gpus:,} GPUs, {scenario.days:g} days", summaries)], scenario.days, RESULTS / f"simulate-{name}.png")
+        draw(
+            [(f"{name}: {scenario.gpus:,} GPUs, {scenario.days:g} days", summaries)],
+            scenario.days,
+            RESULTS / f"simulate-{name}.png",
+        )
     return True
 
 
@@ -104,7 +119,9 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=20_000, help="in each closed form")
     parser.add_argument("--count", type=int, default=20, help="clusters")
     parser.add_argument("--seeds", type=int, default=3, help="of each cluster")
-    parser.add_argument("--lives", type=float, default=100.0, help="expected failures in each cluster; it runs at least a month")
+    parser.add_argument(
+        "--lives", type=float, default=100.0, help="expected failures in each cluster; it runs at least a month"
+    )
     options = parser.parse_args()
     parts = {
         "checks": lambda: checks(options.failures),

@@ -38,14 +38,18 @@ def measure(folder: Path, workload: str) -> dict[str, float]:
     path, direct = folder / "floor", floors.direct_works(folder)
     cpu = time.process_time()
     times = 3 if size < TIMES_BELOW else 1
-    figures["direct_write"] = median(timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times))
+    figures["direct_write"] = median(
+        timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times)
+    )
     figures["direct_write_cpu"] = (time.process_time() - cpu) / times
     ways = ((1, direct), (2, direct), (4, False))
     figures["cold_read"] = min(median(_cold(path, size, *way) for _ in range(times)) for way in ways)
     read_through(folder)
     into = floors.bytes_in_ordinary_pages(size)
     for threads in (1, 2):
-        figures[f"cached_read_blake3_{threads}"] = _usual(partial(floors.read, path, size, threads, into=into, then=_hash))
+        figures[f"cached_read_blake3_{threads}"] = _usual(
+            partial(floors.read, path, size, threads, into=into, then=_hash)
+        )
     path.unlink()
     figures["core_seconds"] = figures["memcpy_1"] + figures["blake3_1"] + figures["direct_write_cpu"]
     return figures

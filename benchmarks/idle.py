@@ -89,7 +89,11 @@ def _timed(starting: Callable[[], Any]) -> float:
 def _process(command: list[str], **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Python in a session of its own, ended with all that it started."""
     child = subprocess.Popen(
-        [sys.executable, *command], env=os.environ | more, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, *command],
+        env=os.environ | more,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         yield child
@@ -140,7 +144,15 @@ def server(folder: Path) -> Iterator[int]:
         except OSError:
             return False
 
-    arguments = ["serve", str(folder), "--listen", f"127.0.0.1:{port}", "--anonymous-read", "--state", str(folder.parent / "state")]
+    arguments = [
+        "serve",
+        str(folder),
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--anonymous-read",
+        "--state",
+        str(folder.parent / "state"),
+    ]
     with _process(["-m", "relight", *arguments]) as child:
         _until(shows, child)
         yield child.pid
@@ -153,7 +165,9 @@ def supervisor(folder: Path) -> Iterator[int]:
     begun.unlink(missing_ok=True)
     job.write_text("import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(3600)\n")
     incidents = ["--incidents", str(folder.parent / "incidents")]
-    with _process(["-m", "relight", "run", *incidents, "--standalone", "--nproc-per-node", "1", str(job), str(begun)]) as child:
+    with _process(
+        ["-m", "relight", "run", *incidents, "--standalone", "--nproc-per-node", "1", str(job), str(begun)]
+    ) as child:
         _until(begun.exists, child)
         yield child.pid
 
@@ -164,7 +178,9 @@ def family(pid: int) -> list[int]:
     for parent in pids:
         children = Path(f"/proc/{parent}/task").glob("*/children")
         pids += [int(child) for path in children for child in path.read_text().split()]
-    return [child for child in pids if b"sleeps.py\0" not in Path(f"/proc/{child}/cmdline").read_bytes() or child == pid]
+    return [
+        child for child in pids if b"sleeps.py\0" not in Path(f"/proc/{child}/cmdline").read_bytes() or child == pid
+    ]
 
 
 def pss_bytes(pids: list[int]) -> int:
@@ -225,7 +241,8 @@ def measure(rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
         print(f"round {number + 1} of {rounds}", flush=True)
     medians = {name: statistics.median(each) for name, each in took.items()}
     ratios = {
-        name: round(statistics.median(a / b for a, b in zip(took[name], took[floor], strict=True)), 2) for name, floor in FLOORS.items()
+        name: round(statistics.median(a / b for a, b in zip(took[name], took[floor], strict=True)), 2)
+        for name, floor in FLOORS.items()
     }
     others = busy_s(), time.perf_counter()
     rest = {
@@ -239,7 +256,9 @@ def measure(rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
         "busy_share_while_starting": round((others[0] - busy) / (others[1] - began) / (os.cpu_count() or 1), 2),
         "busy_share_while_resting": round(1 - quiet, 2),
         "start_ms": {name: round(1000 * value, 1) for name, value in medians.items()},
-        "start_ms_least_most": {name: [round(1000 * min(each), 1), round(1000 * max(each), 1)] for name, each in took.items()},
+        "start_ms_least_most": {
+            name: [round(1000 * min(each), 1), round(1000 * max(each), 1)] for name, each in took.items()
+        },
         "of_floor": ratios,
         "floors": FLOORS,
         "rest_s": seconds,

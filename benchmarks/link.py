@@ -51,7 +51,12 @@ def missing() -> str:
 
 def measure(megabits: int, megabytes: int, share: float, ways: Sequence[str] = WAYS) -> dict[str, Any]:
     """Measure each of ``ways`` in new namespaces, which are removed afterwards."""
-    numbers = [f"--megabits={megabits}", f"--megabytes={megabytes}", f"--share={share}", *(f"--way={way}" for way in ways)]
+    numbers = [
+        f"--megabits={megabits}",
+        f"--megabytes={megabytes}",
+        f"--share={share}",
+        *(f"--way={way}" for way in ways),
+    ]
     command = [*_APART, sys.executable, str(Path(__file__).resolve()), "--inside", *numbers]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "RELIGHT_JOB_SECRET": "none"})
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -81,9 +86,27 @@ def _wire(megabits: int) -> Iterator[list[str]]:
         enter = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
         _call("ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder.pid))
         for prefix, address in (([], _HERE), (enter, _THERE)):
-            for command in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
+            for command in (
+                ["addr", "add", f"{address}/24", "dev", _WIRE],
+                ["link", "set", "lo", "up"],
+                ["link", "set", _WIRE, "up"],
+            ):
                 _call(*prefix, "ip", *command)
-        _call("tc", "qdisc", "add", "dev", _WIRE, "root", "tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "100ms")
+        _call(
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            _WIRE,
+            "root",
+            "tbf",
+            "rate",
+            f"{megabits}mbit",
+            "burst",
+            "64kb",
+            "latency",
+            "100ms",
+        )
         yield enter
     finally:
         holder.kill()
@@ -103,8 +126,10 @@ def _inside(megabits: int, megabytes: int, share: float, ways: Sequence[str]) ->
     with tempfile.TemporaryDirectory() as top, _wire(megabits) as enter, open(f"{top}/log", "wb") as log:
         server = subprocess.Popen(
             [*enter, sys.executable, str(Path(__file__).parents[1] / "tests/store/moto_server.py"), str(_PORT), _THERE],
-            stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""},
-        )  # fmt: skip
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""},
+        )
         try:
             address = f"http://{_THERE}:{_PORT}"
             wait_for(address, server, 120.0)
@@ -165,7 +190,11 @@ def _watch(samples: list[tuple[float, int]], done: threading.Event) -> None:
 
 def _by_proc() -> str:
     """Return the same count, for kernels with another namespace's cards in /sys."""
-    line = next(row for row in Path("/proc/net/dev").read_text(encoding="ascii").splitlines() if row.strip().startswith(f"{_WIRE}:"))
+    line = next(
+        row
+        for row in Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
+        if row.strip().startswith(f"{_WIRE}:")
+    )
     return line.partition(":")[2].split()[8]
 
 
@@ -191,7 +220,9 @@ def main() -> int:
     report = {"machine": machine, **measure(options.megabits, options.megabytes, options.share, options.way or WAYS)}
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"a link of {options.megabits} Mbit/s, {options.megabytes} MB of state, bytes_per_second for {options.share:.0%} of it")
+    print(
+        f"a link of {options.megabits} Mbit/s, {options.megabytes} MB of state, bytes_per_second for {options.share:.0%} of it"
+    )
     for way, row in report["ways"].items():
         print(
             f"{way:9} {row['share']:.1%} of the link for {row['copy_s']:.1f} s, at most {row['most_in_10_s']:.1%} in 10 s and"

@@ -52,12 +52,21 @@ def bodies() -> Iterator[tuple[Body, int]]:
             name = f"{step:010d}"
             yield (
                 CommitBody(
-                    id=name, step=step, dir=str(CheckpointDir(step, name, epoch)), root=hexdigest(name.encode()), root_bytes=4000,
-                    parents=live[-1:], reason="every 60 s", metrics={"loss": 1 / step}, logical_bytes=10**9,
-                    stored_bytes=10**9, new_bytes=10**9, requires=[],
+                    id=name,
+                    step=step,
+                    dir=str(CheckpointDir(step, name, epoch)),
+                    root=hexdigest(name.encode()),
+                    root_bytes=4000,
+                    parents=live[-1:],
+                    reason="every 60 s",
+                    metrics={"loss": 1 / step},
+                    logical_bytes=10**9,
+                    stored_bytes=10**9,
+                    new_bytes=10**9,
+                    requires=[],
                 ),
                 epoch,
-            )  # fmt: skip
+            )
             live.append(name)
             if len(live) > KEEP:
                 yield RetireBody(ids=[live.pop(0)], reason="keep"), epoch
@@ -82,7 +91,14 @@ def write(log: Any, records: int) -> None:
         due = SUMMARY_EVERY if records - seq < 3 * SUMMARY_EVERY else SUMMARY_EVERY * WRITER_EVERY
         if seq % due == due - 1:
             view = LogView(
-                RUN, STORE_ID, RUN_ID, (*(brief.records if brief else ()), *tail), (), seq, prev, brief.summary if brief else None
+                RUN,
+                STORE_ID,
+                RUN_ID,
+                (*(brief.records if brief else ()), *tail),
+                (),
+                seq,
+                prev,
+                brief.summary if brief else None,
             )
             summary = condense(view, trusted=False)
             text = encode(summary)

@@ -30,9 +30,13 @@ def measure(folder: Path, size: str, warm: int, apart: int) -> list[dict[str, An
     training = Training(size, mixed=True)
     rows = []
     with relight.Checkpointer(
-        folder / "run", model=training.model, optimizer=training.optimizer, state={"masters": training.masters}, background=True,
+        folder / "run",
+        model=training.model,
+        optimizer=training.optimizer,
+        state={"masters": training.masters},
+        background=True,
         compact=relight.Compact(codecs="always", full_every=8),
-    ) as ckpt:  # fmt: skip
+    ) as ckpt:
         ckpt.restore()
         for step in range(1, warm + 2 * apart + 1):
             training.step()

@@ -75,7 +75,11 @@ def of_steps(folder: Path, blocks: int, steps: int, every: int, width: int, toke
     """Return the seconds of steps in blocks with and without event files, in turns, and the mean events of a step."""
     model, optimizer, train = trainer(width, tokens)
     ckpt = relight.Checkpointer(
-        folder / "runs" / "bench", model=model, optimizer=optimizer, save=relight.every(steps=every), keep=relight.keep(last=2)
+        folder / "runs" / "bench",
+        model=model,
+        optimizer=optimizer,
+        save=relight.every(steps=every),
+        keep=relight.keep(last=2),
     )
     seconds: dict[bool, list[float]] = {False: [], True: []}
     step = ckpt.restore()

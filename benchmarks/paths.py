@@ -101,7 +101,9 @@ def measured() -> dict[str, Way]:
                 work()
             ways[name] = recorder.result()
 
-        with relight.Checkpointer(f"{place}/s/background", model=model, optimizer=optimizer, save=relight.every(steps=4)) as ckpt:
+        with relight.Checkpointer(
+            f"{place}/s/background", model=model, optimizer=optimizer, save=relight.every(steps=4)
+        ) as ckpt:
             for step in range(ckpt.restore(), 16):
                 train()
                 recorder = Recorder()
@@ -142,7 +144,11 @@ def main_class() -> dict[str, int]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
-    imports = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relight")}
+    imports = {
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relight")
+    }
     rooms = [room for name in ("checkpointer", "ranks", "restore") if (room := Path(PACKAGE) / name).is_dir()]
     sources = [path for room in rooms for path in room.rglob("*.py")]
     return {

@@ -107,7 +107,9 @@ def read_all(town: Town, id: str, ranks: list[int]) -> tuple[float, int]:
         for rank in ranks:
             pack = 0
             while (reader := remote.reader(id, rank, pack)) is not None:
-                ranges = [(offset, min(READ_BYTES, reader.size - offset)) for offset in range(0, reader.size, READ_BYTES)]
+                ranges = [
+                    (offset, min(READ_BYTES, reader.size - offset)) for offset in range(0, reader.size, READ_BYTES)
+                ]
                 rooms = threading.local()
 
                 def read(one: tuple[int, int], reader: Any = reader, rooms: Any = rooms) -> None:
@@ -138,7 +140,10 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
 
         seconds = timed(protect)
         busy = sum(town.all("cpu")) - busy
-        rates = {"protect MB/s": agents * size / seconds / 1e6, "protect processor s/GB sent": busy / (agents * size * parity / 1e9)}
+        rates = {
+            "protect MB/s": agents * size / seconds / 1e6,
+            "protect processor s/GB sent": busy / (agents * size * parity / 1e9),
+        }
         held_bytes = [memory["held"] for memory in town.all("memory")]
         rates["memory"] = 1 + max(held_bytes) / size
         direct, count = read_all(town, "c1", [agents - 1])
@@ -150,7 +155,9 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
         busy = sum(living.all("cpu")) + time.process_time()
         seconds, count = read_all(town, "c1", list(range(parity)))
         rates["rebuild MB/s"] = count / seconds / 1e6
-        rates["rebuild processor s/GB received"] = (sum(living.all("cpu")) + time.process_time() - busy) / (count * data / 1e9)
+        rates["rebuild processor s/GB received"] = (sum(living.all("cpu")) + time.process_time() - busy) / (
+            count * data / 1e9
+        )
     finally:
         town.close()
     return {name: round(value, 3) for name, value in rates.items()}
@@ -168,7 +175,9 @@ def ratios(rounds: list[dict[str, Any]], agents: int, data: int, parity: int) ->
     """
     rows = {}
     for name, times in (("protect", parity), ("read", 1), ("rebuild", data)):
-        each = [round_[name_of(agents, data, parity)][f"{name} MB/s"] * times / round_["stream MB/s"] for round_ in rounds]
+        each = [
+            round_[name_of(agents, data, parity)][f"{name} MB/s"] * times / round_["stream MB/s"] for round_ in rounds
+        ]
         rows[name] = round(statistics.median(each), 3)
     return rows
 

@@ -38,17 +38,23 @@ def measure(store: str, size: str, rounds: int) -> dict[str, Any]:
 
 def seconds(reports: list[dict[str, Any]], figure: str) -> float:
     """Return the median of one figure over all passes. A pass gives the median of its rounds."""
-    return statistics.median(next(float(row["seconds"]) for row in report["relight"] if row["name"] == figure) for report in reports)
+    return statistics.median(
+        next(float(row["seconds"]) for row in report["relight"] if row["name"] == figure) for report in reports
+    )
 
 
 def predicted(measured: dict[str, MeasuredTime], size: int) -> dict[str, float]:
     """Return the plan's figures for a state of that size."""
     start_s = 10.0
     question = Question(
-        size=Size({"weights": size}, "as measured"), layout=ParallelLayout(1, 1), belief=prior(1), rate_source="published",
+        size=Size({"weights": size}, "as measured"),
+        layout=ParallelLayout(1, 1),
+        belief=prior(1),
+        rate_source="published",
         measured=measured,
-        start_s=start_s, levels=("memory", "store"),
-    )  # fmt: skip
+        start_s=start_s,
+        levels=("memory", "store"),
+    )
     answer = plan(question)
     store = answer.levels[-1].costs
     return {"stall": answer.levels[0].costs.stall_s, "durable": store.durable_s, "load": store.restart_s - start_s}
@@ -82,11 +88,15 @@ def main() -> int:
             for name, figure in FIGURES.items():
                 took = seconds(reports[size], figure)
                 off = prediction[name] / took - 1
-                rows.append({"bytes": state_bytes, "what": name, "planned_s": prediction[name], "measured_s": took, "off": off})
+                rows.append(
+                    {"bytes": state_bytes, "what": name, "planned_s": prediction[name], "measured_s": took, "off": off}
+                )
         machine = describe(Path(folder))
     print(f"{'state':>9}  {'':8}  {'planned':>9}  {'measured':>9}  {'off':>6}")
     for row in rows:
-        print(f"{row['bytes'] / 1e6:6.0f} MB  {row['what']:8}  {row['planned_s']:7.3f} s  {row['measured_s']:7.3f} s  {row['off']:+6.1%}")
+        print(
+            f"{row['bytes'] / 1e6:6.0f} MB  {row['what']:8}  {row['planned_s']:7.3f} s  {row['measured_s']:7.3f} s  {row['off']:+6.1%}"
+        )
     worst = max(abs(float(row["off"])) for row in rows)
     print(f"the furthest is off by {worst:.1%}; {given.within:.0%} is allowed")
     if given.out is not None:

@@ -12,8 +12,18 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-BARS = {"lost": "training time lost per save", "durable": "until durable, in training", "cold_load": "cold load", "warm_load": "warm load"}
-LINES = {"idle_blocked": "the call blocks", "idle_durable": "until durable", "cold_load": "cold load", "warm_load": "warm load"}
+BARS = {
+    "lost": "training time lost per save",
+    "durable": "until durable, in training",
+    "cold_load": "cold load",
+    "warm_load": "warm load",
+}
+LINES = {
+    "idle_blocked": "the call blocks",
+    "idle_durable": "until durable",
+    "cold_load": "cold load",
+    "warm_load": "warm load",
+}
 OURS, THEIRS = "#c2410c", "#94a3b8"
 
 
@@ -52,7 +62,14 @@ def _bars(kept: dict[str, Any], name: str, axis: Axes) -> None:
         middle = statistics.median(values)
         axis.barh(place, middle, color=OURS if rival.startswith("Relight") else THEIRS, height=0.65)
         axis.plot([min(values), max(values)], [place, place], color="black", linewidth=1, marker="|", markersize=6)
-        axis.annotate(f"{middle:.2f}", (max(*values, 0), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.annotate(
+            f"{middle:.2f}",
+            (max(*values, 0), place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     axis.set_yticks(range(len(rows)), [rival for rival, _ in rows], fontsize=8)
     axis.set_xlabel("s", fontsize=8)
     axis.margins(x=0.1)
@@ -60,7 +77,10 @@ def _bars(kept: dict[str, Any], name: str, axis: Axes) -> None:
 
 def _lines(kept: dict[str, Any], name: str, axis: Axes) -> None:
     for number, rival in enumerate(kept["rivals"]):
-        points = [(float(workload.rpartition("-")[2]), _found(kept, workload, rival, name)) for workload in kept["state_bytes"]]
+        points = [
+            (float(workload.rpartition("-")[2]), _found(kept, workload, rival, name))
+            for workload in kept["state_bytes"]
+        ]
         points = [(count, values) for count, values in points if values]
         own = rival.startswith("Relight")
         axis.plot(

@@ -46,7 +46,14 @@ RIVALS = ("Relight", "DCP", "DCP async")
 def gpt(size: str) -> GPT:
     shape = SHAPES[size]
     torch.manual_seed(0)
-    return GPT(vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0)
+    return GPT(
+        vocabulary=shape.vocabulary,
+        context=shape.context,
+        width=shape.width,
+        layers=shape.layers,
+        heads=shape.heads,
+        dropout=0.0,
+    )
 
 
 def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
@@ -91,12 +98,18 @@ class Rank:
         self.shape = SHAPES[size]
         self.generator = torch.Generator().manual_seed(dist.get_rank())
         self.ckpt = relight.Checkpointer(
-            folder / "relight" / "run", model=self.model, optimizer=self.optimizer, keep=relight.keep(last=2), signals=False
+            folder / "relight" / "run",
+            model=self.model,
+            optimizer=self.optimizer,
+            keep=relight.keep(last=2),
+            signals=False,
         )
         self.ckpt.restore()
         self.group = dist.new_group(backend="gloo")
         self.stager = DefaultStager(
-            StagingOptions(use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False)
+            StagingOptions(
+                use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+            )
         )
         self.number = 0
 
@@ -121,7 +134,9 @@ class Rank:
         if rival == "DCP":
             dcp.save(self.state(), checkpoint_id=path)
             return lambda: True
-        pending: Any = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group, async_stager=self.stager)
+        pending: Any = dcp.async_save(
+            self.state(), checkpoint_id=path, process_group=self.group, async_stager=self.stager
+        )
         future = getattr(pending, "upload_completion", pending)
         return lambda: bool(future.done())
 
@@ -184,7 +199,8 @@ class Rank:
         dist.all_reduce(amount)
         return {
             **seconds,
-            "read": int(amount) / (3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())),
+            "read": int(amount)
+            / (3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())),
         }
 
     def read(self, rival: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -251,7 +267,9 @@ def main() -> None:
     ]  # fmt: skip
     rows: list[dict[str, Any]] = []
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        ) as child:
             assert child.stdout is not None
             for line in child.stdout:
                 if line.startswith("{"):
@@ -259,7 +277,13 @@ def main() -> None:
                     print(line, end="", flush=True)
             if child.wait():
                 sys.exit(child.returncode)
-        report = {"size": options.size, "ranks": options.ranks, "machine": describe(folder), "torch": torch.__version__, "rows": rows}
+        report = {
+            "size": options.size,
+            "ranks": options.ranks,
+            "machine": describe(folder),
+            "torch": torch.__version__,
+            "rows": rows,
+        }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -290,7 +314,9 @@ def table(found: dict[str, Any]) -> str:
     lines += ["", "**Relight / rival**, medians of same-round ratios", "", *lines[6:8]]
     for rival in RIVALS[1:]:
         ratios = [
-            statistics.median(by_rival["Relight"][number][figure] / row[figure] for number, row in by_rival[rival].items())
+            statistics.median(
+                by_rival["Relight"][number][figure] / row[figure] for number, row in by_rival[rival].items()
+            )
             for figure in figures
         ]
         lines.append(f"| {rival} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")

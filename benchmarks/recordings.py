@@ -83,8 +83,19 @@ def live(directory: Path, kind: str, minutes: float, seed: int) -> None:
         page = directory / f"page-{os.getpid()}"
         page.write_bytes(bytes(STEP.size))
         foresight = FailurePredictor(shape=SampleShape(1, 1, 0), hours=1.0)
-        command = [sys.executable, "-m", "benchmarks.recordings", str(directory), "--work", kind, "--minutes", str(minutes)]
-        child = subprocess.Popen([*command, "--disk", str(disk), "--page", str(page), "--seed", str(seed)], stderr=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.recordings",
+            str(directory),
+            "--work",
+            kind,
+            "--minutes",
+            str(minutes),
+        ]
+        child = subprocess.Popen(
+            [*command, "--disk", str(disk), "--page", str(page), "--seed", str(seed)], stderr=subprocess.DEVNULL
+        )
         node = HostGauges((str(disk),))
         while child.poll() is None:
             step_s = STEP.unpack(page.read_bytes())[0] or float("nan")
@@ -125,8 +136,17 @@ def main() -> None:
     for number in range(options.lives):
         while sum(process.poll() is None for process in running) >= options.at_once:
             time.sleep(1)
-        command = [sys.executable, "-m", "benchmarks.recordings", str(options.directory), "--life", KINDS[number % len(KINDS)]]
-        running.append(subprocess.Popen([*command, "--minutes", str(options.minutes), "--seed", str(options.seed + number)]))
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.recordings",
+            str(options.directory),
+            "--life",
+            KINDS[number % len(KINDS)],
+        ]
+        running.append(
+            subprocess.Popen([*command, "--minutes", str(options.minutes), "--seed", str(options.seed + number)])
+        )
     for process in running:
         process.wait()
 

@@ -17,7 +17,13 @@ TRAINED = {
     "blocked": "blocks", "lost": "lost", "durable": "durable", "idle_durable": "durable, idle", "idle_cpu": "CPU",
     "cold_load": "cold load", "warm_load": "warm load",
 }  # fmt: skip
-SPREAD = {"idle_blocked": "blocks", "idle_durable": "durable", "idle_cpu": "CPU", "cold_load": "cold load", "warm_load": "warm load"}
+SPREAD = {
+    "idle_blocked": "blocks",
+    "idle_durable": "durable",
+    "idle_cpu": "CPU",
+    "cold_load": "cold load",
+    "warm_load": "warm load",
+}
 RATIOS = ("lost", "durable", "idle_durable", "idle_cpu", "cold_load", "warm_load")
 NOTES = """
 Seconds: median (least–most) of the rounds. *blocks*: the call. *lost*: wall time of steps with a save until it is durable and no helper
@@ -56,7 +62,9 @@ def brief(cell: dict[str, Any]) -> str:
     if "figures" not in cell:
         return cell.get("error") or cell.get("why_not") or "cannot run"
     others = f", others took {cell['others']:.0%}" if cell.get("others", 0) > BUSY else ""
-    names = [name for name in (*TRAINED, "idle_blocked", "memcpy_1", "direct_write", "cold_read") if name in cell["figures"]]
+    names = [
+        name for name in (*TRAINED, "idle_blocked", "memcpy_1", "direct_write", "cold_read") if name in cell["figures"]
+    ]
     return ", ".join(f"{name} {cell['figures'][name]:.3g}" for name in names) + others
 
 
@@ -76,16 +84,27 @@ def page(kept: dict[str, Any]) -> list[str]:
     lines.append(NOTES)
     if kept.get("environment"):
         settings = " ".join(f"{name}={value}" for name, value in kept["environment"].items())
-        lines.append(f"Every cell ran with `{settings}`: training that gives its memory back spends a fifth of each step on page faults.\n")
+        lines.append(
+            f"Every cell ran with `{settings}`: training that gives its memory back spends a fifth of each step on page faults.\n"
+        )
     workloads = list(kept["state_bytes"])
     for workload in workloads:
-        lines += [f"## {workload}: {kept['state_bytes'][workload] / 1e9:.3f} GB of state", "", *table(kept, workload), ""]
+        lines += [
+            f"## {workload}: {kept['state_bytes'][workload] / 1e9:.3f} GB of state",
+            "",
+            *table(kept, workload),
+            "",
+        ]
         lines += [*ratio_table(kept, workload), ""]
     lines += ["## Against the floors", "", *target_rows(kept, ratio, values), ""]
     if len(workloads) > 1:
         lines += ["## A tensor more costs", "", *slopes(kept, workloads), ""]
     lines += [*remarks(kept), "## How each is used", ""]
-    lines += [f"- **{name}** ({kept['versions'].get(name, '?')}): {kept['how'][name]}" for name in kept["rivals"] if name in kept["how"]]
+    lines += [
+        f"- **{name}** ({kept['versions'].get(name, '?')}): {kept['how'][name]}"
+        for name in kept["rivals"]
+        if name in kept["how"]
+    ]
     lines += [f"- **{name}** cannot run here: {why}" for name, why in kept["why_not"].items()]
     return lines
 
@@ -99,12 +118,17 @@ def table(kept: dict[str, Any], workload: str) -> list[str]:
         cells = [row["cells"][rival] for row in kept["rounds"] if row["workload"] == workload and rival in row["cells"]]
         good = [cell["figures"] for cell in cells if "figures" in cell]
         if not good:
-            why = kept["why_not"].get(rival) or next((cell["error"] for cell in cells if "error" in cell), "did not run")
+            why = kept["why_not"].get(rival) or next(
+                (cell["error"] for cell in cells if "error" in cell), "did not run"
+            )
             lines.append(f"| {rival} | {why} |" + " |" * (len(heads) - 2))
             continue
         row = [rival + (f" ({len(cells) - len(good)} of {len(cells)} rounds failed)" if len(good) < len(cells) else "")]
         row += [spread([figures[name] for figures in good if name in figures]) for name in columns]
-        row += [f"{statistics.median(figures[name] for figures in good) / 1e6:.0f}" for name in ("save_memory", "load_memory")]
+        row += [
+            f"{statistics.median(figures[name] for figures in good) / 1e6:.0f}"
+            for name in ("save_memory", "load_memory")
+        ]
         row.append(f"{statistics.median(figures['disk_bytes'] / figures['state_bytes'] for figures in good):.4f}")
         wrong = max(figures["wrong"] for figures in good)
         row.append(f"**{wrong} wrong**" if wrong else "yes")
@@ -118,12 +142,18 @@ def ratio_table(kept: dict[str, Any], workload: str) -> list[str]:
     if ours is None:
         return ["Relight did not run, so there are no ratios."]
     names = [name for name in RATIOS if values(kept, workload, ours, name)]
-    lines = [f"**{ours} / rival**, medians of same-round ratios", "", "| | " + " | ".join(TRAINED[name] for name in names) + " |"]
+    lines = [
+        f"**{ours} / rival**, medians of same-round ratios",
+        "",
+        "| | " + " | ".join(TRAINED[name] for name in names) + " |",
+    ]
     lines.append("|---" * (len(names) + 1) + "|")
     for rival in kept["rivals"]:
         if rival != ours and values(kept, workload, rival, "idle_durable"):
             ratios = [ratio(kept, workload, (ours, name), (rival, name)) for name in names]
-            lines.append(f"| {rival} | " + " | ".join("–" if result is None else f"{result:.2f}" for result in ratios) + " |")
+            lines.append(
+                f"| {rival} | " + " | ".join("–" if result is None else f"{result:.2f}" for result in ratios) + " |"
+            )
     return lines
 
 
@@ -151,7 +181,9 @@ def remarks(kept: dict[str, Any]) -> list[str]:
             if cell.get("others", 0) > BUSY:
                 doubts.append(f"other processes or the host took {cell['others']:.0%} of the processors")
             if cell.get("figures", {}).get("cold_resident", 0) > 0.01:
-                doubts.append(f"{cell['figures']['cold_resident']:.0%} of the files stayed in the page cache: the cold load was not cold")
+                doubts.append(
+                    f"{cell['figures']['cold_resident']:.0%} of the files stayed in the page cache: the cold load was not cold"
+                )
             if cell.get("left_behind"):
                 doubts.append(f"{cell['left_behind']} processes outlived it")
             if doubts:
@@ -170,4 +202,8 @@ def spread(found: list[float]) -> str:
 def floors_of(kept: dict[str, Any], workload: str) -> dict[str, float]:
     """Median of each floor."""
     names = {name for row in kept["rounds"] for name in row["cells"].get(FLOORS, {}).get("figures", {})}
-    return {name: statistics.median(cells.values()) for name in sorted(names) if (cells := values(kept, workload, FLOORS, name))}
+    return {
+        name: statistics.median(cells.values())
+        for name in sorted(names)
+        if (cells := values(kept, workload, FLOORS, name))
+    }

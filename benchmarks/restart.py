@@ -54,7 +54,11 @@ def missing(way: str) -> str:
     """Return why this way cannot be measured here; empty if it can."""
     package = LAUNCHERS.get(way.partition(", ")[2], "").partition(".")[0]
     is_installed = not package or importlib.util.find_spec(package) is not None
-    return "" if is_installed else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
+    return (
+        ""
+        if is_installed
+        else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
+    )
 
 
 def lines(folder: Path) -> list[tuple[int, int, float]]:
@@ -70,7 +74,9 @@ def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
     """Kill rank 1 after some saves. Return seconds until a step has ended, and the lost steps."""
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERY": str(every)}
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log)
+        process = subprocess.Popen(
+            command(way, folder, parameters), cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log
+        )
     try:
         began = time.monotonic()
         while not any(step >= 36 for step, _, _ in lines(folder)):
@@ -161,7 +167,10 @@ def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str,
 
 
 def write(
-    options: argparse.Namespace, summary: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]], left_out: Mapping[str, str]
+    options: argparse.Namespace,
+    summary: Mapping[str, Any],
+    found: Mapping[str, list[dict[str, Any]]],
+    left_out: Mapping[str, str],
 ) -> None:
     """Write the results with the machine and the options."""
     rounds = min(map(len, found.values()))

@@ -68,7 +68,9 @@ def with_torch(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim
     def save(step: int) -> None:
         if step % EVERY == 0:
             if rank == 0:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"{path}.new")
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"{path}.new"
+                )
                 os.replace(f"{path}.new", path)
             dist.barrier()
 
@@ -80,7 +82,9 @@ def with_dcp(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim.O
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    folders = sorted((path for path in folder.glob("dcp-*") if (path / ".metadata").exists()), key=lambda path: int(path.name[4:]))
+    folders = sorted(
+        (path for path in folder.glob("dcp-*") if (path / ".metadata").exists()), key=lambda path: int(path.name[4:])
+    )
     start = 0
     if folders:
         weights, moments = get_state_dict(model, optimizer)
@@ -102,7 +106,11 @@ def with_relight(folder: Path, rank: int, model: nn.Module, optimizer: torch.opt
     import relight
 
     ckpt = relight.Checkpointer(
-        folder / "store" / "run", model=model, optimizer=optimizer, save=relight.every(steps=EVERY), keep=relight.keep(last=2)
+        folder / "store" / "run",
+        model=model,
+        optimizer=optimizer,
+        save=relight.every(steps=EVERY),
+        keep=relight.keep(last=2),
     )
     return ckpt.restore(), ckpt.step
 

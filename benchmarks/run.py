@@ -113,16 +113,27 @@ def main() -> None:
     """Run the rounds, keep what was found, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--size", choices=sorted(SIZES), default="M", help="10 M, 125 M, 350 M parameters, or equal bytes over 1e2 … 1e5 tensors"
+        "--size",
+        choices=sorted(SIZES),
+        default="M",
+        help="10 M, 125 M, 350 M parameters, or equal bytes over 1e2 … 1e5 tensors",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", action="append", metavar="RIVAL", help=f"may be given often; of: {', '.join(RIVALS)}")
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="the longest that one cell may take")
-    parser.add_argument("--go-on", action="store_true", help="keep the whole rounds of an earlier run, and make those that are missing")
-    parser.add_argument("--report", action="store_true", help="only write table and plots again, from the kept results of an earlier run")
+    parser.add_argument(
+        "--limit", type=float, default=900, metavar="SECONDS", help="the longest that one cell may take"
+    )
+    parser.add_argument(
+        "--go-on", action="store_true", help="keep the whole rounds of an earlier run, and make those that are missing"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="only write table and plots again, from the kept results of an earlier run",
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it cleans up
     kept = options.out / f"bench-{options.size}.json"
@@ -162,13 +173,18 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
                     cell = run_cell(rival, workload, place / "saves", seed=options.seed, limit_s=options.limit)
                     shutil.rmtree(place, ignore_errors=True)
                     took = time.monotonic() - started
-                    helpers = cell.get("figures", {}).get("helpers_cpu", 0.0)  # an agent has no parent among these processes
+                    helpers = cell.get("figures", {}).get(
+                        "helpers_cpu", 0.0
+                    )  # an agent has no parent among these processes
                     cell["others"] = max(0.0, busy_s() - own_cpu_s() - helpers - others) / took / (os.cpu_count() or 1)
                     for key in ("version", "how", "why_not"):
                         if cell.get(key):
                             results["versions" if key == "version" else key][rival] = cell.pop(key)
                     row["cells"][rival] = cell
-                    print(f"{workload} round {number}/{options.rounds}  {rival:30} {took:5.0f} s  {report.brief(cell)}", flush=True)
+                    print(
+                        f"{workload} round {number}/{options.rounds}  {rival:30} {took:5.0f} s  {report.brief(cell)}",
+                        flush=True,
+                    )
                     kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -230,11 +230,15 @@ def _after_the_part(world: int, folder: Path, way: str) -> float:
         own = Attempt.begin(LocalStore(root), "run").place
         if way == "threads":
             seen = [_Seen(world) for _ in range(world)]
-            _save_as_threads(own, [CountingStore(LocalStore(root), on_create=rank_seen.name_created) for rank_seen in seen], world)
+            _save_as_threads(
+                own, [CountingStore(LocalStore(root), on_create=rank_seen.name_created) for rank_seen in seen], world
+            )
             times = [(rank_seen.ready, rank_seen.done) for rank_seen in seen]
         else:
             times = _save_as_processes(own, root, world)
-        return min(done for _, done in times if done is not None) - max(ready for ready, _ in times if ready is not None)
+        return min(done for _, done in times if done is not None) - max(
+            ready for ready, _ in times if ready is not None
+        )
 
 
 def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[float | None, float | None]]:
@@ -301,9 +305,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", "--json", type=Path, help="a JSON file")
     parser.add_argument("--only", choices=["plans", "bytes", "time"], help="this table alone")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to be timed")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to be timed"
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--ranks", choices=["processes", "threads"], default="processes", help="what the ranks of a timed commit are")
+    parser.add_argument(
+        "--ranks", choices=["processes", "threads"], default="processes", help="what the ranks of a timed commit are"
+    )
     options = parser.parse_args()
     makes: dict[str, Iterator[dict[str, Any]]] = {
         "plans": (planned(model, layout) for model in MODELS for layout in LAYOUTS),

@@ -29,7 +29,9 @@ def target_rows(kept: dict[str, Any], ratio: Ratio, values: Values) -> list[str]
     return lines
 
 
-def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) -> list[tuple[str, str, Callable[[str], float | None]]]:
+def _figures(
+    kept: dict[str, Any], workload: str, ratio: Ratio, values: Values
+) -> list[tuple[str, str, Callable[[str], float | None]]]:
     cores = kept["machine"].get("cores", os.cpu_count() or 1)
     many = workload.endswith(("1e4", "1e5"))
     trained = not workload.startswith("spread")
@@ -62,7 +64,10 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
         return measured
 
     def blocked_over(ours: str) -> float | None:
-        memcpy, own = values(kept, workload, FLOORS, "memcpy_1"), values(kept, workload, ours, "blocked" if trained else "idle_blocked")
+        memcpy, own = (
+            values(kept, workload, FLOORS, "memcpy_1"),
+            values(kept, workload, ours, "blocked" if trained else "idle_blocked"),
+        )
         pairs = [own[number] / (0.002 + 0.02 * memcpy[number]) for number in own.keys() & memcpy.keys()]
         return statistics.median(pairs) if pairs else None
 
@@ -95,7 +100,9 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
 
     rivals = tuple(name for name in kept["rivals"] if name not in OURS)
     dcp = tuple(name for name in rivals if name.startswith("DCP"))
-    rows: list[tuple[str, str, Callable[[str], float | None]]] = [("blocks / (2 ms + 0.02 × memcpy)", "≤ 1", blocked_over)]
+    rows: list[tuple[str, str, Callable[[str], float | None]]] = [
+        ("blocks / (2 ms + 0.02 × memcpy)", "≤ 1", blocked_over)
+    ]
     if trained:
         rows += [
             ("lost / (core seconds of copy, hash, write / cores)", "≤ 1.25", to_floor("lost", "core_seconds", cores)),
@@ -111,7 +118,11 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
         ("warm load / cached read + hash", "≤ 1.2", to_floor("warm_load", "cached_read_blake3_2")),
         ("load from memory / (memcpy + hash)", "≤ 1.3", near_over),
         ("load from memory / cold load", "≤ 1/4", near_to_cold),
-        ("memory of saves / state", "≤ 1.02 one slot, ≤ 2.02 two", median(lambda one: one["save_memory"] / one["state_bytes"])),
+        (
+            "memory of saves / state",
+            "≤ 1.02 one slot, ≤ 2.02 two",
+            median(lambda one: one["save_memory"] / one["state_bytes"]),
+        ),
         ("memory of a load, MiB", "≤ 128", median(lambda one: one["load_memory"] / (1 << 20))),
         ("bytes on disk / state", "≤ 1.002", median(lambda one: one["disk_bytes"] / one["state_bytes"])),
     ]

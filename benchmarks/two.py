@@ -58,7 +58,9 @@ def job(ranks: int, size: str, folder: Path, port: int) -> dict[str, Any]:
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "-m", "benchmarks.two",
         "--size", size, "--folder", str(folder),
     ]  # fmt: skip
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     row: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return row
 
@@ -89,7 +91,13 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    report = {"size": options.size, "machine": describe(Path("/dev/shm")), "torch": torch.__version__, "median": middle, "rows": rows}
+    report = {
+        "size": options.size,
+        "machine": describe(Path("/dev/shm")),
+        "torch": torch.__version__,
+        "median": middle,
+        "rows": rows,
+    }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"two-{options.size}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"two ranks take {middle['time']:.2f} of one's time, and store {middle['bytes']:.4f} of its bytes")

@@ -98,9 +98,14 @@ def main() -> None:
             reading = timed(lambda: [read(pack, pack.stat().st_size, 2, direct=direct) for pack in packs])
             drop_cache(folder)
             child = [sys.executable, "-m", "benchmarks.versions", "--child", str(folder / "runs")]
-            report = json.loads(subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout)
+            report = json.loads(
+                subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout
+            )
             rows.append({"read_s": reading, "diff_s": report["s"], "memory_bytes": report["memory_bytes"]})
-            print(f"round {number + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
+            print(
+                f"round {number + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()),
+                flush=True,
+            )
         took, held_bytes = branches(folder / "runs", 20)
         middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
         total = sum(pack.stat().st_size for pack in packs)

@@ -79,7 +79,8 @@ class Workload:
     def digest(self) -> dict[str, bytes]:
         """A hash of each tensor."""
         return {
-            name: blake3(_raw(value), max_threads=blake3.AUTO if value.nbytes > 1 << 20 else 1).digest() for name, value in self.tensors()
+            name: blake3(_raw(value), max_threads=blake3.AUTO if value.nbytes > 1 << 20 else 1).digest()
+            for name, value in self.tensors()
         }
 
     def nudge(self) -> None:
@@ -102,7 +103,14 @@ def build(name: str, seed: int) -> Workload:
     if shape.tensors:
         many = Many(shape.tensors, shape.bytes // 4 // shape.tensors)
         return Workload(shape, many, torch.optim.SGD(many.parameters(), lr=0.1), lambda: None)
-    model = GPT(vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0)
+    model = GPT(
+        vocabulary=shape.vocabulary,
+        context=shape.context,
+        width=shape.width,
+        layers=shape.layers,
+        heads=shape.heads,
+        dropout=0.0,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(seed)
@@ -124,7 +132,13 @@ def state_bytes(name: str) -> int:
     if shape.tensors:
         return shape.bytes // 4 // shape.tensors * 4 * shape.tensors
     with torch.device("meta"):
-        model = GPT(vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads)
+        model = GPT(
+            vocabulary=shape.vocabulary,
+            context=shape.context,
+            width=shape.width,
+            layers=shape.layers,
+            heads=shape.heads,
+        )
     parameters = list(model.parameters())
     return sum(parameter.nbytes * 3 + 4 for parameter in parameters)
 

@@ -32,16 +32,22 @@ class Bytes(nn.Module):
 torch.manual_seed(0)
 source = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))[:1_000_000]
 text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()
-loader = DataLoader(text[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT), batch_size=16, shuffle=True, drop_last=True)
+loader = DataLoader(
+    text[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT), batch_size=16, shuffle=True, drop_last=True
+)
 
 model = Bytes()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 ckpt = relight.Checkpointer(  # relight: all that has a state, when to save it, what to keep
     "runs/first",
-    model=model, optimizer=optimizer, scheduler=scheduler, data=loader,
-    save=relight.every(steps=100) | relight.every(minutes=5), keep=relight.keep(last=3),
-)  # fmt: skip
+    model=model,
+    optimizer=optimizer,
+    scheduler=scheduler,
+    data=loader,
+    save=relight.every(steps=100) | relight.every(minutes=5),
+    keep=relight.keep(last=3),
+)
 step = start = ckpt.restore()  # relight: the first step still to do
 print(f"resumed from step {start}" if start else "a fresh run")
 while step < STEPS:

@@ -44,7 +44,10 @@ class Print(pl.Callback):
 
     def on_validation_end(self, trainer, pl_module):
         if trainer.is_global_zero and not trainer.sanity_checking:
-            print(f"after {trainer.global_step:>4}  val_loss {trainer.callback_metrics['val_loss'].item():.9f}", flush=True)
+            print(
+                f"after {trainer.global_step:>4}  val_loss {trainer.callback_metrics['val_loss'].item():.9f}",
+                flush=True,
+            )
 
 
 pl.seed_everything(0)
@@ -55,8 +58,12 @@ path = sys.argv[1] if len(sys.argv) > 1 else "runs/lightning"
 keep = relight.keep(last=3, best=1, metric="val_loss")  # relight:
 checkpoints = LightningCheckpoints(path, save=relight.every(steps=5) | relight.best("val_loss"), keep=keep)  # relight:
 trainer = pl.Trainer(
-    max_epochs=8, accelerator="cpu", devices=int(os.environ.get("EXAMPLE_RANKS", "1")),
-    logger=False, enable_progress_bar=False, enable_model_summary=False,
+    max_epochs=8,
+    accelerator="cpu",
+    devices=int(os.environ.get("EXAMPLE_RANKS", "1")),
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
     callbacks=[Print(), checkpoints],  # relight: in place of ModelCheckpoint
-)  # fmt: skip
+)
 trainer.fit(Model(), train, val)

@@ -27,7 +27,11 @@ optimizer = torch.optim.SGD([column, row, bias], lr=1e-3, momentum=0.9)
 def sharded(step):
     """Return each tensor with its momentum and its place in the whole; and the step, which is not sharded."""
     state = {"step": step}
-    for name, weight, split in (("column", column, (0, rank, size)), ("row", row, (1, rank, size)), ("bias", bias, None)):
+    for name, weight, split in (
+        ("column", column, (0, rank, size)),
+        ("row", row, (1, rank, size)),
+        ("bias", bias, None),
+    ):
         momentum = optimizer.state[weight].get("momentum_buffer")
         momentum = torch.zeros_like(weight.data) if momentum is None else momentum
         for key, tensor in ((name, weight.data), (f"momentum.{name}", momentum)):

@@ -45,7 +45,10 @@ def group(number, lighthouse, path, kill):
         loss = (parallel(x) - x.sum(1, keepdim=True)).square().mean()
         loss.backward()
         managed.step()
-        print(f"group {number} of {manager.num_participants()}: step {manager.current_step():>3}  loss {loss.item():.6f}", flush=True)
+        print(
+            f"group {number} of {manager.num_participants()}: step {manager.current_step():>3}  loss {loss.item():.6f}",
+            flush=True,
+        )
         if number == 1 and manager.current_step() == kill:
             os.kill(os.getpid(), signal.SIGKILL)
     print(f"group {number} ends with {model.weight.double().sum().item()!r}", flush=True)

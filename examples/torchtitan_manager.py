@@ -10,7 +10,9 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
-from relight.integrations.torchtitan import CheckpointManager  # relight: in place of torchtitan.components.checkpointer's
+from relight.integrations.torchtitan import (
+    CheckpointManager,
+)  # relight: in place of torchtitan.components.checkpointer's
 
 STEPS = 40
 
@@ -31,14 +33,21 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 1))
 groups = [ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-2})]
 optimizers = OptimizersContainer.Config(param_groups=groups, implementation="for-loop").build(model_parts=[model])
-schedulers = LRSchedulersContainer.Config(warmup_steps=4, total_steps=STEPS).build(optimizers=optimizers, training_steps=STEPS)
+schedulers = LRSchedulersContainer.Config(warmup_steps=4, total_steps=STEPS).build(
+    optimizers=optimizers, training_steps=STEPS
+)
 loader = StatefulDataLoader(torch.randn(64, 8), batch_size=4, shuffle=True)
 state = TrainState()
 config = CheckpointManager.Config(enable=True, folder="checkpoint", interval=3, keep_latest_k=2)  # relight:
 manager = config.build(
-    dataloader=loader, model_parts=[model], optimizers=optimizers, lr_schedulers=schedulers, states={"train_state": state}, sd_adapter=None,
+    dataloader=loader,
+    model_parts=[model],
+    optimizers=optimizers,
+    lr_schedulers=schedulers,
+    states={"train_state": state},
+    sd_adapter=None,
     base_folder=sys.argv[1] if len(sys.argv) > 1 else "runs/torchtitan",
-)  # fmt: skip
+)
 manager.load(step=-1)
 
 

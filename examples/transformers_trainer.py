@@ -26,7 +26,9 @@ class Print(TrainerCallback):
 set_seed(0)
 tokens = torch.randint(0, 64, (160, 24))
 data = [{"input_ids": row, "labels": row} for row in tokens]
-model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=24, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=64, n_positions=24, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+)
 arguments = TrainingArguments(
     output_dir=tempfile.mkdtemp(), max_steps=60, per_device_train_batch_size=4, gradient_accumulation_steps=2, learning_rate=1e-3,
     logging_steps=1, eval_strategy="steps", eval_steps=7, report_to=[], disable_tqdm=True, use_cpu=True, seed=0,
@@ -34,5 +36,7 @@ arguments = TrainingArguments(
 )  # fmt: skip
 path = sys.argv[1] if len(sys.argv) > 1 else "runs/transformers"
 checkpoints = TrainerCheckpoints(path, save=relight.every(steps=3), keep=relight.keep(last=3))  # relight:
-trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:16], callbacks=[Print(), checkpoints])  # relight:
+trainer = Trainer(
+    model, arguments, train_dataset=data, eval_dataset=data[:16], callbacks=[Print(), checkpoints]
+)  # relight:
 trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))  # relight:

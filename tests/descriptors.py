@@ -35,12 +35,16 @@ def open_descriptors(target: str = "") -> set[Descriptor]:
     return descriptors
 
 
-def new_descriptors(before: Collection[Descriptor], but: Collection[int] = (), target: str = "", wait_s: float = 2.0) -> set[Descriptor]:
+def new_descriptors(
+    before: Collection[Descriptor], but: Collection[int] = (), target: str = "", wait_s: float = 2.0
+) -> set[Descriptor]:
     """Return the descriptors that are open now and were not in ``before``, except the numbers ``but``.
 
     A leaked descriptor stays open. Descriptors of other tests' threads have ``wait_s`` seconds to be closed.
     """
-    return _left(lambda: {each for each in open_descriptors(target) if each not in before and each.number not in but}, wait_s)
+    return _left(
+        lambda: {each for each in open_descriptors(target) if each not in before and each.number not in but}, wait_s
+    )
 
 
 def new_threads(before: Collection[threading.Thread], prefix: str = "", wait_s: float = 0.0) -> set[threading.Thread]:
@@ -48,7 +52,9 @@ def new_threads(before: Collection[threading.Thread], prefix: str = "", wait_s: 
 
     They have ``wait_s`` seconds to end.
     """
-    return _left(lambda: {each for each in threading.enumerate() if each not in before and each.name.startswith(prefix)}, wait_s)
+    return _left(
+        lambda: {each for each in threading.enumerate() if each not in before and each.name.startswith(prefix)}, wait_s
+    )
 
 
 def _left(new: Callable[[], set[Resource]], wait_s: float) -> set[Resource]:

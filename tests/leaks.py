@@ -55,7 +55,12 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     watched = request.node.stash[NOTED] = Watched()
     if "tmp_path" in request.fixturenames:
         watched.folder = request.getfixturevalue("tmp_path")
-    make, fail, start, communicate = Secret.__init__, RelightError.__init__, subprocess.Popen.__init__, subprocess.Popen.communicate
+    make, fail, start, communicate = (
+        Secret.__init__,
+        RelightError.__init__,
+        subprocess.Popen.__init__,
+        subprocess.Popen.communicate,
+    )
 
     def note(value: bytes) -> None:
         if len(value) >= LONG and len(set(value)) > 4:

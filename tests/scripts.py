@@ -24,7 +24,12 @@ def warm() -> Warm:
 
 
 def run_script(
-    source: str | Path, *arguments: str, timeout_s: float = 90, cwd: Path | None = None, leads: bool = False, **environment: str
+    source: str | Path,
+    *arguments: str,
+    timeout_s: float = 90,
+    cwd: Path | None = None,
+    leads: bool = False,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, by its text or its path, to its end and that of all that have its output. It is killed after ``timeout_s``."""
     with tempfile.TemporaryDirectory(prefix="relight-script-") as folder:
@@ -34,7 +39,12 @@ def run_script(
         readable, writable = os.pipe()
         with errors.open("wb") as file:
             script = warm().start(
-                [str(path), *arguments], writable, file.fileno(), {**os.environ, **environment}, leads=leads, directory=cwd and str(cwd)
+                [str(path), *arguments],
+                writable,
+                file.fileno(),
+                {**os.environ, **environment},
+                leads=leads,
+                directory=cwd and str(cwd),
             )
         os.close(writable)
         late = threading.Timer(timeout_s, script.kill)

@@ -152,7 +152,9 @@ def flat_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     tensors = dict(model.named_parameters())  # leaves out tied ones
     tensors.update(model.named_buffers())
     for number, state in enumerate(optimizer.state.values()):
-        tensors.update({f"optimizer.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)})
+        tensors.update(
+            {f"optimizer.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
+        )
     return {name: value.detach() for name, value in tensors.items()}
 
 

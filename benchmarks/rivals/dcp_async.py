@@ -31,7 +31,11 @@ class DcpThread(Dcp):
     def save(self, step: int) -> Handle:
         path = self.step_folder(step)
         pending: Any = dcp.async_save(
-            self.state(), checkpoint_id=path, process_group=self.group, async_checkpointer_type=self.kind, async_stager=self.stager
+            self.state(),
+            checkpoint_id=path,
+            process_group=self.group,
+            async_checkpointer_type=self.kind,
+            async_stager=self.stager,
         )
         future = getattr(pending, "upload_completion", pending)
         return Handle(finish=future.result, path=path)
@@ -51,7 +55,9 @@ class DcpThreadKept(DcpThread):
     def prepare(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(folder, model, optimizer)
         self.stager = DefaultStager(
-            StagingOptions(use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False)
+            StagingOptions(
+                use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+            )
         )
 
 

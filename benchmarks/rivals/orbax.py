@@ -30,8 +30,13 @@ class Orbax(Base):
         self.checkpointer: Any = getattr(ocp, self.kind)(ocp.PyTreeCheckpointHandler())
 
     def _tree(self) -> dict[str, Any]:
-        tensors = {name.replace(".", "/"): value.numpy() for name, value in flat_tensors(self.model, self.optimizer).items()}
-        groups = [{k: v for k, v in group.items() if isinstance(v, int | float)} for group in self.optimizer.state_dict()["param_groups"]]
+        tensors = {
+            name.replace(".", "/"): value.numpy() for name, value in flat_tensors(self.model, self.optimizer).items()
+        }
+        groups = [
+            {k: v for k, v in group.items() if isinstance(v, int | float)}
+            for group in self.optimizer.state_dict()["param_groups"]
+        ]
         return {"tensors": tensors, "groups": groups}
 
     def save(self, step: int) -> Handle:
@@ -55,7 +60,9 @@ class OrbaxAsync(Orbax):
     """``AsyncCheckpointer``."""
 
     name = "Orbax async"
-    how = "AsyncCheckpointer(PyTreeCheckpointHandler()) of NumPy views; restored arrays are copied into the live tensors"
+    how = (
+        "AsyncCheckpointer(PyTreeCheckpointHandler()) of NumPy views; restored arrays are copied into the live tensors"
+    )
     kind = "AsyncCheckpointer"
 
     def save(self, step: int) -> Handle:

@@ -31,7 +31,12 @@ class RelightSync(Base):
     def _open(self, model: nn.Module, optimizer: Optimizer, *, background: bool) -> Any:
         options: dict[str, Any] = {"background": background} if background_is_there() else {}
         return relight.Checkpointer(
-            self.folder / "store" / "bench", model=model, optimizer=optimizer, keep=relight.keep(last=2), signals=False, **options
+            self.folder / "store" / "bench",
+            model=model,
+            optimizer=optimizer,
+            keep=relight.keep(last=2),
+            signals=False,
+            **options,
         )
 
     def prepare(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -39,7 +44,9 @@ class RelightSync(Base):
         self.checkpointer = self._open(model, optimizer, background=self.background)
 
     def save(self, step: int) -> Handle:
-        durable: list[float] = []  # before retention: what is removed after it, and read back for that, counts as lost time
+        durable: list[
+            float
+        ] = []  # before retention: what is removed after it, and read back for that, counts as lost time
         undo = subscribe(lambda event: durable.append(time.perf_counter()) if event.name == "save.durable" else None)
         save = self.checkpointer.save(step, block=not self.background)
 

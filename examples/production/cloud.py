@@ -13,7 +13,11 @@ from pathlib import Path
 from relight.comm.ports import free_port
 
 SERVER = Path(__file__).resolve().parents[2] / "tests" / "store" / "moto_server.py"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "production", "AWS_SECRET_ACCESS_KEY": "production-secret", "AWS_REGION": "us-east-1"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "production",
+    "AWS_SECRET_ACCESS_KEY": "production-secret",
+    "AWS_REGION": "us-east-1",
+}
 
 
 class Cloud:
@@ -35,7 +39,9 @@ class Cloud:
             return
         with (self.folder / "cloud.log").open("wb") as log:
             command = [sys.executable, str(SERVER), str(self.port)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""})
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""}
+            )
         ends = time.monotonic() + 60
         while self.process.poll() is None and time.monotonic() < ends:
             try:
@@ -50,9 +56,12 @@ class Cloud:
         import boto3
 
         client = boto3.client(
-            "s3", endpoint_url=self.address, region_name="us-east-1",
-            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"], aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        )  # fmt: skip
+            "s3",
+            endpoint_url=self.address,
+            region_name="us-east-1",
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        )
         client.create_bucket(Bucket=name)
 
     def pause(self) -> None:

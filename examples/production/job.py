@@ -40,12 +40,19 @@ class Job:
         """Planted failures: name, time, step."""
         self.onlookers = Onlookers(self)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.environment = {**os.environ, **cloud.environment, "OMP_NUM_THREADS": "1", "RELIGHT_EVENTS": str(folder / "events")}
+        self.environment = {
+            **os.environ,
+            **cloud.environment,
+            "OMP_NUM_THREADS": "1",
+            "RELIGHT_EVENTS": str(folder / "events"),
+        }
         self.relight("keys", "new", str(folder / "first.key"))
         self.relight("keys", "new", str(folder / "second.key"))
         self.relight("keys", "new", str(folder / "job.key"))
         output = self.relight("keys", "new", "--signing", str(folder / "sign.key"))
-        trust = next(line.split("RELIGHT_TRUST=")[1].strip() for line in output.splitlines() if "RELIGHT_TRUST=" in line)
+        trust = next(
+            line.split("RELIGHT_TRUST=")[1].strip() for line in output.splitlines() if "RELIGHT_TRUST=" in line
+        )
         self.environment |= {
             "RELIGHT_KEY": f"file:{folder / 'first.key'} file:{folder / 'second.key'}",  # the second for when keys are exchanged
             "RELIGHT_SIGN": f"ed25519:file:{folder / 'sign.key'}",
@@ -58,16 +65,25 @@ class Job:
     def mount(self, megabytes: int) -> bool:
         """Put the near tier on a disk of its own with that size. Return False if this user may not mount."""
         command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "relight-production", str(self.disk)]
-        self.small_disk = os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
+        self.small_disk = (
+            os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
+        )
         return self.small_disk
 
     def relight(self, *words: str, fine: tuple[int, ...] = (0,)) -> str:
         """Return the output of a command."""
         done = subprocess.run(
-            [sys.executable, "-m", "relight", *words], env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "relight", *words],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode not in fine:
-            raise Unexpected(f"relight {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise Unexpected(
+                f"relight {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
         return done.stdout
 
     def start(self, nodes: int = NODES, *words: str, name: str = "node") -> None:
@@ -84,7 +100,9 @@ class Job:
             with (self.folder / f"{name}{node}.log").open("ab") as out:
                 environment = {**self.environment, "RELIGHT_NODE": f"{name}{node}"}
                 self.processes.append(
-                    subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out, start_new_session=True)
+                    subprocess.Popen(
+                        command, env=environment, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
+                    )
                 )
 
     def end(self, code: int, what: str, these: list[subprocess.Popen[bytes]] | None = None) -> None:
@@ -129,7 +147,9 @@ class Job:
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                environment = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair)
+                environment = dict(
+                    pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair
+                )
             except OSError:
                 continue
             if environment.get(b"RELIGHT_EVENTS") == self.environment["RELIGHT_EVENTS"].encode():
@@ -147,7 +167,11 @@ class Job:
 
     def agents(self) -> dict[str, int]:
         """Return the process of each node's agent."""
-        return {variables[b"RELIGHT_NODE"].decode(): pid for pid, words, variables in self._processes() if b"relight.agent.server" in words}
+        return {
+            variables[b"RELIGHT_NODE"].decode(): pid
+            for pid, words, variables in self._processes()
+            if b"relight.agent.server" in words
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the logged row of each executed step. A repeated step has two rows."""
@@ -203,7 +227,9 @@ class Job:
         """Return the incidents as ``relight incidents`` lists them, oldest first; by default of the near tier."""
         if not where and not self.hot.exists():
             return []
-        incidents: list[dict[str, Any]] = json.loads(self.relight("incidents", where or str(self.hot), "--json", fine=(0, 1)) or "[]")
+        incidents: list[dict[str, Any]] = json.loads(
+            self.relight("incidents", where or str(self.hot), "--json", fine=(0, 1)) or "[]"
+        )
         return sorted(incidents, key=lambda incident: incident["id"])
 
     def events(self, *names: str) -> list[dict[str, Any]]:

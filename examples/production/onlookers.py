@@ -58,7 +58,9 @@ class Onlookers:
         for words in (serve, metrics):
             with (self.folder / f"{words[0]}.log").open("wb") as out:
                 command = [sys.executable, "-m", "relight", *words]
-                self._processes.append(subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out))
+                self._processes.append(
+                    subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out)
+                )
 
     def stop(self) -> None:
         """End all observers."""
@@ -111,7 +113,9 @@ class Onlookers:
     def follow(self) -> None:
         """The dashboard and the numbers know what the store has."""
         newest = self.job.newest(str(self.job.hot))
-        wait_until(lambda: (self.number("relight_checkpoint_step") or -1) >= newest, f"step {newest} among Prometheus' numbers")
+        wait_until(
+            lambda: (self.number("relight_checkpoint_step") or -1) >= newest, f"step {newest} among Prometheus' numbers"
+        )
         wait_until(lambda: (self._seen() or -1) >= newest, f"step {newest} on the dashboard")
         expect(True, f"dashboard and Prometheus have seen the checkpoint of step {newest}")
 
@@ -132,12 +136,17 @@ class Onlookers:
         if status != 200 or not done["ok"]:
             raise Unexpected(f"a tag by who may make one: {status} {done}")
         entries = json.loads(self.job.relight("audit", "show", self.audit, "--json"))
-        expect(any((entry["who"], entry["what"]) == ("operator", "tag") for entry in entries), "an operator's tag is in the audit log")
+        expect(
+            any((entry["who"], entry["what"]) == ("operator", "tag") for entry in entries),
+            "an operator's tag is in the audit log",
+        )
         self.job.relight("audit", "verify", self.audit)
 
     def wait_for_alert(self, word: str) -> None:
         """Wait for an alert that contains ``word``."""
-        wait_until(lambda: any(word in alert for alert in self.alerts), f"an alert of {word!r}; there came {self.alerts}")
+        wait_until(
+            lambda: any(word in alert for alert in self.alerts), f"an alert of {word!r}; there came {self.alerts}"
+        )
         expect(True, f"an alert came: {next(alert for alert in self.alerts if word in alert)}")
 
 

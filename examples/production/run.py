@@ -31,7 +31,13 @@ BUSY = "the next save came before it was sent"
 
 
 def straight_run(
-    folder: Path, cloud: Cloud, most: int, steps: int, seed: int, legs: list[tuple[int, int]], arguments: tuple[str, ...]
+    folder: Path,
+    cloud: Cloud,
+    most: int,
+    steps: int,
+    seed: int,
+    legs: list[tuple[int, int]],
+    arguments: tuple[str, ...],
 ) -> Job:
     """Make the run to which nothing happens, except that its world has the required size at each step."""
     job = Job(folder / "straight", cloud, most, seed, arguments)
@@ -57,7 +63,9 @@ def compare(job: Job, straight: Job) -> None:
     wrong = [step for step, loss in theirs.items() if ours.get(step) != loss]
     shown = f"; not: {wrong[:10]}" if wrong else ""
     same = len(theirs) - len(wrong)
-    expect(not wrong, f"{same} of {len(theirs)} losses are, to the bit, those of the run to which nothing happened{shown}")
+    expect(
+        not wrong, f"{same} of {len(theirs)} losses are, to the bit, those of the run to which nothing happened{shown}"
+    )
     expect(theirs.keys() <= ours.keys(), "no step is missing")
 
 
@@ -98,7 +106,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=5000, help="at most; it ends when all has been planted")
-    parser.add_argument("--tp", type=int, default=1, help="ranks that share each feed-forward layer, in addition to FSDP2")
+    parser.add_argument(
+        "--tp", type=int, default=1, help="ranks that share each feed-forward layer, in addition to FSDP2"
+    )
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
     parser.add_argument("--only", nargs="*", choices=[stage.__name__ for stage in STAGES], help="these stages")
     options = parser.parse_args()

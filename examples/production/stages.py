@@ -21,7 +21,8 @@ def came(job: Job, kind: str, before: int) -> None:
     wait_until(lambda: len(job.incidents()) > before, f"an incident of the kind {kind!r}")
     new = job.incidents()[before:]
     expect(
-        any(incident["kind"] == kind for incident in new), f"it was taken for {kind!r}: {'; '.join(incident['why'] for incident in new)}"
+        any(incident["kind"] == kind for incident in new),
+        f"it was taken for {kind!r}: {'; '.join(incident['why'] for incident in new)}",
     )
 
 
@@ -36,7 +37,9 @@ def seen(job: Job, rng: random.Random) -> None:
     job.onlookers.act()
     kills = sum(incident["kind"] == "killed" for incident in job.incidents())
     counted = {"class": "killed"}
-    wait_until(lambda: (job.onlookers.number("relight_failures_total", **counted) or 0) == kills, f"{kills} kills in the count")
+    wait_until(
+        lambda: (job.onlookers.number("relight_failures_total", **counted) or 0) == kills, f"{kills} kills in the count"
+    )
     expect(True, f"Prometheus counts {kills} kills, as there were")
     job.onlookers.wait_for_alert("failures")
 
@@ -50,9 +53,14 @@ def killed(job: Job, rng: random.Random) -> None:
     came(job, "killed", before)
     job.continues_after("a kill")
     expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
-    expect(len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save")
+    expect(
+        len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save"
+    )
     sources = {event["source"] for event in job.events("restore.done") if event["time"] > since}
-    expect(sources and "store" not in sources, f"no rank read the store to resume: restored from {', '.join(sorted(sources))}")
+    expect(
+        sources and "store" not in sources,
+        f"no rank read the store to resume: restored from {', '.join(sorted(sources))}",
+    )
 
 
 def outage(job: Job, rng: random.Random) -> None:
@@ -93,7 +101,10 @@ def poisoned(job: Job, rng: random.Random) -> None:
     (job.plant / f"bad-{job.bad}").touch()
     came(job, "numerical", before)
     wait_until(lambda: max(job.losses()) > job.bad + 1, f"training continues after step {job.bad}")
-    expect(sum(row["step"] == job.bad for row in job.rows()) == 1, f"step {job.bad} was tried once, and is left out from then on")
+    expect(
+        sum(row["step"] == job.bad for row in job.rows()) == 1,
+        f"step {job.bad} was tried once, and is left out from then on",
+    )
 
 
 def full(job: Job, rng: random.Random) -> None:
@@ -110,7 +121,8 @@ def full(job: Job, rng: random.Random) -> None:
         frees."""
         fill(filler)
         asked, durable = (
-            {event["step"] for event in job.events(name) if event["time"] > since} for name in ("save.requested", "save.durable")
+            {event["step"] for event in job.events(name) if event["time"] > since}
+            for name in ("save.requested", "save.durable")
         )
         return sorted(step for step in asked - durable if max(job.losses()) >= step + 6)
 
@@ -183,7 +195,10 @@ def resized(job: Job, rng: random.Random) -> None:
         job.start(nodes)
         wait_until(lambda before=before: job.lines() >= before + 6, f"training continues with {nodes} nodes")
         row = job.rows()[before]
-        expect((row["step"], row["ranks"]) == (last + 1, nodes * EACH), f"{row['ranks']} ranks continued at step {row['step']}")
+        expect(
+            (row["step"], row["ranks"]) == (last + 1, nodes * EACH),
+            f"{row['ranks']} ranks continued at step {row['step']}",
+        )
     job.saves_again(str(job.hot))  # later stages return no further than to this world
     wait_until(lambda: job.newest(job.cold) > last, f"a checkpoint newer than step {last} in the object store")
 
@@ -196,7 +211,10 @@ def doubled(job: Job, rng: random.Random) -> None:
     job.start(name="other")
     job.end(1, "the supervisors that were there first", first)
     logs = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
-    expect("another attempt has taken this run over" in logs, "the first supervisors report that another attempt has taken the run over")
+    expect(
+        "another attempt has taken this run over" in logs,
+        "the first supervisors report that another attempt has taken the run over",
+    )
     job.continues_after("two supervisors on one run")
     expect(len(job.ranks()) == NODES * EACH, "one group of ranks trains")
 

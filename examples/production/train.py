@@ -41,7 +41,10 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 mesh = init_device_mesh("cpu", (ranks // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
-share, shares = mesh["dp"].get_local_rank(), mesh["dp"].size()  # share of each batch; ranks that share layers have the same one
+share, shares = (
+    mesh["dp"].get_local_rank(),
+    mesh["dp"].size(),
+)  # share of each batch; ranks that share layers have the same one
 mischief = Mischief(options.plant, rank)
 
 torch.manual_seed(options.seed)
@@ -60,7 +63,9 @@ text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long
 
 def batch_of(step: int) -> torch.Tensor:
     """Return this rank's share of the step's samples, which do not depend on the number of ranks."""
-    starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step))
+    starts = torch.randint(
+        len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step)
+    )
     return torch.stack([text[start : start + CONTEXT + 1] for start in starts[share::shares].tolist()])
 
 
@@ -85,6 +90,8 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, scheduler=sch
         dist.all_reduce(mean)
         if rank == 0:
             with open(options.losses, "a") as log:
-                log.write(json.dumps({"step": step, "loss": mean.item() / ranks, "ranks": ranks, "at": time.time()}) + "\n")
+                log.write(
+                    json.dumps({"step": step, "loss": mean.item() / ranks, "ranks": ranks, "at": time.time()}) + "\n"
+                )
         ckpt.step(step, loss=loss)  # relight:
 dist.destroy_process_group()

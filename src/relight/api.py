@@ -56,7 +56,11 @@ def save(
     step = step_of(step)
     check_metrics(metrics := metrics if metrics is not None else {})
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ConfigError(f"state is a dict by name, not {shown(state)}", where="state", hint='relight.save(url, {"model": model}, step=…)')
+        raise ConfigError(
+            f"state is a dict by name, not {shown(state)}",
+            where="state",
+            hint='relight.save(url, {"model": model}, step=…)',
+        )
     assert_past_standby("relight.save")
     store_url, run = split_run(url)
     captured = capture(state, rng=False)
@@ -107,7 +111,11 @@ def load(
 
 
 def _load(
-    url: str | os.PathLike[str], which: str | int, only: Sequence[str] | None, encrypt: str | Sequence[str] | None, mmap: bool
+    url: str | os.PathLike[str],
+    which: str | int,
+    only: Sequence[str] | None,
+    encrypt: str | Sequence[str] | None,
+    mmap: bool,
 ) -> dict[str, Any]:
     from relight.capture import build_tree, sinks_by_part
 
@@ -126,7 +134,9 @@ def _load(
                 part = opened.parts[0]
                 if len(opened.parts) == 1:
                     check = partial(check_pack, opened, part)
-                    tree, _ = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
+                    tree, _ = apart(
+                        opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix
+                    )
                     mapped = Mapped(opened) if mmap else None
                     plan = build_tree(part.tensors, tree, only=only, where=opened.prefix, check=check, mapped=mapped)
                     by_part = [plan.sinks]
@@ -134,7 +144,9 @@ def _load(
                     joined = whole_of(opened)
                     check = partial(check_pieces, opened, joined)
                     mapped = Mapped(opened, joined) if mmap else None
-                    plan = build_tree(joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check, mapped=mapped)
+                    plan = build_tree(
+                        joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check, mapped=mapped
+                    )
                     by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
             for stored, sinks in zip(opened.parts, by_part, strict=True):
                 read_tensors(opened, stored, sinks)
@@ -142,11 +154,15 @@ def _load(
             if which != "latest":
                 raise
             failed.append(str(error).splitlines()[0])
-            emit("restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind)
+            emit(
+                "restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind
+            )
             continue
         result: dict[str, Any] = plan.result()
         return result
-    raise CorruptCheckpoint(f"none of the {len(failed)} checkpoints of run {run_name!r} can be read", where=store_url, details=failed)
+    raise CorruptCheckpoint(
+        f"none of the {len(failed)} checkpoints of run {run_name!r} can be read", where=store_url, details=failed
+    )
 
 
 def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) -> ByteStore:
@@ -187,7 +203,9 @@ class Store:
         """Return the newest committed checkpoint, without verifying it."""
         return choose(self.run(run).history(), "latest").checkpoint
 
-    def verify(self, which: str | int | None = None, run: str | None = None) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
+    def verify(
+        self, which: str | int | None = None, run: str | None = None
+    ) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
         """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is
         intact."""
         opened = self.run(run)
@@ -208,7 +226,9 @@ class Store:
         opened = self.run(run)
         branch(opened, report(choose(opened.history(), which_of(which))), name, by=who(), why=why)
 
-    def promote(self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = "") -> str:
+    def promote(
+        self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = ""
+    ) -> str:
         """Point a stage at this checkpoint, by default the stage after its present one. Return the stage."""
         from relight.versions.stages import promote
 

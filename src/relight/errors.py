@@ -33,10 +33,22 @@ from contextlib import contextmanager
 
 from relight.run_names import shown as shown_names
 
-PROGRAMMING_ERRORS = (TypeError, ValueError, AttributeError, AssertionError, LookupError, NameError, ArithmeticError, NotImplementedError)
+PROGRAMMING_ERRORS = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    LookupError,
+    NameError,
+    ArithmeticError,
+    NotImplementedError,
+)
 """Errors that indicate faulty code. Failures of stores, disks and networks are ``RelightError`` or ``OSError``."""
 _FRAMES, _SHOWN_MAX = 8, 60
-_HERE, _LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_HERE, _LIBRARY = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
+)
 
 
 class RelightError(Exception):
@@ -76,7 +88,9 @@ class RelightError(Exception):
         return (_rebuild, (type(self), self.what, self.where, self.hint, self.details, self.retryable))
 
 
-def _rebuild(cls: type[RelightError], what: str, where: str, hint: str, details: tuple[str, ...], retryable: bool) -> RelightError:
+def _rebuild(
+    cls: type[RelightError], what: str, where: str, hint: str, details: tuple[str, ...], retryable: bool
+) -> RelightError:
     return cls(what, where=where, hint=hint, details=details, retryable=retryable)
 
 
@@ -225,7 +239,9 @@ def is_no_memory(error: BaseException) -> bool:
     """Return whether ``error`` is a refusal of memory, by the system or by a device's allocator."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    )
 
 
 def no_memory(error: BaseException, what: str, where: str = "", hint: str = LESS_MEMORY) -> NoMemory:
@@ -265,7 +281,10 @@ def known(error: BaseException, where: str = "") -> RelightError:
     if not is_fault(error):
         made = SaveFailed(what, where=where)
     elif _raised_here(frames):
-        lines = [f"{_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}" for frame in frames[-_FRAMES:]]
+        lines = [
+            f"{_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
+            for frame in frames[-_FRAMES:]
+        ]
         hint = "report this traceback to Relight's authors; the store did not fail"
         made = InternalError(f"internal error in Relight: {what}", where=where, details=lines, hint=hint)
     else:

@@ -71,7 +71,12 @@ def run_name(directory: str) -> str:
             text = (f"{text}-{deltas}" if text else deltas).encode("ascii").decode("punycode")
         except (ValueError, OverflowError):  # among them UnicodeError
             return directory
-    if _why_not(text) or _PLAIN.match(text) or not unicodedata.is_normalized("NFC", text) or _escaped(text) != directory:
+    if (
+        _why_not(text)
+        or _PLAIN.match(text)
+        or not unicodedata.is_normalized("NFC", text)
+        or _escaped(text) != directory
+    ):
         return directory
     return text
 

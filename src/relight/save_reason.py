@@ -7,7 +7,19 @@ from typing import Literal
 import msgspec
 
 Kind = Literal[
-    "every", "best", "adaptive", "trigger", "signal", "requested", "preventive", "end", "exception", "user", "import", "average", "branch"
+    "every",
+    "best",
+    "adaptive",
+    "trigger",
+    "signal",
+    "requested",
+    "preventive",
+    "end",
+    "exception",
+    "user",
+    "import",
+    "average",
+    "branch",
 ]
 
 ENDING_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})

@@ -28,7 +28,9 @@ def soak(folder: Path, saves: int, *, width: int = 128, progress: bool = False) 
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    ckpt = relight.Checkpointer(folder / "store" / "run", model=model, optimizer=optimizer, keep=relight.keep(last=2), signals=False)
+    ckpt = relight.Checkpointer(
+        folder / "store" / "run", model=model, optimizer=optimizer, keep=relight.keep(last=2), signals=False
+    )
     own, samples, agents = psutil.Process(), [], set()
     others = {child.pid for child in own.children()}
     began = time.monotonic()
@@ -39,7 +41,11 @@ def soak(folder: Path, saves: int, *, width: int = 128, progress: bool = False) 
         ckpt.save(step, block=False)
         if step % max(1, saves // 200) == 0:
             ckpt.save(step, block=True)
-            agent = next(child for child in own.children() if child.pid not in others and "relight.agent.server" in child.cmdline())
+            agent = next(
+                child
+                for child in own.children()
+                if child.pid not in others and "relight.agent.server" in child.cmdline()
+            )
             agents.add(agent.pid)
             samples.append(
                 {
@@ -53,7 +59,10 @@ def soak(folder: Path, saves: int, *, width: int = 128, progress: bool = False) 
             )
             if progress and step % (saves // 20 or 1) == 0:
                 last = samples[-1]
-                print(f"{step:6} saves  trainer {last['trainer_rss'] / 1e6:.1f} MB  agent {last['agent_rss'] / 1e6:.1f} MB", flush=True)
+                print(
+                    f"{step:6} saves  trainer {last['trainer_rss'] / 1e6:.1f} MB  agent {last['agent_rss'] / 1e6:.1f} MB",
+                    flush=True,
+                )
     ckpt.close()
     quarter = max(1, len(samples) // 4)
     growth = {
@@ -76,7 +85,11 @@ def held(process: psutil.Process) -> dict[str, int]:
 def faults(result: dict[str, Any]) -> list[str]:
     """Return the numbers that grew."""
     growth = result["growth"]
-    failures = [f"{key} grew by {growth[key] / 1e6:.1f} MB" for key in ("trainer_rss", "agent_rss") if growth[key] > GROWTH_BYTES]
+    failures = [
+        f"{key} grew by {growth[key] / 1e6:.1f} MB"
+        for key in ("trainer_rss", "agent_rss")
+        if growth[key] > GROWTH_BYTES
+    ]
     failures += [f"{key} grew by {growth[key]:g}" for key in growth if not key.endswith("rss") and growth[key] > 2]
     if result["agents"] != 1:
         failures.append(f"{result['agents']} agents served one trainer")
@@ -93,7 +106,9 @@ def main() -> None:
         result = soak(Path(folder), options.saves, progress=True)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{result['saves']} saves in {result['seconds']} s; growth from the second quarter to the last: {result['growth']}")
+    print(
+        f"{result['saves']} saves in {result['seconds']} s; growth from the second quarter to the last: {result['growth']}"
+    )
     failures = faults(result)
     print("; ".join(failures) or "flat")
     sys.exit(bool(failures))

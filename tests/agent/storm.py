@@ -249,7 +249,9 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
         wrong.append(f"the next trainer failed: status {status}")
     settle(url, run)
     wrong += check(url, run, second, "none")
-    left = [str(path.relative_to(url)) for path in Path(url).rglob("*") if ".tmp-" in path.name or ".probe-" in path.name]
+    left = [
+        str(path.relative_to(url)) for path in Path(url).rglob("*") if ".tmp-" in path.name or ".probe-" in path.name
+    ]
     if left:
         wrong.append(f"files left: {left[:3]}")
     ends = time.monotonic() + 10
@@ -295,10 +297,18 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
                 print(f"\nseed {number}, {victim}: {problem}", file=sys.stderr, flush=True)
             if progress:
                 done = number - seed + 1
-                print(f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
+                print(
+                    f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s",
+                    end="",
+                    file=sys.stderr,
+                )
     if progress:
         print(file=sys.stderr)
-    return {"kills": dict(sorted(kills.items())), "violations": violations, "seconds": round(time.monotonic() - started, 1)}
+    return {
+        "kills": dict(sorted(kills.items())),
+        "violations": violations,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 if __name__ == "__main__":

@@ -123,7 +123,9 @@ def test_a_save_has_the_state_at_the_call(run: str) -> None:
     for step, expected in kept.items():
         tree = relight.load(run, step)
         assert all(torch.equal(tree["model"][key], value) for key, value in expected.items())
-    assert all(torch.equal(a, b["exp_avg"]) for a, b in zip(moments, relight.load(run, 11)["optimizer"]["state"].values()))
+    assert all(
+        torch.equal(a, b["exp_avg"]) for a, b in zip(moments, relight.load(run, 11)["optimizer"]["state"].values())
+    )
 
 
 def test_an_untracked_write_to_a_weight_fails_the_save(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +201,9 @@ def test_a_trainer_that_finds_all_done_leaves_no_agent(run: str, tmp_path: Path)
     assert died.returncode == -signal.SIGKILL, died.stderr
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 64))
-    with relight.Checkpointer(run, model=model, optimizer=torch.optim.AdamW(model.parameters()), save=relight.every(steps=3)) as ckpt:
+    with relight.Checkpointer(
+        run, model=model, optimizer=torch.optim.AdamW(model.parameters()), save=relight.every(steps=3)
+    ) as ckpt:
         assert ckpt.restore() == 4
     assert gone(run, 3.0)
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()][-1] == 3
@@ -242,7 +246,9 @@ def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
     before = counters["agent.memory"]
     model, optimizer = make(width=4096)
     one_step(model, optimizer)
-    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=relight.Limits(memory=1 << 20)) as ckpt:
+    with relight.Checkpointer(
+        run, save=None, model=model, optimizer=optimizer, limits=relight.Limits(memory=1 << 20)
+    ) as ckpt:
         assert ckpt.save(0, block=False).done
         assert ckpt.save(1, block=False).done
     assert counters["agent.memory"] == before + 1
@@ -254,7 +260,9 @@ def test_one_slot_is_enough(run: str) -> None:
     model, optimizer = make(width=512)
     limits = relight.Limits(memory=4 << 20, bytes_per_second=3e6)
     before = counters["save.coalesced"]
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1), limits=limits) as ckpt:
+    with relight.Checkpointer(
+        run, model=model, optimizer=optimizer, save=relight.every(steps=1), limits=limits
+    ) as ckpt:
         for step in range(10):
             one_step(model, optimizer)
             ckpt.step(step)
@@ -345,9 +353,9 @@ def test_a_save_reports_its_progress(run: str) -> None:
         assert save.progress == (1.0, 1.0, 0.0)
     written = [progress.written for progress in seen]
     assert written == sorted(written)
-    assert any(0.2 < progress.written < 0.9 and progress.eta_s is not None and 0 < progress.eta_s < 5 for progress in seen), seen[
-        :: len(seen) // 10 + 1
-    ]
+    assert any(
+        0.2 < progress.written < 0.9 and progress.eta_s is not None and 0 < progress.eta_s < 5 for progress in seen
+    ), seen[:: len(seen) // 10 + 1]
 
 
 def test_memory_that_is_forgotten_is_given_back() -> None:

@@ -33,7 +33,14 @@ from relight.agent.messages import (
     ToAgent,
     ToTrainer,
 )
-from relight.agent.server import OTHER_PARTS_WAIT_S, OWN_PARTS_WAIT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
+from relight.agent.server import (
+    OTHER_PARTS_WAIT_S,
+    OWN_PARTS_WAIT_S,
+    AgentServer,
+    CommittedSlot,
+    SlotJob,
+    TrainerSession,
+)
 from relight.agent.wire import FDS_MAX, AgentConnection
 from relight.arena import PAGE, SEALED, SharedMapping, adopt
 from relight.errors import StoreUnavailable
@@ -77,8 +84,12 @@ def test_a_part_that_is_being_written_here_is_waited_for(server: AgentServer) ->
     assert server._writes()
 
 
-@pytest.mark.parametrize(("missing", "patience_s"), [([1], OWN_PARTS_WAIT_S), ([2], OTHER_PARTS_WAIT_S), ([1, 2], OTHER_PARTS_WAIT_S)])
-def test_a_part_that_no_rank_writes_is_waited_for_with_a_bound(server: AgentServer, missing: list[int], patience_s: float) -> None:
+@pytest.mark.parametrize(
+    ("missing", "patience_s"), [([1], OWN_PARTS_WAIT_S), ([2], OTHER_PARTS_WAIT_S), ([1, 2], OTHER_PARTS_WAIT_S)]
+)
+def test_a_part_that_no_rank_writes_is_waited_for_with_a_bound(
+    server: AgentServer, missing: list[int], patience_s: float
+) -> None:
     """A missing part of this node is waited for ``OWN_PARTS_WAIT_S`` seconds, another node's ``OTHER_PARTS_WAIT_S``."""
     job = at_work(server)
     server._waits(job, "a", missing)
@@ -133,7 +144,13 @@ def test_commits_report_the_ranks_without_parts(tmp_path: Any) -> None:
             return True
 
         wait = partial(
-            multi_rank._await, place, SimpleNamespace(id="a", step=1), "run/a", participant, lambda: float(next(clock)), lambda _: None
+            multi_rank._await,
+            place,
+            SimpleNamespace(id="a", step=1),
+            "run/a",
+            participant,
+            lambda: float(next(clock)),
+            lambda _: None,
         )
         assert wait(waits) == ("root", 7)  # type: ignore[arg-type]
     assert missing_parts == [[], [1], [], [], []]
@@ -161,7 +178,9 @@ def test_an_ended_trainer_loses_its_session_whatever_state_its_slots_have(server
     assert not server._sessions and not session.open and closed
 
 
-def test_all_messages_of_a_trainer_killed_during_an_answer_are_read(server: AgentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_messages_of_a_trainer_killed_during_an_answer_are_read(
+    server: AgentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A trainer gets its slots, seals one and is killed before the agent's thread has returned from sending.
 
     Its messages count.

@@ -12,7 +12,9 @@ from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is out of memory"), MemoryError("none left")])
-def test_a_copy_that_fails_costs_that_save_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_copy_that_fails_costs_that_save_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """After more failed copies than slots, training continues, each handle has its error, the next save succeeds."""
     model = torch.nn.Linear(64, 64)
     with relight.Checkpointer(tmp_path / "store" / "run", model=model, signals=False, background=True) as ckpt:

@@ -210,7 +210,9 @@ else:
 
 def start(run: str, how: str) -> subprocess.Popen[str]:
     """Start a trainer with a half-copied and partly written second save."""
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT, run, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, run, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None and child.stdout.readline() == "half\n"
     assert wait_for(lambda: len(list(Path(run).glob("0*-e*"))) == 2)
     return child
@@ -265,7 +267,9 @@ def reported_in_order() -> bool:
         assert torch.equal(target[:count], source[:count])
 
     done = threading.Event()
-    snapshot = Snapshot(GuardedTensors([("t", source, target.data_ptr())]).begin(), 0, lambda touched: done.set(), copied)
+    snapshot = Snapshot(
+        GuardedTensors([("t", source, target.data_ptr())]).begin(), 0, lambda touched: done.set(), copied
+    )
     copier = Copier(3)
     copier.start(snapshot)
     snapshot.wait()

@@ -60,8 +60,11 @@ def group() -> Iterator[str]:
 def run_script(*args: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*before, sys.executable, "-c", SCRIPT, *args],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "RELIGHT_BACKGROUND": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "RELIGHT_BACKGROUND": "1"},
+    )
 
 
 def test_a_memory_limit_is_respected(tmp_path: Path, group: str) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 AUTOGROUP = Path("/proc/self/autogroup")
-PRINT_PRIORITY = "from relight.comm import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+PRINT_PRIORITY = (
+    "from relight.comm import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+)
 PRINT_GROUP = PRINT_PRIORITY + "; print(open('/proc/self/autogroup').read())"
 
 
@@ -21,7 +23,12 @@ def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
     Other sessions are unchanged.
     """
     result = subprocess.run(
-        [sys.executable, "-c", PRINT_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PRINT_GROUP],
+        start_new_session=leads,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     nice, group = result.stdout.split("\n")[:2]
     assert nice == "7"
@@ -30,7 +37,9 @@ def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
 
 def test_without_such_a_kernel_it_is_the_process_alone() -> None:
     """A priority that the system refuses is no error."""
-    result = subprocess.run([sys.executable, "-c", PRINT_PRIORITY], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", PRINT_PRIORITY], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.strip() == "7"
 
 
@@ -60,7 +69,12 @@ def test_work_without_a_waiting_caller_gets_the_lowest_priority() -> None:
     It restores them, also after an error.
     """
     result = subprocess.run(
-        [sys.executable, "-c", PRINT_IDLE], start_new_session=True, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PRINT_IDLE],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     last, back = ("19", "4") if AUTOGROUP.exists() else ("?", "?")
     assert result.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]

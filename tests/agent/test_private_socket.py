@@ -22,7 +22,17 @@ from tests.descriptors import new_descriptors, open_descriptors
 
 from relight.agent import launch, server
 from relight.agent.client import Agent
-from relight.agent.messages import AllocateSlots, ForwardedEvent, HeldList, ListHeld, OpenRun, PeerAddress, SaveResult, ToAgent, ToTrainer
+from relight.agent.messages import (
+    AllocateSlots,
+    ForwardedEvent,
+    HeldList,
+    ListHeld,
+    OpenRun,
+    PeerAddress,
+    SaveResult,
+    ToAgent,
+    ToTrainer,
+)
 from relight.agent.wire import AgentConnection, ConnectionLost
 from relight.arena import PAGE, SharedMapping, Slot, allocate
 from relight.comm import local_sockets
@@ -93,7 +103,9 @@ def test_a_fake_agent_gets_neither_key_nor_descriptor(name: str) -> None:
     once."""
     fake = Fake(name, answer=os.urandom(64))
     before = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=f"process {os.getpid()} is not this run's agent: .*does not know the secret"):
+    with pytest.raises(
+        StoreUnavailable, match=f"process {os.getpid()} is not this run's agent: .*does not know the secret"
+    ):
         launch.connect("store", "run")
     assert time.monotonic() - before < 3
     fake.close()
@@ -366,8 +378,12 @@ def fails_in(top: str, call: Callable[..., object], code: int) -> Callable[..., 
 CODES = [errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EACCES]
 
 
-@pytest.mark.parametrize(("call", "code"), [*[("write", code) for code in CODES], ("write", 0), ("fsync", errno.ENOSPC)])
-def test_a_candidate_counts_once_its_secret_is_there(tops: tuple[str, str], monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("call", "code"), [*[("write", code) for code in CODES], ("write", 0), ("fsync", errno.ENOSPC)]
+)
+def test_a_candidate_counts_once_its_secret_is_there(
+    tops: tuple[str, str], monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
     """A directory in which the secret cannot be made is not used: the next one is, and without one the reason is stated at once."""
     monkeypatch.setattr(os, call, fails_in(tops[0], getattr(os, call), code))
     with LocalDirectory() as directory:
@@ -375,19 +391,25 @@ def test_a_candidate_counts_once_its_secret_is_there(tops: tuple[str, str], monk
     monkeypatch.setattr(local_sockets, "_tops", lambda: [tops[0]])
     gc.collect()
     before = open_descriptors()
-    with pytest.raises(StoreUnavailable, match=f"{tops[0]}/.*/secret cannot be read or made \\({os.strerror(code or errno.ENOSPC)}"):
+    with pytest.raises(
+        StoreUnavailable, match=f"{tops[0]}/.*/secret cannot be read or made \\({os.strerror(code or errno.ENOSPC)}"
+    ):
         launch.connect("store", "run")
     assert not new_descriptors(before)
     assert os.listdir(f"{tops[0]}/relight-{os.geteuid()}/sockets") == ["lock"]
 
 
-def test_a_directory_on_a_read_only_file_system_is_not_used(tops: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_on_a_read_only_file_system_is_not_used(
+    tops: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A directory that was usable before its file system was mounted read-only gives way to the next one."""
     with LocalDirectory() as directory:
         assert directory.path.startswith(tops[0])
     fstatvfs = os.fstatvfs
     read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
-    monkeypatch.setattr(os, "fstatvfs", lambda fd: read_only if os.readlink(f"/proc/self/fd/{fd}").startswith(tops[0]) else fstatvfs(fd))
+    monkeypatch.setattr(
+        os, "fstatvfs", lambda fd: read_only if os.readlink(f"/proc/self/fd/{fd}").startswith(tops[0]) else fstatvfs(fd)
+    )
     with LocalDirectory() as directory:
         assert directory.path.startswith(tops[1])
 
@@ -425,7 +447,9 @@ def test_an_error_of_the_secret_names_the_secret(agent: server.AgentServer) -> N
     """If the secret cannot be used, the error names its file and no process."""
     with LocalDirectory() as directory:
         os.chmod(f"{directory.path}/secret", 0o640)
-        with pytest.raises(StoreUnavailable, match=r"^the agent's secret is not usable: .*/secret is not a file that only") as caught:
+        with pytest.raises(
+            StoreUnavailable, match=r"^the agent's secret is not usable: .*/secret is not a file that only"
+        ) as caught:
             launch._connect(directory, launch.address_of("store", "run"), 5.0)
     assert "process" not in caught.value.what and "end process" not in (caught.value.hint or "")
 
@@ -467,7 +491,9 @@ def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(f"relight.agent.server.{function}", lambda *_: None)
     monkeypatch.setattr(sys, "argv", command[command.index("relight.agent.server") :])
     listening: list[bool] = []
-    monkeypatch.setattr(server.AgentServer, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket()))
+    monkeypatch.setattr(
+        server.AgentServer, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket())
+    )
     assert server.main() == 0 and listening == [True]
     with LocalDirectory(f"{tmp_path}/{own}") as directory:
         assert directory.path == f"{tmp_path}/{own}"
@@ -483,9 +509,13 @@ def test_the_next_directory_is_used_if_no_agent_can_listen_in_the_first(
     them."""
     started: list[str] = []
     monkeypatch.setattr(
-        launch, "_start", lambda *of: (started.append(of[3]), SimpleNamespace(poll=lambda: 4, returncode=launch.UNUSABLE))[1]
+        launch,
+        "_start",
+        lambda *of: (started.append(of[3]), SimpleNamespace(poll=lambda: 4, returncode=launch.UNUSABLE))[1],
     )
-    with pytest.raises(StoreUnavailable, match=f"no process can listen in {tops[0]}.*no process can listen in {tops[1]}"):
+    with pytest.raises(
+        StoreUnavailable, match=f"no process can listen in {tops[0]}.*no process can listen in {tops[1]}"
+    ):
         launch.connect("store", "run", deadline_s=5.0)
     assert [path.startswith(top) for path, top in zip(started, tops, strict=True)] == [True, True]
     with LocalDirectory(started[1]) as directory:

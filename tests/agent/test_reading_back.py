@@ -32,7 +32,16 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
     view = Log(store, "run").read()
     keep = msgspec.msgpack.encode(relight.keep(last=1))
     made = SlotWriter(
-        OpenRun(store.url, "run", view.store_id, view.run_id, fold(view).epoch, 2, os.getpriority(os.PRIO_PROCESS, 0), keep=keep)
+        OpenRun(
+            store.url,
+            "run",
+            view.store_id,
+            view.run_id,
+            fold(view).epoch,
+            2,
+            os.getpriority(os.PRIO_PROCESS, 0),
+            keep=keep,
+        )
     )
     made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=slot_writer.IDLE_VERIFY_FROM)))  # type: ignore[assignment]
     return made
@@ -67,7 +76,9 @@ def test_a_read_without_a_waiting_caller_has_the_lowest_priority(writer: SlotWri
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-def test_a_small_one_is_read_as_everything_else(writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_one_is_read_as_everything_else(
+    writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A small checkpoint is read at normal priority."""
     monkeypatch.setattr(slot_writer, "IDLE_VERIFY_FROM", slot_writer.IDLE_VERIFY_FROM + 1)
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
@@ -99,7 +110,11 @@ def test_a_trainer_that_ends_is_not_kept_waiting(writer: SlotWriter, niceness: l
 
 def test_ever_more_of_them(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """If saves always interrupt the read, patient reads are tried ever more rarely."""
-    monkeypatch.setattr(type(writer._room), "prune", lambda self, need=0, still=lambda: True: PruneReport([], [], []) if still() else None)
+    monkeypatch.setattr(
+        type(writer._room),
+        "prune",
+        lambda self, need=0, still=lambda: True: PruneReport([], [], []) if still() else None,
+    )
     patient = []
     for _ in range(40):
         patient.append(writer._may_take_long())
@@ -115,7 +130,9 @@ def test_a_store_far_away_is_read_as_everything_else(writer: SlotWriter, nicenes
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-def test_an_abort_for_an_ending_trainer_does_not_count_as_a_short_save_interval(writer: SlotWriter, niceness: list[int]) -> None:
+def test_an_abort_for_an_ending_trainer_does_not_count_as_a_short_save_interval(
+    writer: SlotWriter, niceness: list[int]
+) -> None:
     """A read that was aborted for an ending trainer is tried at low priority the next time."""
     assert writer.prune(lambda: False, lambda: False, lambda: False) is None
     niceness.clear()

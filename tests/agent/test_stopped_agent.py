@@ -65,7 +65,10 @@ def stopped() -> Iterator[list[psutil.Process]]:
 def trained(folder: Path, deadline_s: float = 60.0) -> tuple[relight.Checkpointer, psutil.Process]:
     """A Checkpointer with one durable save of step 0, and its agent."""
     ckpt = relight.Checkpointer(
-        folder / "store" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), limits=relight.Limits(deadline_s=deadline_s)
+        folder / "store" / "run",
+        model=nn.Linear(8, 8),
+        save=relight.every(steps=1),
+        limits=relight.Limits(deadline_s=deadline_s),
     )
     ckpt.restore()
     ckpt.save(0)
@@ -119,7 +122,9 @@ def test_an_agent_that_stays_stopped_is_replaced(
     assert failed and len(failed) == len(set(failed))
 
 
-def test_saves_without_a_waiting_caller_continue_too(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
+def test_saves_without_a_waiting_caller_continue_too(
+    tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]
+) -> None:
     """A stopped agent that has a save to write is continued during training, before progress is lost."""
     ckpt, agent = trained(tmp_path)
     stopped.append(agent)

@@ -34,8 +34,11 @@ def test_an_action_is_written_before_and_after(tmp_path: Path) -> None:
         raise OSError("disk")
     book.begin("carl", "verify", "runs/demo")
     assert [(entry.who, entry.what, entry.how) for entry in book.entries()] == [
-        ("anna", "tag", "ok"), ("bert", "prune", "refused"), ("bert", "export", "failed"), ("carl", "verify", ""),
-    ]  # fmt: skip
+        ("anna", "tag", "ok"),
+        ("bert", "prune", "refused"),
+        ("bert", "export", "failed"),
+        ("carl", "verify", ""),
+    ]
     assert "no rule was given" in book.entries()[1].says
 
 
@@ -104,10 +107,15 @@ def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
     store, anchor = tmp_path / "audit", tmp_path / "anchor"
     filled(store, 2)
     run = CliRunner()
-    assert run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value == 0
+    assert (
+        run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value
+        == 0
+    )
     kept = anchor.read_text()
     max((store / "audit" / "log").iterdir()).unlink()
-    answered = run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False)
+    answered = run.invoke(
+        cli, ["audit", "verify", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False
+    )
     assert answered.return_value == 1
     assert json.loads(answered.output)["ok"] is False
     assert anchor.read_text() == kept
@@ -130,7 +138,9 @@ def test_the_library_records_in_the_audit_store_that_is_set(tmp_path: Path, monk
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     with recorded("export", "runs/demo"):
         pass
-    assert [(entry.what, entry.how) for entry in AuditLog(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
+    assert [(entry.what, entry.how) for entry in AuditLog(open_bytes(str(tmp_path / "audit"))).entries()] == [
+        ("export", "ok")
+    ]
 
 
 def test_commands_that_change_something_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +157,10 @@ def test_commands_that_change_something_are_recorded(tmp_path: Path, monkeypatch
     assert run.invoke(cli, ["hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(entry.what, entry.on, entry.how) for entry in entries] == [
-        ("tag", f"{store}/run-000", "ok"), ("keys new", str(tmp_path / "key"), "ok"), ("hold", f"{store}/run-000", "failed"),
-    ]  # fmt: skip
+        ("tag", f"{store}/run-000", "ok"),
+        ("keys new", str(tmp_path / "key"), "ok"),
+        ("hold", f"{store}/run-000", "failed"),
+    ]
 
 
 def test_exports_and_imports_by_the_library_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +206,9 @@ def test_an_import_that_cannot_be_recorded_is_not_done(tmp_path: Path, monkeypat
     assert not (tmp_path / "runs" / "brought").exists()
 
 
-def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A restore is recorded with its user and step, also if it fails. If the audit store is unreachable, the restore
     succeeds with a warning."""
     import torch
@@ -203,7 +217,9 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
 
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     for turn in range(2):
-        with relight.Checkpointer(tmp_path / "runs" / "demo", save=None, model=torch.nn.Linear(2, 2), signals=False) as ckpt:
+        with relight.Checkpointer(
+            tmp_path / "runs" / "demo", save=None, model=torch.nn.Linear(2, 2), signals=False
+        ) as ckpt:
             assert ckpt.restore() == 3 * turn
             ckpt.step(2)
             if turn:
@@ -211,12 +227,16 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
                     ckpt.restore("missing")
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(entry.what, entry.on.rpartition("/")[2], entry.how) for entry in entries] == [
-        ("restore", "demo@latest", "ok"), ("restore", "demo@latest", "ok"), ("restore", "demo@missing", "failed"),
-    ]  # fmt: skip
+        ("restore", "demo@latest", "ok"),
+        ("restore", "demo@latest", "ok"),
+        ("restore", "demo@missing", "failed"),
+    ]
     assert entries[0].says == "there was none yet" and entries[1].says.startswith("step 2, ") and entries[0].who
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "file" / "audit"))
     before = counters["audit.failed"]
-    with relight.Checkpointer(tmp_path / "runs" / "demo", save=None, model=torch.nn.Linear(2, 2), signals=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "runs" / "demo", save=None, model=torch.nn.Linear(2, 2), signals=False
+    ) as ckpt:
         assert ckpt.restore() == 3
     assert counters["audit.failed"] == before + 1

@@ -60,7 +60,9 @@ def test_every_action_of_the_dashboard_records_all_of_it(server: Server) -> None
     token = server.tokens["admin"]
     for verb, fields in GIVEN.items():
         plan = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()
-        server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": plan.get("digest", "x" * 64)})
+        server.post(
+            f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": plan.get("digest", "x" * 64)}
+        )
         record = first_record(server.app.state.book)
         assert record["what"] == verb and set(FIELDS) <= record.keys(), verb
         assert {f"given.{name}": value for name, value in fields.items()}.items() <= record.items(), verb
@@ -74,7 +76,11 @@ def test_every_action_of_the_dashboard_records_all_of_it(server: Server) -> None
     tag = next(entry for entry in server.app.state.book.entries() if entry.what == "tag")
     assert dict(tag.fields)["after"] == dict(tag.fields)["checkpoint"] and dict(tag.fields)["before"] == ""
     rows = server.get("/api/v1/audit", "admin").json()["rows"]
-    assert all(row["token"] == token[3:13] and row["fields"]["given.run"] == "run-000" for row in rows if row["what"] != "revoke")
+    assert all(
+        row["token"] == token[3:13] and row["fields"]["given.run"] == "run-000"
+        for row in rows
+        if row["what"] != "revoke"
+    )
 
 
 def test_a_moved_stage_is_recorded_with_what_it_was(server: Server) -> None:
@@ -83,7 +89,12 @@ def test_a_moved_stage_is_recorded_with_what_it_was(server: Server) -> None:
     for which in ("100", "200"):
         fields = GIVEN["promote"] | {"which": which}
         plan = server.post("/api/v1/actions/promote", "admin", json={"fields": fields}).json()
-        assert server.post("/api/v1/actions/promote", "admin", json={"fields": fields, "confirm": plan["digest"]}).status_code == 200
+        assert (
+            server.post(
+                "/api/v1/actions/promote", "admin", json={"fields": fields, "confirm": plan["digest"]}
+            ).status_code
+            == 200
+        )
         record = first_record(server.app.state.book)
         ids.append(record["after"])
         server.app.state.readers[0].poll()
@@ -96,7 +107,9 @@ def test_a_pasted_token_is_recorded_without_its_secret(server: Server) -> None:
     for fields in ({"id": token}, GIVEN["tag"] | {"name": token[:40]}, GIVEN["pin"] | {"why": f"see {token}"}):
         verb = "revoke" if "id" in fields else "pin" if "why" in fields else "tag"
         plan = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()
-        server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": plan.get("digest", "x" * 64)})
+        server.post(
+            f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": plan.get("digest", "x" * 64)}
+        )
     text = str([record.body for record in Log(server.app.state.book.store, "audit").read().records])
     assert token.partition(".")[2][:20] not in text
 
@@ -161,7 +174,10 @@ def test_every_audited_command_records_all_of_it(tmp_path: Path, monkeypatch: py
         seen[name] = record
     for name in ("tag", "note", "hold", "promote", "branch", "verify", "cp", "export"):
         assert seen[name]["run"] == "run-000" and len(seen[name]["checkpoint"]) == 10, name
-    assert seen["tag"]["after"] == seen["tag"]["checkpoint"] and seen["promote"]["after"] == f"production: {seen['promote']['checkpoint']}"
+    assert (
+        seen["tag"]["after"] == seen["tag"]["checkpoint"]
+        and seen["promote"]["after"] == f"production: {seen['promote']['checkpoint']}"
+    )
     assert seen["hold"]["why"] == "for the paper" and seen["prune"]["before"].count(",") == 2
 
 
@@ -173,7 +189,9 @@ def test_tokens_of_the_command_line_are_recorded_by_id(tmp_path: Path, monkeypat
     token = made.stdout.split()[0]
     CliRunner().invoke(cli, ["token", "revoke", token, *state])
     new, gone = AuditLog(open_bytes(tmp_path / "audit")).entries()
-    assert {"given.name": "anna", "given.role": "operator", "given.scope": "runs/demo"}.items() <= dict(new.fields).items()
+    assert {"given.name": "anna", "given.role": "operator", "given.scope": "runs/demo"}.items() <= dict(
+        new.fields
+    ).items()
     assert token[3:13] in new.says and dict(gone.fields)["given.id"] == token[3:13] == gone.on
     assert dict(gone.fields)["before"] == "valid" and token.partition(".")[2] not in str((new, gone))
 
@@ -192,7 +210,9 @@ def test_long_values_keep_their_length_and_hash() -> None:
     """A value that is too long for a record shows what was left out, so two of them are never confused."""
     first, second = (ActionFacts(given={"why": "x" * 5000 + end}).record()["given.why"] for end in "ab")
     assert len(first) == VALUE_MAX == len(second) and first != second and "5001 characters" in first
-    hidden = ActionFacts(given={"url": "https://anna:pw@host/x", "password": "pw", "words": ("--api-token", "pw", "TOKEN=pw")}).record()
+    hidden = ActionFacts(
+        given={"url": "https://anna:pw@host/x", "password": "pw", "words": ("--api-token", "pw", "TOKEN=pw")}
+    ).record()
     assert "pw" not in str(hidden.values()) and "host/x" in hidden["given.url"]
 
 
@@ -206,16 +226,29 @@ def test_a_refused_plan_is_recorded_with_known_arguments_alone(server: Server) -
     """A plan without permission is recorded. Unknown argument names are left out of the entry."""
     operator = {"store": "runs", "run": "run-000", "which": "latest", "name": "production"}
     other = {"store": "runs", "run": "secret", "which": "latest", "name": "x"}
-    for role, fields in (("operator", operator), ("scoped", other), ("operator", operator | {f"odd-{n}": "x" * 400 for n in range(6)})):
+    for role, fields in (
+        ("operator", operator),
+        ("scoped", other),
+        ("operator", operator | {f"odd-{n}": "x" * 400 for n in range(6)}),
+    ):
         assert server.post("/api/v1/actions/tag", role, json={"fields": fields}).status_code in (404, 422)
         entry = server.app.state.book.entries()[-1]
-        assert (entry.who, entry.what, entry.how) == (role, "tag", "refused") and entry.says.startswith("planned only: ")
+        assert (entry.who, entry.what, entry.how) == (role, "tag", "refused") and entry.says.startswith(
+            "planned only: "
+        )
         given = {name for name, _ in entry.fields if name.startswith("given.")}
         assert given == {f"given.{name}" for name in operator}
-    assert server.post("/api/v1/actions/tag", "operator", json={"fields": operator | {"odd": "1"}, "confirm": "x"}).status_code == 422
+    assert (
+        server.post(
+            "/api/v1/actions/tag", "operator", json={"fields": operator | {"odd": "1"}, "confirm": "x"}
+        ).status_code
+        == 422
+    )
     assert "given.odd" not in dict(server.app.state.book.entries()[-1].fields)
     assert len(server.app.state.book.entries()) == 4
-    assert server.post("/api/v1/actions/tag", "operator", json={"fields": operator | {"name": "fine"}}).status_code == 200
+    assert (
+        server.post("/api/v1/actions/tag", "operator", json={"fields": operator | {"name": "fine"}}).status_code == 200
+    )
     assert len(server.app.state.book.entries()) == 4, "a plan that may be done is not recorded until it is"
 
 
@@ -224,12 +257,22 @@ def test_a_piece_of_the_audit_log_has_a_bound_in_bytes() -> None:
     unchanged."""
     for letter in ("x", "\U0001f600", "\x01", '"'):
         long = {f"{letter}{n}" * 40: letter * 2000 for n in range(40)}
-        row = AuditRow(7, "2026-11-26T10:00:00Z", letter * 500, "tag", letter * 380, "refused", letter * 300, letter * 300, long)
+        row = AuditRow(
+            7, "2026-11-26T10:00:00Z", letter * 500, "tag", letter * 380, "refused", letter * 300, letter * 300, long
+        )
         short = short_audit(row)
         assert len(msgspec.json.encode(short)) < 1900
         assert list(short.fields)[-1] == "…" and short.seq == 7
     row = AuditRow(
-        7, "2026-11-26T10:00:00Z", "anna", "tag", "runs/run-000@latest", "ok", "operator", "abcdefghij", {"run": "run-000", "before": ""}
+        7,
+        "2026-11-26T10:00:00Z",
+        "anna",
+        "tag",
+        "runs/run-000@latest",
+        "ok",
+        "operator",
+        "abcdefghij",
+        {"run": "run-000", "before": ""},
     )
     assert short_audit(row) == row
 
@@ -239,10 +282,14 @@ def test_a_path_that_is_not_utf_8_is_recorded(tmp_path: Path, monkeypatch: pytes
     book = AuditLog(open_bytes(tmp_path / "audit"))
     path = "/data/\udcff/run"
     book.end(
-        book.begin("me", "tag", path, facts=ActionFacts(run=path, given={path: path, "list": [path]})), "failed", f"no store at {path}"
+        book.begin("me", "tag", path, facts=ActionFacts(run=path, given={path: path, "list": [path]})),
+        "failed",
+        f"no store at {path}",
     )
     (entry,) = book.entries()
-    assert entry.on == "/data/\\udcff/run" == dict(entry.fields)["given./data/\\udcff/run"] and entry.says.endswith("/data/\\udcff/run")
+    assert entry.on == "/data/\\udcff/run" == dict(entry.fields)["given./data/\\udcff/run"] and entry.says.endswith(
+        "/data/\\udcff/run"
+    )
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     ended = CliRunner().invoke(cli, ["tag", f"{tmp_path}/\udcff/run@latest", "good"])
     assert ended.exit_code == 2 or not isinstance(ended.exception, UnicodeError), ended.exception

@@ -43,7 +43,10 @@ def pasted(advice: Advice) -> dict[str, Any]:
     assert isinstance(call, ast.Call)
     assert ast.unparse(call.func) == "relight.Checkpointer"
     known = {word.arg: word.value for word in call.keywords if word.arg not in ("model", "optimizer")}
-    return {str(name): eval(compile(ast.Expression(value), "line", "eval"), {"relight": relight}) for name, value in known.items()}
+    return {
+        str(name): eval(compile(ast.Expression(value), "line", "eval"), {"relight": relight})
+        for name, value in known.items()
+    }
 
 
 def test_background_saves_are_chosen_where_training_loses_less_than_by_waiting() -> None:
@@ -127,7 +130,9 @@ def test_unknown_memory_is_no_reason_against_background_saves() -> None:
     assert "is unknown" in setting(advice, "memory")[1]
 
 
-@pytest.mark.parametrize(("cost_s", "minutes"), [(0.001, 1), (0.6, 1), (0.61, 2), (7.0, 15), (100.0, 180), (10_000.0, 1440)])
+@pytest.mark.parametrize(
+    ("cost_s", "minutes"), [(0.001, 1), (0.6, 1), (0.61, 2), (7.0, 15), (100.0, 180), (10_000.0, 1440)]
+)
 def test_the_interval_keeps_the_lost_time_under_one_percent(cost_s: float, minutes: int) -> None:
     """The interval is the shortest round number of minutes that loses under 1 %, or the longest one."""
     advice = advise(facts(lost_s=cost_s, blocked_s=0.001, waiting_s=10 * cost_s, durable_s=0.1))

@@ -24,7 +24,13 @@ def test_a_size_that_was_asked_for_is_taken_or_refused_never_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", [BenchSpace(GB, 8 * GB), BenchSpace(64 * GB, 2 * GB), BenchSpace(200 * MB, 700 * MB), BenchSpace(GB, 2 * GB, torch=False)]
+    "room",
+    [
+        BenchSpace(GB, 8 * GB),
+        BenchSpace(64 * GB, 2 * GB),
+        BenchSpace(200 * MB, 700 * MB),
+        BenchSpace(GB, 2 * GB, torch=False),
+    ],
 )
 def test_the_size_that_a_refusal_names_fits(room: BenchSpace) -> None:
     """The size in the hint of a refusal is accepted."""
@@ -41,7 +47,8 @@ def test_an_assumed_size_fits_the_memory_the_disk_and_the_time() -> None:
     assert plan_bench(BenchSpace(None, None, write_bps=3e9), None, 5).size == 500 * MB
     assert 16 * MB <= plan_bench(BenchSpace(None, None, write_bps=50e6), None, 5).size <= 50 * MB
     assert (
-        plan_bench(BenchSpace(None, None, write_bps=50e6), None, 10).size < plan_bench(BenchSpace(None, None, write_bps=50e6), None, 2).size
+        plan_bench(BenchSpace(None, None, write_bps=50e6), None, 10).size
+        < plan_bench(BenchSpace(None, None, write_bps=50e6), None, 2).size
     )
     assert disk_needed(plan_bench(BenchSpace(300 * MB, None), None, 5).size) <= 300 * MB
     assert memory_needed(plan_bench(BenchSpace(None, GB), None, 5).size, torch=True) <= GB

@@ -72,7 +72,9 @@ def resumed(saved: tuple[Stored, int], world: int, make: Make, *, key: str = "k"
     own = [{"data": tree[f"data{rank}"]} for rank in range(before)]
     job, states = Job(world, make), []
     for rank, loader in enumerate(job.loaders):
-        carried = remap_rank_state(own[rank % before], {"data": loader}, rank=rank, world=world, saved=before, key=key, own=own)
+        carried = remap_rank_state(
+            own[rank % before], {"data": loader}, rank=rank, world=world, saved=before, key=key, own=own
+        )
         plan = plan_restore(carried.components, stored.tensors, carried.root, where="test")
         feed(stored, plan.sinks)
         plan.finish()

@@ -142,27 +142,42 @@ KINDS: dict[str, Callable[[Setting], DataLoader]] = {
     "`DataLoader`, `generator=`": lambda setting: _loader(
         setting, Numbers(setting.length), shuffle=True, generator=torch.Generator().manual_seed(setting.seed)
     ),
-    "`DataLoader`, own sampler": lambda setting: _loader(setting, Numbers(setting.length), sampler=Rotated(setting.length)),
+    "`DataLoader`, own sampler": lambda setting: _loader(
+        setting, Numbers(setting.length), sampler=Rotated(setting.length)
+    ),
     "`DataLoader`, own batch sampler": lambda setting: _loader(
         setting, Numbers(setting.length), batch_size=1, batch_sampler=InPairs(setting.length, setting.size)
     ),
     "`DataLoader`, `BatchSampler` as sampler": lambda setting: _loader(
-        setting, Numbers(setting.length), batch_size=None, sampler=BatchSampler(Rotated(setting.length), setting.size, False)
+        setting,
+        Numbers(setting.length),
+        batch_size=None,
+        sampler=BatchSampler(Rotated(setting.length), setting.size, False),
     ),
     "`DataLoader`, `DistributedSampler`": lambda setting: _loader(
-        setting, Numbers(setting.length), sampler=DistributedSampler(Numbers(setting.length), num_replicas=1, rank=0, seed=setting.seed)
+        setting,
+        Numbers(setting.length),
+        sampler=DistributedSampler(Numbers(setting.length), num_replicas=1, rank=0, seed=setting.seed),
     ),
-    "`DataLoader`, `WeightedRandomSampler`": lambda setting: _loader(setting, Numbers(setting.length), sampler=_weighted(setting)),
+    "`DataLoader`, `WeightedRandomSampler`": lambda setting: _loader(
+        setting, Numbers(setting.length), sampler=_weighted(setting)
+    ),
     "`DataLoader`, persistent workers": lambda setting: _loader(
         setting, Numbers(setting.length), shuffle=True, persistent_workers=setting.workers > 0
     ),
     "`DataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length)),
     "`DataLoader`, stream with a seed of its own": lambda setting: _loader(setting, Clocked(setting.length)),
     "`StatefulDataLoader`, in order": lambda setting: _loader(setting, Numbers(setting.length), StatefulDataLoader),
-    "`StatefulDataLoader`, `shuffle=True`": lambda setting: _loader(setting, Numbers(setting.length), StatefulDataLoader, shuffle=True),
+    "`StatefulDataLoader`, `shuffle=True`": lambda setting: _loader(
+        setting, Numbers(setting.length), StatefulDataLoader, shuffle=True
+    ),
     "`StatefulDataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length), StatefulDataLoader),
-    "`StatefulDataLoader`, stream with a seed of its own": lambda setting: _loader(setting, Clocked(setting.length), StatefulDataLoader),
-    "`StatefulDataLoader`, stream with a state": lambda setting: _loader(setting, Keeping(setting.length), StatefulDataLoader),
+    "`StatefulDataLoader`, stream with a seed of its own": lambda setting: _loader(
+        setting, Clocked(setting.length), StatefulDataLoader
+    ),
+    "`StatefulDataLoader`, stream with a state": lambda setting: _loader(
+        setting, Keeping(setting.length), StatefulDataLoader
+    ),
 }
 CHANGES: dict[str, Callable[[Setting], Setting]] = {
     "none": lambda setting: setting,
@@ -251,7 +266,9 @@ def outcome(kind: str, change: str, workers: int) -> str:
         return EXACT
     if sorted(samples) == list(range(after.length)):
         return ONCE
-    return f"reported: {', '.join(sorted(set(events)))}" if set(events) - {"loader.reread", "loader.continued"} else SILENT
+    return (
+        f"reported: {', '.join(sorted(set(events)))}" if set(events) - {"loader.reread", "loader.continued"} else SILENT
+    )
 
 
 def outcome_of_ranks(kind: str) -> str:

@@ -84,7 +84,11 @@ def same(first: Any, second: Any) -> bool:
     import torch
 
     if isinstance(first, torch.Tensor):
-        if not isinstance(second, torch.Tensor) or (first.dtype, first.shape, first.layout) != (second.dtype, second.shape, second.layout):
+        if not isinstance(second, torch.Tensor) or (first.dtype, first.shape, first.layout) != (
+            second.dtype,
+            second.shape,
+            second.layout,
+        ):
             return False
         if first.layout != torch.strided or first.is_quantized:
             return store(capture({"x": first}, rng=False)).data == store(capture({"x": second}, rng=False)).data
@@ -96,7 +100,9 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, np.generic):
         return first.dtype == second.dtype and first.tobytes() == second.tobytes()
     if isinstance(first, dict):
-        return len(first) == len(second) and all(same(a, b) and same(first[a], second[b]) for a, b in zip(first, second, strict=True))
+        return len(first) == len(second) and all(
+            same(a, b) and same(first[a], second[b]) for a, b in zip(first, second, strict=True)
+        )
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
     if isinstance(first, float):
@@ -112,5 +118,9 @@ def raw(tensor: Any) -> bytes:
 
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    whole = torch.view_as_real(tensor).view(torch.int64) if tensor.element_size() == 16 else tensor.view(words[tensor.element_size()])
+    whole = (
+        torch.view_as_real(tensor).view(torch.int64)
+        if tensor.element_size() == 16
+        else tensor.view(words[tensor.element_size()])
+    )
     return whole.contiguous().numpy().tobytes()

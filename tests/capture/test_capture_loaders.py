@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from roundtrip import Stored, restore, save
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import capture, observe_batches, unwatch_loaders, watch_loaders
@@ -129,7 +137,8 @@ PLAIN = {
     "replacement": lambda: plain(shuffle=None, sampler=RandomSampler(Noisy(), replacement=True))(),
     "own sampler": lambda: plain(shuffle=None, sampler=Shuffling())(),
     "batch sampler": lambda: DataLoader(
-        Noisy(), batch_sampler=BatchSampler(RandomSampler(Noisy(), generator=torch.Generator().manual_seed(5)), BATCH, False)
+        Noisy(),
+        batch_sampler=BatchSampler(RandomSampler(Noisy(), generator=torch.Generator().manual_seed(5)), BATCH, False),
     ),
     "no batches": lambda: DataLoader(Noisy(), batch_size=None, sampler=RandomSampler(range(EPOCH))),
     "stream": lambda: DataLoader(Stream(), batch_size=BATCH),
@@ -161,7 +170,9 @@ def test_a_plain_loader_resumes_to_the_bit(kind: str, when: str) -> None:
 
 def stateful(**options) -> Callable[[], DataLoader]:
     """Return a maker of loaders that report their position. They cannot save worker noise, so there is none."""
-    return lambda: StatefulDataLoader(Noisy(not options.get("num_workers")), batch_size=BATCH, **{"shuffle": True, **options})
+    return lambda: StatefulDataLoader(
+        Noisy(not options.get("num_workers")), batch_size=BATCH, **{"shuffle": True, **options}
+    )
 
 
 STATEFUL = {
@@ -307,7 +318,9 @@ def test_a_finished_epoch_is_not_begun_again() -> None:
         assert len(list(resumed_loader)) == EPOCH
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["in process", "persistent workers"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["in process", "persistent workers"]
+)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_a_loop_that_is_at_the_next_epoch_gets_that(kind, options) -> None:
     """After a save at the last batch, before the end was reached, a resumed loop may set the next epoch's number. It
@@ -402,7 +415,9 @@ def test_generators_of_a_loader_are_where_they_were_at_an_edge() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [plain(), plain(num_workers=2), stateful(), stateful(num_workers=2)], ids=["plain", "workers", "stateful", "stateful workers"]
+    "make",
+    [plain(), plain(num_workers=2), stateful(), stateful(num_workers=2)],
+    ids=["plain", "workers", "stateful", "stateful workers"],
 )
 def test_an_observer_sees_what_is_delivered_and_no_more(make) -> None:
     """Call the observer for delivered batches only, in order, for every kind of loader. Prefetched and skipped batches
@@ -459,7 +474,9 @@ def test_reading_again_is_an_event_and_no_warning() -> None:
                 next(iter(resumed_loader))
     finally:
         undo()
-    assert [(event.name, event.fields["loader"], event.fields["batches"]) for event in events] == [("loader.reread", "data", 1)]
+    assert [(event.name, event.fields["loader"], event.fields["batches"]) for event in events] == [
+        ("loader.reread", "data", 1)
+    ]
 
 
 def test_a_loader_of_the_other_kind_is_a_mismatch_before_anything_is_written() -> None:

@@ -129,7 +129,9 @@ def test_a_tie_that_was_cut_gets_both_places_filled() -> None:
     """Restore a weight that was stored tied into both weights of an untied module."""
     source, target = Tied(), Tied(tie=False)
     restore(save({"model": source}, rng=False), {"model": target})
-    assert torch.equal(source.embed.weight, target.head.weight) and torch.equal(source.embed.weight, target.embed.weight)
+    assert torch.equal(source.embed.weight, target.head.weight) and torch.equal(
+        source.embed.weight, target.embed.weight
+    )
 
 
 def test_a_tie_that_was_not_there_is_a_mismatch() -> None:
@@ -141,7 +143,9 @@ def test_a_tie_that_was_not_there_is_a_mismatch() -> None:
 def test_every_mismatch_is_named_in_one_error_before_a_byte_is_written() -> None:
     """Report missing and unexpected entries, wrong shapes and wrong dtypes, one line each. The live module is
     unchanged."""
-    stored = save({"model": nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})}, rng=False)
+    stored = save(
+        {"model": nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})}, rng=False
+    )
     live = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(2, 2).double(), "d": nn.Linear(2, 2)})
     before = {key: value.clone() for key, value in live.state_dict().items()}
     with pytest.raises(IncompatibleState) as caught:
@@ -174,7 +178,9 @@ def test_only_restores_part_of_a_module() -> None:
     assert torch.equal(source[3].weight, target[3].weight) and torch.equal(kept, target[0].weight)
 
 
-@pytest.mark.parametrize("rename", [{"model/encoder.*": "model/backbone.*"}, lambda path: path.replace("encoder", "backbone")])
+@pytest.mark.parametrize(
+    "rename", [{"model/encoder.*": "model/backbone.*"}, lambda path: path.replace("encoder", "backbone")]
+)
 def test_renamed_entries_and_their_optimizer_state_find_their_place(rename) -> None:
     """Restore a renamed module's weights and optimizer state under the new names."""
     source, target = nn.ModuleDict({"encoder": nn.Linear(2, 2)}), nn.ModuleDict({"backbone": nn.Linear(2, 2)})
@@ -303,7 +309,9 @@ def test_averaged_models_resume() -> None:
     averaged.update_parameters(model)
     averaged.update_parameters(net(7))
     fresh_model = net(2)
-    fresh = torch.optim.swa_utils.AveragedModel(fresh_model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    fresh = torch.optim.swa_utils.AveragedModel(
+        fresh_model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
     restore(save({"model": model, "ema": averaged}, rng=False), {"model": fresh_model, "ema": fresh})
     assert equal(averaged, fresh) and int(fresh.n_averaged) == 2
     for module in (averaged, fresh):
@@ -348,7 +356,9 @@ def test_a_finished_plan_keeps_nothing_alive() -> None:
         plan = restore(stored, {"model": live, "d": {}})
         lasting = {id(tensor) for tensor in live.parameters()}
         made = [
-            weakref.ref(sink.owner) for sink in plan.sinks.values() if isinstance(sink, HostMemorySink) and id(sink.owner) not in lasting
+            weakref.ref(sink.owner)
+            for sink in plan.sinks.values()
+            if isinstance(sink, HostMemorySink) and id(sink.owner) not in lasting
         ]
         gone = weakref.ref(plan)
         del plan
@@ -393,7 +403,9 @@ def test_a_plain_modules_state_is_what_state_dict_gives(nested: bool) -> None:
     """Return the names, tensors and order of ``state_dict``. Shared modules occur twice; absent parameters and
     non-persistent buffers do not occur."""
     shared = nn.Linear(2, 2, bias=False)
-    module = nn.ModuleDict({"a": net(1), "b": shared, "c": nn.ParameterList([nn.Parameter(torch.zeros(1))]), "d": shared})
+    module = nn.ModuleDict(
+        {"a": net(1), "b": shared, "c": nn.ParameterList([nn.Parameter(torch.zeros(1))]), "d": shared}
+    )
     module.register_buffer("transient", torch.zeros(1), persistent=False)
     module.register_buffer("absent", None)
     if nested:

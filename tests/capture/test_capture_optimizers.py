@@ -87,7 +87,9 @@ def test_half_precision_parameters_keep_full_precision_state(kind: str) -> None:
     sum(p.sum() for p in source.parameters()).backward()
     first.step()
     for p in source.parameters():
-        first.state[p] = {k: v.float() + 1e-4 if isinstance(v, torch.Tensor) and v.ndim else v for k, v in first.state[p].items()}
+        first.state[p] = {
+            k: v.float() + 1e-4 if isinstance(v, torch.Tensor) and v.ndim else v for k, v in first.state[p].items()
+        }
     restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
     for p, q in zip(source.parameters(), target.parameters(), strict=True):
         for key, value in first.state[p].items():
@@ -121,7 +123,9 @@ def test_new_state_is_laid_out_like_its_parameter() -> None:
     second = torch.optim.Adam(target.parameters())
     restore(save({"model": conv, "opt": first}, rng=False), {"model": target, "opt": second})
     moment = second.state[target.weight]["exp_avg"]
-    assert moment.is_contiguous(memory_format=torch.channels_last) and torch.equal(moment, first.state[conv.weight]["exp_avg"])
+    assert moment.is_contiguous(memory_format=torch.channels_last) and torch.equal(
+        moment, first.state[conv.weight]["exp_avg"]
+    )
     assert not moment.requires_grad
 
 
@@ -162,7 +166,10 @@ def test_parameters_that_changed_group_are_not_given_anothers_settings() -> None
 def test_two_modules_in_one_optimizer_do_not_mix_up_names() -> None:
     """Keep the state of two modules' parameters with the same names apart."""
     a, b, c, d = net(1), net(2), net(3), net(4)
-    first, second = torch.optim.Adam([*a.parameters(), *b.parameters()]), torch.optim.Adam([*c.parameters(), *d.parameters()])
+    first, second = (
+        torch.optim.Adam([*a.parameters(), *b.parameters()]),
+        torch.optim.Adam([*c.parameters(), *d.parameters()]),
+    )
     step(a, first, 0)
     step(b, first, 1)
     restore(save({"g": a, "d": b, "opt": first}, rng=False), {"g": c, "d": d, "opt": second})
@@ -427,7 +434,10 @@ def test_gradients_of_every_module_that_has_parameters_in_common() -> None:
     """Save and restore the one gradient of a parameter that two components share, and sparse gradients."""
     source, target = nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2, sparse=True)
     source(torch.tensor([1, 1, 3])).sum().backward()
-    restore(save({"a": source, "b": nn.Sequential(source)}, rng=False, micro_step=0), {"a": target, "b": nn.Sequential(target)})
+    restore(
+        save({"a": source, "b": nn.Sequential(source)}, rng=False, micro_step=0),
+        {"a": target, "b": nn.Sequential(target)},
+    )
     assert torch.equal(source.weight.grad.to_dense(), target.weight.grad.to_dense())
 
 
@@ -492,4 +502,6 @@ def test_a_malformed_optimizer_is_a_mismatch(node: object) -> None:
     """Validate an optimizer's stored entries before use."""
     model = nn.Linear(2, 2)
     with pytest.raises(IncompatibleState, match="stored as something other"):
-        plan_restore({"opt": torch.optim.Adam(model.parameters()), "model": model}, [], encode_tree({"opt": node}), where="test")
+        plan_restore(
+            {"opt": torch.optim.Adam(model.parameters()), "model": model}, [], encode_tree({"opt": node}), where="test"
+        )

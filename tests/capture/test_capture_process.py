@@ -24,7 +24,13 @@ from relight.errors import RelightError
 
 def draw() -> tuple:
     """Return numbers from each host generator. Normals are drawn too, because they are generated in pairs."""
-    return random.random(), random.gauss(0, 1), float(np.random.randn()), np.random.permutation(5).tolist(), torch.randn(3).tolist()
+    return (
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.randn()),
+        np.random.permutation(5).tolist(),
+        torch.randn(3).tolist(),
+    )
 
 
 def test_host_generators_continue_their_sequences() -> None:
@@ -91,7 +97,11 @@ def pair() -> tuple[nn.Module, nn.Module]:
 
 def values(module: nn.Module) -> dict[str, list]:
     """Return a module's state as lists."""
-    return {key.removeprefix("module."): tensor.tolist() for key, tensor in module.state_dict().items() if key != "n_averaged"}
+    return {
+        key.removeprefix("module."): tensor.tolist()
+        for key, tensor in module.state_dict().items()
+        if key != "n_averaged"
+    }
 
 
 def test_a_swap_exchanges_parameters_and_buffers() -> None:
@@ -177,7 +187,18 @@ def test_the_environment_is_json_and_equal_to_itself() -> None:
     now = environment()
     assert json.loads(json.dumps(now)) == now
     assert differences(now, environment()) == []
-    for key in ("python", "torch", "numpy", "relight", "threads", "interop_threads", "cpu_capability", "argv", "code", "devices"):
+    for key in (
+        "python",
+        "torch",
+        "numpy",
+        "relight",
+        "threads",
+        "interop_threads",
+        "cpu_capability",
+        "argv",
+        "code",
+        "devices",
+    ):
         assert key in now, key
 
 
@@ -205,14 +226,18 @@ def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Pat
     """Return the revision of the script's repository from any working directory, quickly; None without a repository."""
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(tmp_path)]
     script = tmp_path / "train.py"
-    script.write_text("import json\nfrom relight.capture import environment\nprint(json.dumps(environment()['code']))\n")
+    script.write_text(
+        "import json\nfrom relight.capture import environment\nprint(json.dumps(environment()['code']))\n"
+    )
     if subprocess.run([*git, "init", "-q"], check=False).returncode:
         pytest.skip("no git")
 
     env = {**os.environ, "PYTHONPATH": str(Path(room.__file__).parents[2])}
 
     def run() -> object:
-        done = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, check=True, env=env)
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd="/", capture_output=True, text=True, check=True, env=env
+        )
         return json.loads(done.stdout)
 
     subprocess.run([*git, "add", "."], check=True)
@@ -271,4 +296,6 @@ def test_public_names_are_pinned() -> None:
 def test_the_tree_of_generators_loads_without_objects() -> None:
     """Store random states as arrays and numbers, which any reader can load."""
     tree = load(save({}))["rng"]
-    assert isinstance(tree["torch"], torch.Tensor) and isinstance(tree["python"], dict) and isinstance(tree["numpy"], dict)
+    assert (
+        isinstance(tree["torch"], torch.Tensor) and isinstance(tree["python"], dict) and isinstance(tree["numpy"], dict)
+    )

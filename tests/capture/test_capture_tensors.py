@@ -54,7 +54,9 @@ def test_every_dtype_in_every_stride_comes_back_to_the_bit(name: str) -> None:
     for piece in (0, 3):
         loaded = load(save({"state": state}, rng=False, piece=piece), piece=piece)["state"]
         assert {key: raw(value) for key, value in loaded.items()} == {key: raw(value) for key, value in state.items()}
-        assert all(loaded[key].dtype == value.dtype and loaded[key].shape == value.shape for key, value in state.items())
+        assert all(
+            loaded[key].dtype == value.dtype and loaded[key].shape == value.shape for key, value in state.items()
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +129,12 @@ def test_tied_tensors_are_one_item_and_tied_again() -> None:
 def test_lazy_conjugates_and_negatives_are_saved_as_their_values() -> None:
     """Save a lazily conjugated or negated view as the values that reading it gives."""
     z = torch.randn(5, dtype=torch.complex64)
-    state = {"conj": z.conj(), "neg": z.conj().imag, "half": z.to(torch.complex32).conj(), "wide": z.to(torch.complex128).conj()}
+    state = {
+        "conj": z.conj(),
+        "neg": z.conj().imag,
+        "half": z.to(torch.complex32).conj(),
+        "wide": z.to(torch.complex128).conj(),
+    }
     loaded = load(save({"s": state}, rng=False))["s"]
     for key, value in state.items():
         assert raw(loaded[key]) == raw(value), key
@@ -186,12 +193,16 @@ def test_quantised_tensors_come_back() -> None:
     state = {
         "tensor": torch.quantize_per_tensor(x, 0.1, 3, torch.quint8),
         "wide": torch.quantize_per_tensor(x, 0.01, 0, torch.qint32),
-        "channel": torch.quantize_per_channel(x, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2]), 0, torch.qint8),
+        "channel": torch.quantize_per_channel(
+            x, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2]), 0, torch.qint8
+        ),
     }
     loaded = load(save({"s": state}, rng=False))["s"]
     for key, value in state.items():
         assert loaded[key].dtype == value.dtype and loaded[key].qscheme() == value.qscheme()
-        assert torch.equal(loaded[key].int_repr(), value.int_repr()) and torch.equal(loaded[key].dequantize(), value.dequantize())
+        assert torch.equal(loaded[key].int_repr(), value.int_repr()) and torch.equal(
+            loaded[key].dequantize(), value.dequantize()
+        )
 
 
 class Odd(torch.Tensor):
@@ -322,7 +333,12 @@ def test_a_malformed_leaf_is_unsafe_content(kind: str, dtype: str, shape: tuple[
     """Validate a file's statements about its tensors. An invalid one raises a typed error, without a crash or a huge
     allocation."""
     length = int(np.prod(shape)) * DTYPES[dtype].itemsize
-    stored = Stored([Tensor("x", dtype, shape, "value", 0, 0, length)], encode_tree({"x": Leaf(kind, (0,), meta)}), [bytes(length)], {})
+    stored = Stored(
+        [Tensor("x", dtype, shape, "value", 0, 0, length)],
+        encode_tree({"x": Leaf(kind, (0,), meta)}),
+        [bytes(length)],
+        {},
+    )
     with pytest.raises(UnsafeContent):
         load(stored)
 
@@ -344,8 +360,16 @@ def test_the_store_is_asked_before_memory_is_made() -> None:
         if pack == 2:
             raise CorruptCheckpoint("shorter than it should be")
 
-    records = [Tensor(name, "uint8", (size,), "value", pack, 0, size) for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))]
-    build_tree(records, encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}), where="test", check=check)
+    records = [
+        Tensor(name, "uint8", (size,), "value", pack, 0, size)
+        for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))
+    ]
+    build_tree(
+        records,
+        encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}),
+        where="test",
+        check=check,
+    )
     assert asked == [0]
     with pytest.raises(CorruptCheckpoint):
         build_tree(records, encode_tree({"c": Leaf("tensor", (2,))}), where="test", check=check)
@@ -354,7 +378,12 @@ def test_the_store_is_asked_before_memory_is_made() -> None:
 def test_a_shape_that_overflows_is_unsafe_content() -> None:
     """Refuse a shape that overflows. It has zero bytes, so sizes cannot reveal it, and torch multiplies the other
     extents."""
-    stored = Stored([Tensor("x", "uint8", (0, 1 << 62, 1 << 62), "value", 0, 0, 0)], encode_tree({"x": Leaf("tensor", (0,))}), [b""], {})
+    stored = Stored(
+        [Tensor("x", "uint8", (0, 1 << 62, 1 << 62), "value", 0, 0, 0)],
+        encode_tree({"x": Leaf("tensor", (0,))}),
+        [b""],
+        {},
+    )
     with pytest.raises(UnsafeContent):
         load(stored)
 
@@ -378,7 +407,9 @@ plain = st.recursive(
     | st.sets(st.integers() | st.text(max_size=3), max_size=4)
     | st.frozensets(st.integers(), max_size=3)
     | st.builds(
-        lambda name, shape, flip, seed: make(name, tuple(shape), seed).movedim(0, -1) if flip and shape else make(name, tuple(shape), seed),
+        lambda name, shape, flip, seed: (
+            make(name, tuple(shape), seed).movedim(0, -1) if flip and shape else make(name, tuple(shape), seed)
+        ),
         st.sampled_from(NAMES),
         st.lists(st.integers(0, 4), max_size=3),
         st.booleans(),
@@ -389,7 +420,11 @@ plain = st.recursive(
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(
-            st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2)),
+            st.text(max_size=4)
+            | st.integers()
+            | st.booleans()
+            | st.none()
+            | st.tuples(st.integers(), st.text(max_size=2)),
             inner,
             max_size=4,
         )
@@ -408,7 +443,10 @@ def _native(value: object) -> object:
 
 
 @LIGHT
-@given(st.dictionaries(st.text(max_size=3).filter(lambda key: key not in ("rng", "grad")), plain, max_size=4), st.sampled_from([0, 1, 3]))
+@given(
+    st.dictionaries(st.text(max_size=3).filter(lambda key: key not in ("rng", "grad")), plain, max_size=4),
+    st.sampled_from([0, 1, 3]),
+)
 def test_any_tree_comes_back(state: dict[str, object], piece: int) -> None:
     """Load each value that can be saved with equal type, order and bits."""
     assert same(_native(load(save(state, rng=False, piece=piece), piece=piece)), _native(state))
@@ -420,7 +458,9 @@ def test_capturing_what_was_loaded_gives_the_same_bytes(state: dict[str, object]
     """Save, load and save again: the second checkpoint equals the first. Sets may be in another order."""
     first = save({"s": _native(state)}, rng=False)
     second = save({"s": load(first)["s"]}, rng=False)
-    assert first.data == second.data and [tensor.name for tensor in first.tensors] == [tensor.name for tensor in second.tensors]
+    assert first.data == second.data and [tensor.name for tensor in first.tensors] == [
+        tensor.name for tensor in second.tensors
+    ]
     assert same(load(first), load(second))
 
 

@@ -19,9 +19,18 @@ from relight.errors import IncompatibleState, RelightError
 
 def test_immutable_components_come_back_as_values() -> None:
     """Return a number, text, None or tuple from the plan, because it cannot be changed in place."""
-    state = {"epoch": 7, "best": float("inf"), "name": "run", "none": None, "pair": (1, "a"), "flag": True, "scalar": np.float32(2)}
+    state = {
+        "epoch": 7,
+        "best": float("inf"),
+        "name": "run",
+        "none": None,
+        "pair": (1, "a"),
+        "flag": True,
+        "scalar": np.float32(2),
+    }
     plan = restore(
-        save(state, rng=False), {"epoch": 0, "best": 0.0, "name": "", "none": 1, "pair": (), "flag": False, "scalar": np.float32(0)}
+        save(state, rng=False),
+        {"epoch": 0, "best": 0.0, "name": "", "none": 1, "pair": (), "flag": False, "scalar": np.float32(0)},
     )
     assert same({key: plan.values[key] for key in state}, state)
 
@@ -29,7 +38,11 @@ def test_immutable_components_come_back_as_values() -> None:
 def test_mutable_components_come_back_in_place() -> None:
     """Change dicts, lists and sets in place, so that every reference sees the restored content. Keys of every kind are
     kept."""
-    state = {"meters": {"loss": [1.0, 2.0], 3: {"deep": {1, 2}}, (1, "x"): None, None: b"z"}, "seen": {1, 2, 3}, "log": [1, [2]]}
+    state = {
+        "meters": {"loss": [1.0, 2.0], 3: {"deep": {1, 2}}, (1, "x"): None, None: b"z"},
+        "seen": {1, 2, 3},
+        "log": [1, [2]],
+    }
     meters, seen, log = {"old": 1, "loss": [0.0]}, {9}, [0, 0, 0]
     loss = meters["loss"]
     restore(save(state, rng=False), {"meters": meters, "seen": seen, "log": log})
@@ -93,7 +106,9 @@ class Tagged(str):
 Point = collections.namedtuple("Point", "x y")
 
 
-@pytest.mark.parametrize("value", [Tagged("x"), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Tagged("x"), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr
+)
 def test_a_value_that_would_change_its_type_is_refused(value: object) -> None:
     """Refuse subclasses of plain types, and enums as keys, by path at any depth. They are never converted."""
     with pytest.raises(IncompatibleState) as caught:
@@ -192,7 +207,9 @@ class Meter:
         self.state = state
 
 
-@pytest.mark.parametrize("state", [{"a": 1}, [1, 2], (1,), 5, None, torch.arange(3), collections.OrderedDict(a=torch.ones(1))], ids=repr)
+@pytest.mark.parametrize(
+    "state", [{"a": 1}, [1, 2], (1,), 5, None, torch.arange(3), collections.OrderedDict(a=torch.ones(1))], ids=repr
+)
 def test_an_object_with_a_state_gets_it_back(state: object) -> None:
     """Pass what ``state_dict`` returned to ``load_state_dict``, for any plain value."""
     meter = Meter()

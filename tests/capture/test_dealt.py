@@ -24,11 +24,24 @@ logging.getLogger("torchdata").setLevel(logging.ERROR)
 
 def order_of(length: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0) -> list[int]:
     """Return the order that ``DistributedSampler`` documents."""
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist() if shuffle else list(range(length))
+    return (
+        torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        if shuffle
+        else list(range(length))
+    )
 
 
-def maker(length: int, batch: int | None = 2, *, loader: Any = DataLoader, kind: Any = DistributedSampler, drops: bool = False, wrap: bool = False,
-          sampler_options: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+def maker(
+    length: int,
+    batch: int | None = 2,
+    *,
+    loader: Any = DataLoader,
+    kind: Any = DistributedSampler,
+    drops: bool = False,
+    wrap: bool = False,
+    sampler_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Return a maker of loaders over the numbers below ``length``."""
 
     def make(rank: int, world: int) -> DataLoader:
@@ -77,7 +90,9 @@ def a_chain(dice: random.Random) -> None:
         over = over or left == 0
         saved, before = job.save(), world
         world = dice.choice([before, dice.randint(1, 5)])
-        batch = batch if world == before else dice.randint(1, 4)  # an unchanged number of ranks also keeps its batch size
+        batch = (
+            batch if world == before else dice.randint(1, 4)
+        )  # an unchanged number of ranks also keeps its batch size
         job, _ = resumed(saved, world, make)
         if dice.random() < 0.5:
             job, _ = resumed(job.save(), world, make)  # killed again before a batch
@@ -96,7 +111,10 @@ def a_chain(dice: random.Random) -> None:
     plain = Job(world, make)
     plain.begin(epoch + 1)
     assert job.rest() == plain.rest(), "later epochs are the sampler's own"
-    assert all(type(sampler_of(loader)) is DistributedSampler and len(loader) == len(plain.loaders[0]) for loader in job.loaders)
+    assert all(
+        type(sampler_of(loader)) is DistributedSampler and len(loader) == len(plain.loaders[0])
+        for loader in job.loaders
+    )
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -164,7 +182,11 @@ def test_a_rest_saved_and_resumed_by_as_many_is_exact() -> None:
     def make(rank: int, world: int) -> DataLoader:
         data = Noisy()
         return DataLoader(
-            data, 2, sampler=DistributedSampler(data, world, rank), generator=torch.Generator().manual_seed(rank), **PERSISTENT
+            data,
+            2,
+            sampler=DistributedSampler(data, world, rank),
+            generator=torch.Generator().manual_seed(rank),
+            **PERSISTENT,
         )
 
     job = Job(2, make)
@@ -239,7 +261,10 @@ def test_resume_between_one_rank_and_several() -> None:
     alone.begin()
     alone.steps(3)
     job, carried = resumed(alone.save(), 2, make)
-    assert carried[0].notes[1] == "data starts its epoch again: its RandomSampler does not shard a seeded order among ranks"
+    assert (
+        carried[0].notes[1]
+        == "data starts its epoch again: its RandomSampler does not shard a seeded order among ranks"
+    )
     job.begin(0)
     assert in_turn(job.rest()) == order_of(20)
 

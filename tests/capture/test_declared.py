@@ -90,7 +90,9 @@ def test_it_is_stored_by_parameter(tmp_path: Path) -> None:
     ckpt.close(save=False)
     assert optimizer.param_groups[0]["lr"] == 0.01
     for parameter, begin in mixed.runs():
-        twin = dict(plain.named_parameters())[next(name for name, p in mixed.model.named_parameters() if p is parameter)]
+        twin = dict(plain.named_parameters())[
+            next(name for name, p in mixed.model.named_parameters() if p is parameter)
+        ]
         moment = mixed.optimizer.state[mixed.flat]["exp_avg"][begin : begin + parameter.numel()].view_as(parameter)
         assert torch.equal(optimizer.state[twin]["exp_avg"], moment) and torch.equal(twin, parameter)
 
@@ -113,7 +115,9 @@ def test_without_masters_it_is_filled_from_the_parameters(tmp_path: Path) -> Non
     for (parameter, begin), twin in zip(mixed.runs(), plain.parameters(), strict=True):
         here = slice(begin, begin + parameter.numel())
         assert torch.equal(mixed.flat.detach()[here], twin.detach().flatten().float())
-        assert torch.equal(mixed.optimizer.state[mixed.flat]["exp_avg"][here], optimizer.state[twin]["exp_avg"].flatten())
+        assert torch.equal(
+            mixed.optimizer.state[mixed.flat]["exp_avg"][here], optimizer.state[twin]["exp_avg"].flatten()
+        )
 
 
 def test_weights_that_are_restored_alone_are_followed(tmp_path: Path) -> None:

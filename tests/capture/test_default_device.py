@@ -56,7 +56,9 @@ def flat(value: Any) -> Any:
 
 @pytest.mark.parametrize("when", ["both", "save", "restore"])
 @pytest.mark.parametrize("background", [False, True])
-def test_saves_and_restores_are_the_same_under_another_default_device(tmp_path: Path, when: str, background: bool) -> None:
+def test_saves_and_restores_are_the_same_under_another_default_device(
+    tmp_path: Path, when: str, background: bool
+) -> None:
     """Save and restore with the default device "meta": a buffer of Relight on it would have no memory."""
     saved, live = parts(1), parts(2)
     if when != "restore":
@@ -90,7 +92,16 @@ def test_every_tensor_that_relight_makes_names_its_device() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and not any(keyword.arg == "device" for keyword in node.keywords):
-                made = node.args[0] if isinstance(node.func, ast.Name) and node.func.id == "partial" and node.args else node.func
-                if isinstance(made, ast.Attribute) and isinstance(made.value, ast.Name) and made.value.id == "torch" and made.attr in names:
+                made = (
+                    node.args[0]
+                    if isinstance(node.func, ast.Name) and node.func.id == "partial" and node.args
+                    else node.func
+                )
+                if (
+                    isinstance(made, ast.Attribute)
+                    and isinstance(made.value, ast.Name)
+                    and made.value.id == "torch"
+                    and made.attr in names
+                ):
                     calls.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
     assert calls == []

@@ -11,7 +11,10 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from roundtrip import restore, save
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -68,9 +71,12 @@ def alone() -> Iterator[None]:
 
 def flattened(net: nn.Module, keep: bool, *kinds: type[nn.Module]) -> FullyShardedDataParallel:
     return FullyShardedDataParallel(
-        net, sharding_strategy=ShardingStrategy.NO_SHARD, auto_wrap_policy=ModuleWrapPolicy(set(kinds)), use_orig_params=keep,
+        net,
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+        auto_wrap_policy=ModuleWrapPolicy(set(kinds)),
+        use_orig_params=keep,
         device_id=torch.device("cpu"),
-    )  # fmt: skip
+    )
 
 
 def trained(net: nn.Module) -> dict[str, Any]:
@@ -172,9 +178,13 @@ def first_of_two() -> Iterator[None]:
 
 def cut(net: nn.Module, strategy: str, keep: bool, **options: Any) -> FullyShardedDataParallel:
     return FullyShardedDataParallel(
-        net, sharding_strategy=ShardingStrategy[strategy], auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=keep,
-        device_id=torch.device("cpu"), **options,
-    )  # fmt: skip
+        net,
+        sharding_strategy=ShardingStrategy[strategy],
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=keep,
+        device_id=torch.device("cpu"),
+        **options,
+    )
 
 
 def handles(net: nn.Module) -> list[Any]:
@@ -198,7 +208,9 @@ def test_the_next_forward_pass_gathers_what_was_restored(strategy: str, keep: bo
     restore(stored, {"model": net})
     assert not any(handle.flat_param._full_param_padded.untyped_storage().size() for handle in handles(net))
     expected = {name: bytes(tensor.detach().numpy().tobytes()) for name, tensor in plain.state_dict().items()}
-    for item, data in zip(capture({"model": net}, rng=False).items, save({"model": net}, rng=False, piece=1).data, strict=True):
+    for item, data in zip(
+        capture({"model": net}, rng=False).items, save({"model": net}, rng=False, piece=1).data, strict=True
+    ):
         assert data and data in expected[item.name.removeprefix("model/")]
 
 
@@ -209,7 +221,7 @@ def test_a_module_without_its_wrapper_is_refused(keep: bool) -> None:
     for kinds in ({Block}, set()):
         net = FullyShardedDataParallel(
             Net(), auto_wrap_policy=ModuleWrapPolicy(kinds), use_orig_params=keep, device_id=torch.device("cpu")
-        )  # fmt: skip
+        )
         with pytest.raises(IncompatibleState, match="flattened by a.* around the module that was given"):
             capture({"model": net.module}, rng=False)
 
@@ -240,7 +252,10 @@ def test_buffers_have_the_dtype_they_train_in_before_the_first_step_too() -> Non
     """Capture buffers with their training dtype before the first forward pass, in which torch casts them. A checkpoint
     from a later step fits a new module then."""
     precision = MixedPrecision(param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
-    dtypes = [item.dtype for item in capture({"model": cut(Net(), "FULL_SHARD", True, mixed_precision=precision)}, rng=False).items]
+    dtypes = [
+        item.dtype
+        for item in capture({"model": cut(Net(), "FULL_SHARD", True, mixed_precision=precision)}, rng=False).items
+    ]
     net = cut(Net(), "FULL_SHARD", True, mixed_precision=precision)
     with torch.no_grad():
         net(torch.zeros(1, 3))
@@ -278,7 +293,9 @@ def test_a_flattened_state_with_one_wrong_shape_is_skipped_and_reported() -> Non
         ]
         live = {"model": wide, "optimizer": stepped(wide)}
         plan = plan_restore({name: live[name] for name in order}, tensors, stored.tree, strict=False, where="test")
-        assert any("blocks.0.layer.weight" in message and "is not restored" in message for message in plan.skipped), plan.skipped
+        assert any("blocks.0.layer.weight" in message and "is not restored" in message for message in plan.skipped), (
+            plan.skipped
+        )
 
 
 @pytest.mark.usefixtures("first_of_two")

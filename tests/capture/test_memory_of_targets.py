@@ -65,7 +65,9 @@ def test_a_model_on_the_meta_device_is_refused_with_the_way_to_give_it_memory(ru
     """Refuse a meta tensor, into which copies have no effect. The ``to_empty`` that the message names is the remedy."""
     model = state("meta")["model"]
     error = refused(run, model=model)
-    assert "model/0.weight: the live tensor is on the meta device and has no memory: call to_empty(device=…)" in str(error)
+    assert "model/0.weight: the live tensor is on the meta device and has no memory: call to_empty(device=…)" in str(
+        error
+    )
     assert not any("of another shape" in detail for detail in error.details)
     live = {**state(), "model": model.to_empty(device="cpu")}
     live["optimizer"] = torch.optim.AdamW(live["model"].parameters())

@@ -165,7 +165,9 @@ class Converted(nn.Module):
 
     def __init__(self, value: float, scale: float = 2.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(TwoTensors(torch.full((2, 3), value), torch.full((2, 3), value + 1), scale), requires_grad=False)
+        self.weight = nn.Parameter(
+            TwoTensors(torch.full((2, 3), value), torch.full((2, 3), value + 1), scale), requires_grad=False
+        )
 
 
 def test_inner_tensors_of_a_subclass_are_restored_in_place() -> None:
@@ -180,7 +182,9 @@ def test_inner_tensors_of_a_subclass_are_restored_in_place() -> None:
     assert torch.equal(fresh.weight.second, model.weight.second)
 
 
-@pytest.mark.parametrize("fresh", [nn.Linear(3, 2, bias=False), Converted(0.0, scale=3.0)], ids=["plain", "other settings"])
+@pytest.mark.parametrize(
+    "fresh", [nn.Linear(3, 2, bias=False), Converted(0.0, scale=3.0)], ids=["plain", "other settings"]
+)
 def test_a_subclass_goes_into_its_like_only(fresh: nn.Module) -> None:
     """Refuse inner tensors for a plain tensor, and for a subclass with other settings."""
     with pytest.raises(IncompatibleState, match="TwoTensors"):
@@ -214,7 +218,9 @@ def test_an_entry_that_loading_does_not_take_is_found_without_a_restore() -> Non
 
 
 @pytest.mark.parametrize(
-    "model", [around(Range()), lazy(), Converted(1.0), around(NoneAtFirst())], ids=["observer", "lazy", "subclass", "none"]
+    "model",
+    [around(Range()), lazy(), Converted(1.0), around(NoneAtFirst())],
+    ids=["observer", "lazy", "subclass", "none"],
 )
 def test_a_restorable_module_is_not_refused(model: nn.Module) -> None:
     """Accept, at the first save, every module that can be restored."""

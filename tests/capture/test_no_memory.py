@@ -78,7 +78,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _in_a_process(code: str, place: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code), place], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), place], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -98,14 +100,18 @@ def test_lack_of_memory_has_an_error_that_names_what_needs_it(store: str, way: s
 
 def test_a_mapped_load_needs_no_memory_for_the_tensors(store: str) -> None:
     """What the hint promises: a file is mapped, so that only address space is needed."""
-    done = _in_a_process(f'{LIMITED}import relight.api\nlimit(600)\nassert relight.load(sys.argv[1] + "/run", mmap=True)["model"]', store)
+    done = _in_a_process(
+        f'{LIMITED}import relight.api\nlimit(600)\nassert relight.load(sys.argv[1] + "/run", mmap=True)["model"]', store
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_device_s_refusal_is_still_known_as_such() -> None:
     """Its own words follow, so that the supervisor may split micro-batches."""
     made = no_memory(
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore"), "a tensor of 2,147,483,648 bytes", "a/b"
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore"),
+        "a tensor of 2,147,483,648 bytes",
+        "a/b",
     )
     message = f"relight.errors.NoMemory: {made}"
     assert classify(FailureEvidence((Worker(0, 1, died_at=1.0, error=message),))).kind == "device memory"

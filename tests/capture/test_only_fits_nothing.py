@@ -15,12 +15,16 @@ from relight.errors import IncompatibleState
 def run(tmp_path: Path) -> str:
     """Return a run with a model and a value."""
     model = torch.nn.Linear(2, 2)
-    with relight.Checkpointer(tmp_path / "runs" / "demo", state={"count": 3}, model=model, background=False, save=None) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "runs" / "demo", state={"count": 3}, model=model, background=False, save=None
+    ) as ckpt:
         ckpt.save(5)
     return str(tmp_path / "runs" / "demo")
 
 
-@pytest.mark.parametrize("only", [["weight"], ["model/wieght"], ["model/*", "optimzer/*"], ["model.weight"], ["count/x"]])
+@pytest.mark.parametrize(
+    "only", [["weight"], ["model/wieght"], ["model/*", "optimzer/*"], ["model.weight"], ["count/x"]]
+)
 def test_a_pattern_that_fits_nothing_is_refused(run: str, only: list[str]) -> None:
     """Name the patterns that match nothing in ``restore(only=…)``, and change nothing."""
     model = torch.nn.Linear(2, 2)

@@ -87,7 +87,9 @@ class Several(torch.optim.Optimizer):
 class Silent(torch.optim.Optimizer):
     """An optimizer around another one that omits the inner state (as SAM does)."""
 
-    def __init__(self, parameters: Any, holds: Callable[[Any], Any] = lambda inner: inner, own_loading: bool = False) -> None:
+    def __init__(
+        self, parameters: Any, holds: Callable[[Any], Any] = lambda inner: inner, own_loading: bool = False
+    ) -> None:
         super().__init__(parameters, {"lr": 0.05})
         self.base = torch.optim.AdamW(self.param_groups, lr=0.05)
         self.param_groups = self.base.param_groups

@@ -33,7 +33,9 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | None], None]:
 
 def git(folder: Path, *arguments: str) -> str:
     own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always", *arguments]
-    done = subprocess.run(["git", "-C", str(folder), *own], env=os.environ | OUTSIDE, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *own], env=os.environ | OUTSIDE, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -95,7 +97,9 @@ def hostile(folder: Path, *, partial: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["whole", "partial"])
-def test_no_program_of_the_scripts_repository_runs(tmp_path: Path, main: Callable[[Path | None], None], partial: bool) -> None:
+def test_no_program_of_the_scripts_repository_runs(
+    tmp_path: Path, main: Callable[[Path | None], None], partial: bool
+) -> None:
     """Run no program of the configuration of the script's own repository, and record the commit."""
     folder = repository(tmp_path / "repo")
     ran = hostile(folder, partial=partial)
@@ -163,7 +167,9 @@ def test_changes_have_a_digest(tmp_path: Path, main: Callable[[Path | None], Non
 
 
 @pytest.mark.parametrize("name, value", [("core.fileMode", "false"), ("core.autocrlf", "true"), ("core.eol", "crlf")])
-def test_changes_follow_the_repositorys_settings(tmp_path: Path, main: Callable[[Path | None], None], name: str, value: str) -> None:
+def test_changes_follow_the_repositorys_settings(
+    tmp_path: Path, main: Callable[[Path | None], None], name: str, value: str
+) -> None:
     """Follow the repository's settings of modes and line ends for what counts as a change."""
     folder = repository(tmp_path / "repo")
     (folder / ".gitattributes").write_text("*.txt text\n")

@@ -38,7 +38,10 @@ CHANGES: list[tuple[str, Change]] = [
     ("cut", lambda path: os.truncate(path, 4500)),
     ("grown", lambda path: os.truncate(path, 10_000)),
     ("removed", lambda path: path.unlink()),
-    ("replaced by a link", lambda path: (path.rename(path.with_suffix(".old")), path.symlink_to(path.with_suffix(".old")))),
+    (
+        "replaced by a link",
+        lambda path: (path.rename(path.with_suffix(".old")), path.symlink_to(path.with_suffix(".old"))),
+    ),
     ("replaced by a pipe", lambda path: (path.unlink(), os.mkfifo(path))),
     ("replaced by a directory", lambda path: (path.unlink(), path.mkdir())),
 ]
@@ -89,7 +92,9 @@ class Meddling(Disk):
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
-def test_a_pack_changed_while_it_is_read(name: str, change: Change, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_changed_while_it_is_read(
+    name: str, change: Change, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a pack's name changes during a read, all returned bytes are from one file and equal the committed ones."""
     monkeypatch.setattr(read, "READ_BYTES", 1)  # each chunk by itself
     opened = opened_at(tmp_path)

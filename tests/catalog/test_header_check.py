@@ -63,7 +63,9 @@ SAME: dict[str, Any] = {
 
 @pytest.mark.parametrize("items", [ITEMS, [*ITEMS, EMPTY]], ids=["whole", "one takes no bytes"])
 @pytest.mark.parametrize("at_a_glance", [True, False])
-def test_headers_that_differ_from_the_part_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_differ_from_the_part_are_refused(
+    items: list[Item], at_a_glance: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every difference is found. A header with equal contents in another notation is accepted."""
     if not at_a_glance:
         monkeypatch.setattr(verify, "_as_written", lambda *_: None)

@@ -146,7 +146,9 @@ def test_nothing_is_recorded_where_it_cannot_be_or_would_not_count(runs: Path, t
     record_checked(ReadOnly(runs), "demo", {ids(runs)[0]: "wrong"}, "a test")
     assert not checked(history(runs))
     public = write_signing_key(str(tmp_path / "k"))
-    signed = open_bytes(tmp_path / "signed", guard=StoreSecurity.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public))
+    signed = open_bytes(
+        tmp_path / "signed", guard=StoreSecurity.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public)
+    )
     saved = Attempt.begin(signed, "demo").save(request(1))
     for guard in (StoreSecurity.from_settings(), StoreSecurity.from_settings(trust=public)):
         record_checked(open_bytes(tmp_path / "signed", guard=guard), "demo", {saved.id: "wrong"}, "a test")

@@ -92,7 +92,12 @@ def made(tmp_path: Path, small: None) -> Made:
 
 def bytes_of(opened: Opened, wants: Sequence[Wants]) -> int:
     """Return the bytes of all chunks that any rank wants."""
-    chunks = {(pack, want.chunk): want.length for wants_of_rank in wants for pack, wanted in wants_of_rank.items() for want in wanted}
+    chunks = {
+        (pack, want.chunk): want.length
+        for wants_of_rank in wants
+        for pack, wanted in wants_of_rank.items()
+        for want in wanted
+    }
     return sum(chunks.values())
 
 
@@ -123,25 +128,35 @@ def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_each_rank_gets_its_tensors_and_bytes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_each_rank_gets_its_tensors_and_bytes_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """Random tensors, chunks and runs, with ranks on one or two nodes that each need random ranges."""
     chance = random.Random(seed)
     chunk = 16 * chance.randrange(16, 1000)
-    monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk, group_bytes=min(chunk, 700)))
+    monkeypatch.setattr(
+        "relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk, group_bytes=min(chunk, 700))
+    )
     monkeypatch.setattr(read_assignment, "LENT_RUN_BYTES", chance.choice([1, 5000, 100_000]))
     monkeypatch.setattr(read_assignment, "LENT_CHUNK_BYTES_MAX", chance.choice([1 << 20, 1 << 20, 9000]))
     monkeypatch.setattr(node_shared_read, "LENT_BYTES", chance.choice([1, 100_000]))
     monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 0)
     if chance.random() < 0.5:
         monkeypatch.setattr("relight.catalog.read.INLINE_BYTES", 0)
-    made = make(tmp_path, [chance.randbytes(chance.choice([0, 3, 500, 20_000, 70_000])) for _ in range(chance.randrange(1, 40))])
+    made = make(
+        tmp_path, [chance.randbytes(chance.choice([0, 3, 500, 20_000, 70_000])) for _ in range(chance.randrange(1, 40))]
+    )
     size = chance.randrange(1, 6)
     nodes = [chance.choice([b"a", b"a", b"b"]) for _ in range(size)]
     spans = []
     for _ in range(size):
         share = chance.random()
         spans.append(
-            {i: sorted(chance.choices(range(len(value) + 1), k=2)) for i, value in enumerate(made.values) if chance.random() < share}
+            {
+                i: sorted(chance.choices(range(len(value) + 1), k=2))
+                for i, value in enumerate(made.values)
+                if chance.random() < share
+            }
         )
         if chance.random() < 0.4:
             spans[-1] = {i: [0, len(value)] for i, value in enumerate(made.values)}
@@ -267,13 +282,17 @@ def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: py
 
     monkeypatch.setattr(node_shared_read._ReadTable, "take", slow)
     started = time.monotonic()
-    assert all(contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world, stall_s=0.15)))
+    assert all(
+        contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world, stall_s=0.15))
+    )
     assert time.monotonic() - started < 10
 
 
 def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank without memory reports it, and no rank waits for it."""
-    monkeypatch.setattr(node_shared_read, "allocate", lambda *_: (_ for _ in ()).throw(node_shared_read.NoSpace("none left")))
+    monkeypatch.setattr(
+        node_shared_read, "allocate", lambda *_: (_ for _ in ()).throw(node_shared_read.NoSpace("none left"))
+    )
     started = time.monotonic()
     assert all(contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world)))
     assert time.monotonic() - started < 10

@@ -76,7 +76,10 @@ def test_a_tensor_is_read_when_it_is_touched(tmp_path: Path, read: list[int]) ->
     assert sum(read) == 0 and resident(tmp_path) < MIB
     assert torch.equal(loaded["model"]["first"], state["first"])
     assert 4 * MIB <= resident(tmp_path) < 5 * MIB < whole
-    assert all(torch.equal(value, loaded["model"][name]) and value.dtype == loaded["model"][name].dtype for name, value in state.items())
+    assert all(
+        torch.equal(value, loaded["model"][name]) and value.dtype == loaded["model"][name].dtype
+        for name, value in state.items()
+    )
     assert loaded["lists"][0] == 1 and np.array_equal(loaded["lists"][1], np.arange(5.0))
     relight.load(tmp_path / "run")
     assert sum(read) >= whole, "without mmap all of it is read"
@@ -99,9 +102,14 @@ def test_coded_packs_are_read_and_checked(tmp_path: Path, read: list[int]) -> No
     state = saved(tmp_path, compact=relight.Compact(reuse=False, lossy={"none/*": "int8"}, codecs="always"))
     model = Parts()
     with relight.Checkpointer(
-        tmp_path / "run", model=model, state={"lists": [1, np.arange(5.0)]}, signals=False, background=False, save=None,
+        tmp_path / "run",
+        model=model,
+        state={"lists": [1, np.arange(5.0)]},
+        signals=False,
+        background=False,
+        save=None,
         compact=relight.Compact(reuse=False, codecs="always"),
-    ) as ckpt:  # fmt: skip
+    ) as ckpt:
         ckpt.restore()
         ckpt.save(1)
     loaded = relight.load(tmp_path / "run", mmap=True)["model"]
@@ -136,7 +144,9 @@ def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.Monke
     def rank(world: ThreadGroup) -> dict[str, Any]:
         local.world = world
         model = models[world.rank]
-        with relight.Checkpointer(tmp_path / "store" / "run", model=model, save=None, signals=False, background=False) as ckpt:
+        with relight.Checkpointer(
+            tmp_path / "store" / "run", model=model, save=None, signals=False, background=False
+        ) as ckpt:
             ckpt.save(0)
         return dict(model.state_dict())
 
@@ -145,5 +155,7 @@ def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.Monke
     assert all(torch.equal(value, loaded[name]) for name, value in state.items())
     written, read[:] = sum(read), []
     assert written <= state["first"].nbytes + state["second"].nbytes + 4096
-    assert torch.equal(relight.load(tmp_path / "store" / "run", only=["model/small"], mmap=True)["model"]["small"], state["small"])
+    assert torch.equal(
+        relight.load(tmp_path / "store" / "run", only=["model/small"], mmap=True)["model"]["small"], state["small"]
+    )
     assert sum(read) == 0

@@ -239,9 +239,21 @@ def test_only_what_is_asked_for_is_read(made: Made) -> None:
 
 @pytest.mark.parametrize(
     ("cores", "ranks", "threads"),
-    [(1, None, 2), (2, None, 2), (16, None, 8), (64, "8", 4), (64, "1", 8), (12, "2", 3), (8, "x", 4), (8, "0", 4), (8, "-3", 4)],
+    [
+        (1, None, 2),
+        (2, None, 2),
+        (16, None, 8),
+        (64, "8", 4),
+        (64, "1", 8),
+        (12, "2", 3),
+        (8, "x", 4),
+        (8, "0", 4),
+        (8, "-3", 4),
+    ],
 )
-def test_threads_follow_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, ranks: str | None, threads: int) -> None:
+def test_threads_follow_the_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: str | None, threads: int
+) -> None:
     """Half of a rank's share, from two to eight. A launcher's odd number counts as none."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)

@@ -12,7 +12,12 @@ import torch
 from tests.scripts import Script
 
 import relight
-from relight.checkpointer.adaptive_schedule import AdaptiveSchedule, attempt_lifetimes, loss_volatility, measured_restarts
+from relight.checkpointer.adaptive_schedule import (
+    AdaptiveSchedule,
+    attempt_lifetimes,
+    loss_volatility,
+    measured_restarts,
+)
 from relight.commit import Attempt
 from relight.cost_model.schedule_note import TOPIC, decode
 from relight.errors import ConfigError
@@ -70,7 +75,9 @@ def test_invalid_settings_are_refused(wrong: dict) -> None:
 def test_a_table_s_settings_are_checked_and_named() -> None:
     """Refuse unknown tables, unknown names and values of the wrong kind. The error names the place and the valid names.
     A function cannot be set in a file."""
-    settings = defaults_of({"adaptive": {"at_most": "5m"}, "every": {"steps": 10}, "keep": {"last": 2}, "background": False}, "here")
+    settings = defaults_of(
+        {"adaptive": {"at_most": "5m"}, "every": {"steps": 10}, "keep": {"last": 2}, "background": False}, "here"
+    )
     assert settings.save is not None
     assert settings.save.due(facts(400, 300)) is not None
     assert settings.save.by_step(9) == "every 10 steps"
@@ -154,7 +161,8 @@ def test_risk_and_a_restless_loss_count_at_once() -> None:
     """Divide the interval by five for a risk of 25. An invalid risk counts as 1. A loss that starts to jump shortens
     the interval between two saves."""
     usual, risky, nonsense = (
-        AdaptiveSchedule(adaptive(at_most="30d", overhead=0.9, risk=risk), 0, 8) for risk in (lambda: 1.0, lambda: 25.0, lambda: "high")
+        AdaptiveSchedule(adaptive(at_most="30d", overhead=0.9, risk=risk), 0, 8)
+        for risk in (lambda: 1.0, lambda: 25.0, lambda: "high")
     )
     intervals = [schedule.interval(0, {}, False) for schedule in (usual, risky, nonsense)]
     assert intervals[0] / intervals[1] == pytest.approx(5, rel=0.01)  # type: ignore[operator]
@@ -195,7 +203,9 @@ def test_a_run_saves_by_it_and_its_log_keeps_why(tmp_path: Path) -> None:
     assert sum(reason.startswith("adaptive, every") for reason in reasons) >= 2
     notes = [note.body for note in fold(Log(open_bytes(str(tmp_path / "runs")), "demo").read()).notes]
     decisions = [decode(note.data) for note in notes if note.topic == TOPIC]  # type: ignore[union-attr]
-    assert [decision.step for decision in decisions if decision is not None] == [decision.fields["step"] for decision in changed]
+    assert [decision.step for decision in decisions if decision is not None] == [
+        decision.fields["step"] for decision in changed
+    ]
     assert decisions[0] is not None
     assert decisions[0].reason == changed[0].fields["reason"]
     assert decisions[0].numbers["young_s"] > 0

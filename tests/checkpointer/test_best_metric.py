@@ -66,11 +66,17 @@ def restored(path: object, which: str) -> int:
 def recorded(path: Path) -> list[tuple[str, str]]:
     """Return the metric of each NOTE in the run's log."""
     notes = [note.body for note in Run(open_bytes(path.parent), path.name).history().notes]
-    return [(str(note.data["metric"]), str(note.data["mode"])) for note in notes if isinstance(note, NoteBody) and note.topic == BEST_BY]
+    return [
+        (str(note.data["metric"]), str(note.data["mode"]))
+        for note in notes
+        if isinstance(note, NoteBody) and note.topic == BEST_BY
+    ]
 
 
 @pytest.mark.parametrize("options", [{"keep": relight.keep(last=9, best=1, metric="acc", mode="max")}, {"save": relight.every(steps=1) | relight.best("acc")}])  # fmt: skip
-def test_best_is_by_the_metric_that_the_run_names(tmp_path: Path, options: dict[str, object], events: list[Event]) -> None:
+def test_best_is_by_the_metric_that_the_run_names(
+    tmp_path: Path, options: dict[str, object], events: list[Event]
+) -> None:
     """Select by the metric that ``keep`` or ``best(…)`` names in restore and load, and emit an event."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, **options)
@@ -78,7 +84,9 @@ def test_best_is_by_the_metric_that_the_run_names(tmp_path: Path, options: dict[
     assert [checkpoint.step for checkpoint, _ in relight.open(run).verify("best")] == [1]
     relight.load(run, "best")
     shown = [event.fields for event in events if event.name == "best.chosen"]
-    assert [(fields["step"], fields["metric"], fields["mode"], fields["value"]) for fields in shown] == [(1, "acc", "max", 0.9)] * 3
+    assert [(fields["step"], fields["metric"], fields["mode"], fields["value"]) for fields in shown] == [
+        (1, "acc", "max", 0.9)
+    ] * 3
     assert shown[0]["message"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
     relight.open(run).tag("top", "best")
     assert restored(run, "top") == 1
@@ -129,7 +137,13 @@ def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
     record_best_by(log, ("loss", "min"), epoch - 1)
     for data in ({"metric": "loss", "mode": "min"},):
         log.append(lambda view: (NoteBody(topic=BEST_BY, data=data), epoch - 1))  # noqa: B023
-    for odd in ({}, {"metric": "loss"}, {"metric": 3, "mode": "min"}, {"metric": "loss", "mode": "less"}, {"metric": "", "mode": "min"}):
+    for odd in (
+        {},
+        {"metric": "loss"},
+        {"metric": 3, "mode": "min"},
+        {"metric": "loss", "mode": "less"},
+        {"metric": "", "mode": "min"},
+    ):
         log.append(lambda view: (NoteBody(topic=BEST_BY, data=odd), epoch))  # type: ignore[arg-type] # noqa: B023
     assert fold(log.read()).best_by == ("acc", "max") and restored(run, "best") == 1
 
@@ -137,8 +151,12 @@ def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
 def test_copies_branches_and_tiers_know_it(tmp_path: Path) -> None:
     """Use the same metric in a copy, a branch and a further tier, also when the nearest tier is lost."""
     near, far = tmp_path / "near", tmp_path / "far"
-    tiers = relight.Tiers(near=str(near / "demo"), far=relight.tier(str(far / "demo"), keep=relight.keep(last=9, best=1, metric="acc")))
-    with relight.Checkpointer(tiers, x=torch.zeros(3), signals=False, background=False, save=relight.every(steps=1)) as ckpt:
+    tiers = relight.Tiers(
+        near=str(near / "demo"), far=relight.tier(str(far / "demo"), keep=relight.keep(last=9, best=1, metric="acc"))
+    )
+    with relight.Checkpointer(
+        tiers, x=torch.zeros(3), signals=False, background=False, save=relight.every(steps=1)
+    ) as ckpt:
         ckpt.restore()
         for step, value in enumerate(ACC):
             save = ckpt.step(step, loss=10.0 - step, acc=value)
@@ -155,7 +173,9 @@ def test_copies_branches_and_tiers_know_it(tmp_path: Path) -> None:
     ckpt.close(save=False)
 
 
-def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(tmp_path: Path, events: list[Event]) -> None:
+def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(
+    tmp_path: Path, events: list[Event]
+) -> None:
     """Warn with the received metrics and the nearest name, and delete nothing."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=2, metric="acct", mode="max"))
@@ -173,8 +193,13 @@ def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: 
     run = tmp_path / "runs" / "demo"
     train(run, [math.nan] * 3, keep=relight.keep(best=1, metric="acc"))
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2]
-    assert "no finite value of 'acc' was given yet" in next(event for event in events if event.name == "metric.missing").fields["message"]
-    ckpt = relight.Checkpointer(tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc"))
+    assert (
+        "no finite value of 'acc' was given yet"
+        in next(event for event in events if event.name == "metric.missing").fields["message"]
+    )
+    ckpt = relight.Checkpointer(
+        tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc")
+    )
     ckpt.restore()
     ckpt.save(0, metrics={"acc": math.nan})
     assert ckpt.step(1, acc=0.3) is not None
@@ -207,17 +232,23 @@ def test_a_name_nearly_the_same_warns_at_once_and_raises_earlier(
 ) -> None:
     """Treat ``val_los`` for ``val_loss`` as a typing error, not as a rare evaluation."""
     monkeypatch.setattr(awaited, "TYPO_STEPS", 5)
-    ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_los", "min"))
+    ckpt = relight.Checkpointer(
+        tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_los", "min")
+    )
     ckpt.restore()
     ckpt.step(0, val_loss=1.0)
-    assert "did you mean val_loss?" in next(event for event in events if event.name == "metric.missing").fields["message"]
+    assert (
+        "did you mean val_loss?" in next(event for event in events if event.name == "metric.missing").fields["message"]
+    )
     with pytest.raises(relight.ConfigError, match="never took effect"):
         for step in range(1, 9):
             ckpt.step(step, val_loss=1.0)
     ckpt.close(save=False)
 
 
-def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_evaluations_and_other_triggers_are_let_be(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Continue training with one evaluation in 10,000 steps. If another trigger saves, no missing metric ends it. The
     first value ends the check."""
     assert awaited.TYPO_STEPS > 10_000 and awaited.NEVER_STEPS >= 100_000
@@ -228,7 +259,9 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
     for step in range(60):
         ckpt.step(step, lr=1.0)
     ckpt.close(save=False)
-    second = relight.Checkpointer(tmp_path / "b", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
+    second = relight.Checkpointer(
+        tmp_path / "b", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss")
+    )
     second.restore()
     for step in range(60):
         second.step(step, lr=1.0, **({"val_loss": 1.0} if step == 15 else {}))
@@ -243,11 +276,15 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
         (relight.best("val_loss") | relight.best("acc"), relight.keep(last=9)),
     ],
 )
-def test_a_metric_that_comes_late_ends_no_job_that_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, keep: Any) -> None:
+def test_a_metric_that_comes_late_ends_no_job_that_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, keep: Any
+) -> None:
     """Keep everything until retention's metric arrives, and continue if another metric of the trigger saves. Neither
     ends a healthy job."""
     monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
-    ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=save, keep=keep)
+    ckpt = relight.Checkpointer(
+        tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=save, keep=keep
+    )
     ckpt.restore()
     for step in range(150):
         ckpt.step(step, **({"val_loss": 1.0} if step == 119 else {"acc": 0.5} if step == 5 else {}))
@@ -257,7 +294,9 @@ def test_a_metric_that_comes_late_ends_no_job_that_saves(tmp_path: Path, monkeyp
 def test_micro_steps_are_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count steps, not micro-batches, while waiting for a rare evaluation."""
     monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
-    ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
+    ckpt = relight.Checkpointer(
+        tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss")
+    )
     ckpt.restore()
     for step in range(40):
         for micro in range(4):
@@ -271,7 +310,9 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=1))
     shown = [event.fields["message"] for event in events if event.name == "metric.missing"]
-    assert shown == ["keep(best=1) names no metric, and this save has acc, loss: it keeps every checkpoint until one is named"]
+    assert shown == [
+        "keep(best=1) names no metric, and this save has acc, loss: it keeps every checkpoint until one is named"
+    ]
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     plan = relight.open(run).plan_prune(relight.keep(best=1, metric="wer"))
     assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason
@@ -307,13 +348,19 @@ def test_after_a_failed_save_the_next_better_value_is_saved(tmp_path: Path, monk
     on_done, fails = InflightSaves.on_done, [False, True, False]
 
     def report(self: InflightSaves, done: SaveOutcome) -> None:
-        on_done(self, replace(done, error=StoreUnavailable("no store", retryable=False)) if fails and fails.pop(0) else done)
+        on_done(
+            self, replace(done, error=StoreUnavailable("no store", retryable=False)) if fails and fails.pop(0) else done
+        )
 
     monkeypatch.setattr(InflightSaves, "on_done", report)
     with relight.Checkpointer(
-        tmp_path / "s" / "r", x=torch.zeros(3), signals=False, background=True, save=relight.best("loss"),
+        tmp_path / "s" / "r",
+        x=torch.zeros(3),
+        signals=False,
+        background=True,
+        save=relight.best("loss"),
         limits=relight.Limits(when_busy="queue"),
-    ) as ckpt:  # fmt: skip
+    ) as ckpt:
         ckpt.restore()
         saved = []
         for step, loss in enumerate([0.7, 0.5, 0.6, 0.65]):

@@ -87,7 +87,13 @@ def test_a_forked_child_is_refused(tmp_path: Path, call: str) -> None:
 def test_ranks_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Refuse a rank above 0 that a launcher started without torch.distributed. Rank 0 and single processes are
     accepted."""
-    for rank, size, refused in (("0", "2", False), ("0", "1", False), ("1", "2", True), ("x", "2", False), ("", "", False)):
+    for rank, size, refused in (
+        ("0", "2", False),
+        ("0", "1", False),
+        ("1", "2", True),
+        ("x", "2", False),
+        ("", "", False),
+    ):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", size)
         if refused:

@@ -77,7 +77,12 @@ def test_a_resume_reports_generators_without_a_device(run: str, monkeypatch: pyt
             assert ckpt.restore() == 1
     finally:
         undo()
-    assert any("xpu" in difference for event in events if event.name == "environment.differs" for difference in event.fields["differences"])
+    assert any(
+        "xpu" in difference
+        for event in events
+        if event.name == "environment.differs"
+        for difference in event.fields["differences"]
+    )
 
 
 def test_a_fresh_run_starts_at_zero_and_a_resumed_one_after_its_last_save(run: str) -> None:
@@ -149,7 +154,9 @@ def test_only_restores_a_part_and_map_renames(run: str) -> None:
 
 
 @pytest.mark.parametrize("prunes", [False, True])
-def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(run: str, caplog: pytest.LogCaptureFixture, prunes: bool) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
+    run: str, caplog: pytest.LogCaptureFixture, prunes: bool
+) -> None:
     """Restore the newest good checkpoint. The warning names file, chunk and tensor of the skipped one, which is deleted
     only on request."""
     model, optimizer = make()
@@ -167,7 +174,11 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(run: str, caplog:
     pack.write_bytes(data)
     model, optimizer = make(seed=9)
     again = relight.Checkpointer(
-        run, model=model, optimizer=optimizer, keep=relight.keep(last=1, prune_abandoned=prunes), save=relight.every(steps=1)
+        run,
+        model=model,
+        optimizer=optimizer,
+        keep=relight.keep(last=1, prune_abandoned=prunes),
+        save=relight.every(steps=1),
     )
     assert again.restore() == 2
     assert all(torch.equal(a, b) for a, b in zip(kept[1], state_of(model)))
@@ -261,7 +272,9 @@ def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None
     """Compare ``best`` with the values of earlier attempts too. Retention keeps the best and the newest."""
 
     def go(values: list[float], first: int) -> None:
-        ckpt = relight.Checkpointer(run, state={"x": 1}, save=relight.best("loss"), keep=relight.keep(best=1), signals=False)
+        ckpt = relight.Checkpointer(
+            run, state={"x": 1}, save=relight.best("loss"), keep=relight.keep(best=1), signals=False
+        )
         ckpt.restore()
         for step, value in enumerate(values, first):
             ckpt.step(step, loss=torch.tensor(value))
@@ -284,7 +297,10 @@ def test_the_last_save_has_the_metrics_of_its_step(run: str) -> None:
     with pytest.raises(ValueError, match="stop"), ckpt:
         ckpt.step(4, loss=0.5)
         raise ValueError("stop")
-    saved = [(checkpoint.step, checkpoint.body.reason, checkpoint.body.metrics) for checkpoint in relight.open(run).checkpoints()]
+    saved = [
+        (checkpoint.step, checkpoint.body.reason, checkpoint.body.metrics)
+        for checkpoint in relight.open(run).checkpoints()
+    ]
     assert saved == [(3, "end", {"loss": 2.5, "rate": 1.0}), (4, "exception: ValueError", {"loss": 0.5})]
 
 
@@ -348,7 +364,10 @@ def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str
 def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> None:
     """Save the state of the last step's end, random state included, if forward or backward raises."""
     model, optimizer = make()
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
+    with (
+        pytest.raises(ZeroDivisionError),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt,
+    ):
         for step in range(6):
             loss = model(torch.randn(3, 4)).pow(2).mean()
             if step == 4:
@@ -393,7 +412,10 @@ def test_a_custom_component_is_saved_with_its_state_at_the_boundary(run: str, ho
     """Save nothing if an average was updated after the boundary: no consistent state exists any more."""
     model, optimizer = make()
     average = Average(how)
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, average=average) as ckpt:
+    with (
+        pytest.raises(ZeroDivisionError),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, average=average) as ckpt,
+    ):
         for step in range(4):
             if step == 3:
                 if changes:
@@ -417,7 +439,10 @@ def test_an_exception_after_the_update_saves_nothing_inconsistent(run: str) -> N
     """Save nothing and report it if parameters changed after the last step's end."""
     model, optimizer = make()
     before = counters["save.inconsistent"]
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
+    with (
+        pytest.raises(ZeroDivisionError),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt,
+    ):
         for step in range(3):
             one_step(model, optimizer)
             if step == 2:
@@ -462,7 +487,9 @@ ckpt.close(save=False)
         (["SIGUSR1"], 0, [3]),
     ],
 )
-def test_a_signal_finishes_the_step_saves_and_ends_as_it_asks(run: str, signals: list[str], code: int, steps: list[int]) -> None:
+def test_a_signal_finishes_the_step_saves_and_ends_as_it_asks(
+    run: str, signals: list[str], code: int, steps: list[int]
+) -> None:
     """SIGTERM and SIGINT save the current step and end the process by the signal. A second SIGINT ends it at once.
     SIGUSR1 only saves."""
     done = run_script(textwrap.dedent(SIGNALLED), run, *signals, timeout_s=120)
@@ -502,7 +529,11 @@ print("still here")
 def test_functions_without_a_loop_round_trip(tmp_path: Path) -> None:
     """Save and load a plain tree with ``relight.save`` and ``relight.load``. ``only`` reads a part."""
     url = f"{tmp_path}/s/weights"
-    state = {"w": torch.arange(6.0).view(2, 3).bfloat16(), "meta": {"lr": 0.1, 1: ("a", None)}, "big": {"x": torch.ones(3)}}
+    state = {
+        "w": torch.arange(6.0).view(2, 3).bfloat16(),
+        "meta": {"lr": 0.1, 1: ("a", None)},
+        "big": {"x": torch.ones(3)},
+    }
     relight.save(url, state, step=12, metrics={"loss": float("nan")})
     loaded = relight.load(url)
     assert torch.equal(loaded["w"], state["w"])
@@ -523,7 +554,10 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
     def forward() -> None:
         model(torch.ones(1, 4)).sum().backward()
 
-    with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
+    with (
+        contextlib.suppress(ValueError),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt,
+    ):
         for step in range(2):
             forward()
             optimizer.step()
@@ -546,7 +580,9 @@ def test_a_boundary_save_has_the_values_that_were_set_for_it(run: str) -> None:
     model, optimizer = make()
     with (
         pytest.raises(ZeroDivisionError),
-        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, state={"seen": -1, "mean": None}) as ckpt,
+        relight.Checkpointer(
+            run, save=None, model=model, optimizer=optimizer, state={"seen": -1, "mean": None}
+        ) as ckpt,
     ):
         for step in range(5):
             if step == 4:
@@ -554,7 +590,9 @@ def test_a_boundary_save_has_the_values_that_were_set_for_it(run: str) -> None:
             one_step(model, optimizer)
             ckpt["seen"], ckpt["mean"] = 10 * step, torch.full((2,), float(step))
             ckpt.step(step)
-    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, mean=torch.zeros(2), state={"seen": -1})
+    ckpt = relight.Checkpointer(
+        run, save=None, model=model, optimizer=optimizer, mean=torch.zeros(2), state={"seen": -1}
+    )
     assert (ckpt.restore(), ckpt["seen"]) == (4, 30)
     assert ckpt["mean"].tolist() == [3.0, 3.0]
 
@@ -565,12 +603,17 @@ def test_entries_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     relight.Checkpointer(tmp_path / "run", save=None, model=layers).save(0)
     messages: list[str] = []
     undo = subscribe(lambda event: messages.append(str(event.fields.get("differences"))))
-    for count, expected in ((2, "model/2.weight: in the checkpoint (float32 [2, 2]), but not in the module; model/3.weight"), (9, "")):
+    for count, expected in (
+        (2, "model/2.weight: in the checkpoint (float32 [2, 2]), but not in the module; model/3.weight"),
+        (9, ""),
+    ):
         messages.clear()
         fewer = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(count))
         relight.Checkpointer(tmp_path / "run", save=None, model=fewer).restore(strict=False)
         matching = [message for message in messages if "strict=False left out" in message]
-        assert len(matching) == bool(expected) and all(expected in message and "; and 2 more" in message for message in matching), matching
+        assert len(matching) == bool(expected) and all(
+            expected in message and "; and 2 more" in message for message in matching
+        ), matching
     undo()
 
 
@@ -579,7 +622,10 @@ def test_a_save_during_a_step_is_not_the_steps_end(run: str, fails: bool) -> Non
     """Save the end of a step after a save inside that step, at ``close`` or after an exception. A resume repeats no
     half step."""
     model, optimizer = make()
-    with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
+    with (
+        contextlib.suppress(ValueError),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt,
+    ):
         model(torch.randn(3, 4)).sum().backward()
         ckpt.save(0, micro_step=0)
         one_step(model, optimizer)
@@ -632,7 +678,10 @@ def test_a_signal_after_the_last_step_is_not_swallowed(run: str, how: str, monke
     former = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         ours = signal.getsignal(signal.SIGTERM)
-        with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, state={"x": 1}, background=False) as ckpt:
+        with (
+            contextlib.suppress(ValueError),
+            relight.Checkpointer(run, save=None, state={"x": 1}, background=False) as ckpt,
+        ):
             ckpt.step(0)
             if how == "closing":
                 monkeypatch.setattr(ckpt._hooks.tiers, "finish", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
@@ -664,7 +713,9 @@ def test_signals_are_counted_each_by_itself() -> None:
 
 
 @pytest.mark.parametrize("what", ["connect", "slots", "reach"])
-def test_a_machine_without_descriptors_has_its_saves_made_by_the_trainer(run: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_descriptors_has_its_saves_made_by_the_trainer(
+    run: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Save in the trainer if no agent can be reached or started, or its memory cannot be mapped. Restoring works
     too."""
 

@@ -86,7 +86,9 @@ def test_urgent_saves_are_stored_uncoded(tmp_path: Path) -> None:
     """Skip deduplication and coding in a signal's save. The next save uses both again."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()
-    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always")) as ckpt:
+    with relight.Checkpointer(
+        run, save=None, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always")
+    ) as ckpt:
         ckpt.restore()
         for step in range(5):
             one_step(model, optimizer)
@@ -112,7 +114,9 @@ def test_differences_within_a_window(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         losses = []
-        with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
+        with relight.Checkpointer(
+            run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE
+        ) as ckpt:
             for step in range(ckpt.restore(), until):
                 losses.append(one_step(model, optimizer, 256))
                 ckpt.save(step)  # wait until durable, so that the next save finds it in the other slot
@@ -141,7 +145,9 @@ def test_a_damaged_link_is_found(tmp_path: Path) -> None:
     model = nn.Linear(512, 512)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     compact, weights = relight.Compact(codecs="always", full_every=5), []
-    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
+    with relight.Checkpointer(
+        run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE
+    ) as ckpt:
         ckpt.restore()
         for step in range(5):
             one_step(model, optimizer, 512)

@@ -50,7 +50,10 @@ def test_fast_steps_are_reported_in_groups(feed: Any) -> None:
     steps = [step for event in events for step in event.fields["steps"]]
     assert steps == list(range(0, 250, 10))
     assert [value for event in events for value in event.fields["metrics"]["loss"]] == [step / 2 for step in steps]
-    assert events[0].fields["metrics"]["late"] == [None] * 6 + [1.0] * 5 and set(events[1].fields["metrics"]) == {"loss", "late"}
+    assert events[0].fields["metrics"]["late"] == [None] * 6 + [1.0] * 5 and set(events[1].fields["metrics"]) == {
+        "loss",
+        "late",
+    }
 
 
 def test_other_ranks_and_invalid_metrics_are_not_reported(feed: Any) -> None:

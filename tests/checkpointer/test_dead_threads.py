@@ -64,7 +64,12 @@ def test_a_thread_that_dies_before_its_first_line_holds_no_start(dead_at_start: 
     """Count a thread that dies at its start as refused. Thread.start would wait for an event that this thread never
     sets."""
     started: list[bool] = []
-    within(20, lambda: started.append(new_threads.start(threading.Thread(target=lambda: None, name="relight-test", daemon=True))))
+    within(
+        20,
+        lambda: started.append(
+            new_threads.start(threading.Thread(target=lambda: None, name="relight-test", daemon=True))
+        ),
+    )
     assert started == [False] and dead_at_start == ["relight-test"]
 
 
@@ -131,7 +136,9 @@ def test_a_pool_starts_no_more_threads_than_tasks() -> None:
         pool.submit(lambda: 3)
 
 
-def test_steps_and_close_do_not_wait_for_dead_threads(tmp_path: Path, dead_at_start: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_close_do_not_wait_for_dead_threads(
+    tmp_path: Path, dead_at_start: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Save three steps and return from close() although every Relight thread dies at its start. The deadline is ten
     minutes."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
@@ -207,9 +214,13 @@ def test_first_calls_that_fail_end_no_job(monkeypatch: pytest.MonkeyPatch) -> No
     math_init.warm_up_vector_math()
 
 
-def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:
+def test_the_end_of_a_run_that_saved_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]
+) -> None:
     """Do not end a run with only failed saves as if the last step were stored."""
-    ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=False, signals=False)
+    ckpt = relight.Checkpointer(
+        tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=False, signals=False
+    )
     ckpt.restore()
 
     def full(*words: object, **named: object) -> object:
@@ -226,7 +237,9 @@ def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_end_of_a_run_that_is_stored(tmp_path: Path, asked: bool) -> None:
     """No step is unsaved if the last one is stored, or if no save was wanted."""
-    ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=None, background=False, signals=False)
+    ckpt = relight.Checkpointer(
+        tmp_path / "s" / "run", model=nn.Linear(8, 8), save=None, background=False, signals=False
+    )
     ckpt.restore()
     ckpt.step(0)
     assert not ckpt.ended.unsaved, "it is not over"
@@ -243,5 +256,7 @@ def test_two_outcomes_of_one_save_end_no_training() -> None:
     collected = []
     for begun, _ in under_way.over():
         collected.append(begun.save.step)
-        under_way.on_done(SaveOutcome(SaveResult(2, "id2"), StoreUnavailable("again")))  # while the first one is handled
+        under_way.on_done(
+            SaveOutcome(SaveResult(2, "id2"), StoreUnavailable("again"))
+        )  # while the first one is handled
     assert collected == [1, 2] and not under_way

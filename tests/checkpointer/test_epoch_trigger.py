@@ -27,9 +27,16 @@ def samples(count: int) -> Dataset[Any]:
 
 
 def train(
-    path: Path, save: relight.Trigger, epochs: int, *, data: Dataset[Any] | None = None, each: int = 1, stop: int | None = None,
-    loaders: Callable[[DataLoader[Any]], dict[str, Any]] = lambda loader: {"data": loader}, count: bool = False,
-) -> list[tuple[int, str]]:  # fmt: skip
+    path: Path,
+    save: relight.Trigger,
+    epochs: int,
+    *,
+    data: Dataset[Any] | None = None,
+    each: int = 1,
+    stop: int | None = None,
+    loaders: Callable[[DataLoader[Any]], dict[str, Any]] = lambda loader: {"data": loader},
+    count: bool = False,
+) -> list[tuple[int, str]]:
     """Train with batches of two, ``each`` of them a step. Return the steps of the saves of this process, with their reasons."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
@@ -68,7 +75,10 @@ def test_each_epoch_is_saved_at_its_last_step(tmp_path: Path) -> None:
 
 def test_every_second_epoch(tmp_path: Path) -> None:
     """The count is of the run's epochs, not since the last save."""
-    assert train(tmp_path, relight.every(epochs=2), 5) == [(9, "every 2 epochs: 2 done"), (19, "every 2 epochs: 4 done")]
+    assert train(tmp_path, relight.every(epochs=2), 5) == [
+        (9, "every 2 epochs: 2 done"),
+        (19, "every 2 epochs: 4 done"),
+    ]
 
 
 @pytest.mark.parametrize("stop", [6, 7, 9, 10])
@@ -111,7 +121,10 @@ def test_a_batch_drawn_before_training_is_no_epoch(tmp_path: Path) -> None:
 
 def test_without_a_loader_step_counts_epochs(tmp_path: Path) -> None:
     """Save the first step of the next epoch if only ``epoch=`` is given."""
-    assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, loaders=lambda loader: {}, count=True)] == [5, 10]
+    assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, loaders=lambda loader: {}, count=True)] == [
+        5,
+        10,
+    ]
 
 
 def test_uncountable_epochs_are_refused_at_the_first_step(tmp_path: Path) -> None:
@@ -158,5 +171,9 @@ def test_a_trigger_of_ones_own(tmp_path: Path) -> None:
     model, losses = nn.Linear(1, 1), [3.0, 2.0, 2.5, 2.5, 1.0, 1.0, 1.0, 1.0]
     for name, trigger in (("a", Plateau(2)), ("b", Plateau(2) | relight.every(steps=100))):
         with relight.Checkpointer(tmp_path / name, model=model, save=trigger, signals=False, background=False) as ckpt:
-            saved = {step: done.reason for step, loss in enumerate(losses) if (done := ckpt.step(step, loss=loss)) is not None}
+            saved = {
+                step: done.reason
+                for step, loss in enumerate(losses)
+                if (done := ckpt.step(step, loss=loss)) is not None
+            }
         assert saved == {3: "loss 2.5 has not fallen for 2 steps", 6: "loss 1 has not fallen for 2 steps"}

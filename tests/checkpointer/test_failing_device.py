@@ -57,7 +57,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: str, errors: list[Exception | N
 def test_an_error_that_a_copy_reports_late_ends_that_save_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA reports a kernel's error where the copies are waited for. The save has this error, without torch's advice, and its slot is free."""
     failing(monkeypatch, "finish", [None, None, RuntimeError("CUDA error: device-side assert triggered" + ADVICE)])
-    with relight.Checkpointer(tmp_path / "s" / "r", save=None, background=True, limits=QUEUE, signals=False, x=torch.zeros(8)) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "r", save=None, background=True, limits=QUEUE, signals=False, x=torch.zeros(8)
+    ) as ckpt:
         ckpt.restore()
         ckpt.save(0)
         with pytest.raises(relight.SaveFailed) as failed:
@@ -72,7 +74,9 @@ def test_an_error_that_a_copy_reports_late_ends_that_save_only(tmp_path: Path, m
 def test_no_device_memory_ends_that_save_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lack of device memory fails the save, and raises nothing in the training loop."""
     failing(monkeypatch, "begin", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 MiB")])
-    with relight.Checkpointer(tmp_path / "s" / "r", save=None, background=True, limits=QUEUE, signals=False, x=torch.zeros(8)) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "r", save=None, background=True, limits=QUEUE, signals=False, x=torch.zeros(8)
+    ) as ckpt:
         ckpt.restore()
         with pytest.raises(relight.SaveFailed, match="out of memory"):
             ckpt.save(0, block=False).wait(60)

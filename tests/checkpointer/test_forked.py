@@ -51,7 +51,13 @@ ckpt.save(0)  # starts the agent and allocates its memory
 def trainer(tmp_path: Path, text: str, **settings: str) -> str:
     """Run a trainer that forks. Return what it printed."""
     run = tmp_path / "store" / "run"
-    done = run_script(TRAINER + textwrap.dedent(text), str(run), timeout_s=120, cwd=tmp_path, **{"RELIGHT_BACKGROUND": "1", **settings})
+    done = run_script(
+        TRAINER + textwrap.dedent(text),
+        str(run),
+        timeout_s=120,
+        cwd=tmp_path,
+        **{"RELIGHT_BACKGROUND": "1", **settings},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -152,7 +158,9 @@ def test_a_child_does_not_write_to_its_parents_page(tmp_path: Path) -> None:
 def test_a_childs_error_is_not_the_ranks(tmp_path: Path) -> None:
     """Under ``relight run``, an exception in a forked child is not written down as the error of the rank."""
     script, error = tmp_path / "script.py", tmp_path / "error.json"
-    script.write_text("import os\npid = os.fork()\nif pid == 0:\n    raise ValueError('in the child')\nos.waitpid(pid, 0)\n")
+    script.write_text(
+        "import os\npid = os.fork()\nif pid == 0:\n    raise ValueError('in the child')\nos.waitpid(pid, 0)\n"
+    )
     environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(error)}
     command = [sys.executable, "-m", "relight.supervise.worker", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)

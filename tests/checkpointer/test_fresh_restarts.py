@@ -16,11 +16,19 @@ import relight
 from relight.checkpointer import launcher_job
 from relight.store.urls import absolute
 
-NAMES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+NAMES = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_ERROR_FILE",
+    "SLURM_JOB_ID",
+    "SLURM_RESTART_COUNT",
+)
 MOUNT = "512 498 8:1 /var/lib/kubelet/pods/{pod}/containers/train/{start} /dev/termination-log rw,relatime - ext4 /dev/root rw\n"
 
 
-def start(path: Any, variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, *, steps: int = 4, wait: bool = False) -> int:
+def start(
+    path: Any, variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, *, steps: int = 4, wait: bool = False
+) -> int:
     """Start a job's script with ``fresh=True`` under a launcher with these variables, and train ``steps``. Return the
     first step."""
     for name in (*NAMES, "KUBERNETES_SERVICE_HOST"):
@@ -28,7 +36,9 @@ def start(path: Any, variables: Mapping[str, str], monkeypatch: pytest.MonkeyPat
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     model = nn.Linear(2, 2)
-    ckpt = relight.Checkpointer(path, model=model, fresh=True, save=relight.every(steps=1), background=False, signals=False)
+    ckpt = relight.Checkpointer(
+        path, model=model, fresh=True, save=relight.every(steps=1), background=False, signals=False
+    )
     first = ckpt.restore()
     for step in range(first, first + steps):
         with torch.no_grad():
@@ -72,7 +82,9 @@ def test_only_a_restart_of_the_same_job_continues(
     assert start(run, second, monkeypatch) == (4 if continues else 0)
 
 
-def test_a_job_that_died_before_its_first_step_does_not_continue_the_job_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_died_before_its_first_step_does_not_continue_the_job_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fresh start is recorded at ``restore()``: the restart of the second job finds its own record, not that of the first."""
     run, same = str(tmp_path / "store" / "run"), {"TORCHELASTIC_RUN_ID": "100"}
     assert start(run, same, monkeypatch) == 0
@@ -87,7 +99,9 @@ def test_a_job_requeued_onto_an_empty_node_continues_from_a_further_tier(
     """The record of a fresh start is copied to further tiers, before the checkpoints that follow it."""
     hot, cold = tmp_path / "hot", tmp_path / "cold"
     tiers = relight.Tiers(hot=relight.tier(absolute(str(hot / "run"))), cold=relight.tier(absolute(str(cold / "run"))))
-    assert start(tiers, slurm(0, "4"), monkeypatch, steps=2, wait=True) == 0  # an older job, which this one does not continue
+    assert (
+        start(tiers, slurm(0, "4"), monkeypatch, steps=2, wait=True) == 0
+    )  # an older job, which this one does not continue
     assert start(tiers, slurm(0), monkeypatch, wait=True) == 0
     if lost:
         shutil.rmtree(hot)

@@ -154,6 +154,8 @@ def test_an_unrestored_run_is_refused_for_what_a_further_tier_has(tmp_path: Path
     fresh."""
     train(str(tmp_path / "far" / "run"), 0, 3)
     tiers = relight.Tiers(near=relight.tier(tmp_path / "near" / "run"), far=relight.tier(tmp_path / "far" / "run"))
-    ckpt = relight.Checkpointer(tiers, model=nn.Linear(2, 2), signals=False, background=False, save=relight.every(steps=1))
+    ckpt = relight.Checkpointer(
+        tiers, model=nn.Linear(2, 2), signals=False, background=False, save=relight.every(steps=1)
+    )
     with pytest.raises(ConfigError, match="the newest of step 2"):
         ckpt.step(0)

@@ -52,14 +52,18 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 """
 
 
-def script(tmp_path: Path, text: str, timeout: float = 90) -> tuple[subprocess.CompletedProcess[str], list[tuple[int, str]], int]:
+def script(
+    tmp_path: Path, text: str, timeout: float = 90
+) -> tuple[subprocess.CompletedProcess[str], list[tuple[int, str]], int]:
     """Run a script in its own process group. Return its exit, the saved steps with their reasons, and the last finished
     step."""
     path, run = tmp_path / "script.py", tmp_path / "store" / "run"
     path.write_text(HEAD + textwrap.dedent(text))
     done = run_script(path, str(run), timeout_s=timeout, cwd=tmp_path, leads=True)
     saved = (
-        [(checkpoint.step, checkpoint.body.reason) for checkpoint in relight.open(str(run)).checkpoints()] if (run / "log").exists() else []
+        [(checkpoint.step, checkpoint.body.reason) for checkpoint in relight.open(str(run)).checkpoints()]
+        if (run / "log").exists()
+        else []
     )
     steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
     return done, saved, max(steps, default=-1)

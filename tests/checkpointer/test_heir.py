@@ -35,7 +35,9 @@ STEP = 5
 class Rank:
     """A rank with its components, its boundary, and its side of a handover."""
 
-    def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
+    def __init__(
+        self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object
+    ) -> None:
         self.teller = HeartbeatWriter(str(folder / f"heartbeat-{number}"))
         self._monkeypatch = monkeypatch
         torch.manual_seed(0)
@@ -70,8 +72,12 @@ class Rank:
         return self.heirs.hand_over(RuntimeError("lost"), self.boundary, attempt.place, _request, [])
 
 
-def _request(state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-    return SaveRequest(SaveInfo(step=step, reason=reason, components=state.kinds), tree=encode_tree(state.tree), items=state.items)
+def _request(
+    state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None
+) -> SaveRequest:
+    return SaveRequest(
+        SaveInfo(step=step, reason=reason, components=state.kinds), tree=encode_tree(state.tree), items=state.items
+    )
 
 
 @pytest.fixture
@@ -104,7 +110,10 @@ def test_a_rank_that_cannot_save_leaves_the_save_to_the_next(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def broken(place: CommitTarget, request: SaveRequest) -> SaveReport:
-        return saves(place, replace(request, items=[replace(item, source=Broken(bytes(item.source.length))) for item in request.items]))
+        return saves(
+            place,
+            replace(request, items=[replace(item, source=Broken(bytes(item.source.length))) for item in request.items]),
+        )
 
     monkeypatch.setattr(heir, "save_multi_rank", broken)
     assert not first.hand_over(attempt)
@@ -115,7 +124,9 @@ def test_a_rank_that_cannot_save_leaves_the_save_to_the_next(
 
 
 @pytest.mark.parametrize(("run", "alike"), [("run", False), ("other", True)])
-def test_rank_states_of_another_checkpointer_are_not_used(ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool) -> None:
+def test_rank_states_of_another_checkpointer_are_not_used(
+    ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool
+) -> None:
     """Ignore the rank state of a second Checkpointer in the same process. Its checkpoint is for another run, or is not
     made."""
     more = {"generator": torch.Generator()}
@@ -127,7 +138,9 @@ def test_rank_states_of_another_checkpointer_are_not_used(ranks: Callable[..., l
     assert second[0].hand_over(attempt)
 
 
-def test_tensors_added_after_the_comparison_are_not_taken_for_replicas(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+def test_tensors_added_after_the_comparison_are_not_taken_for_replicas(
+    ranks: Callable[..., list[Rank]], tmp_path: Path
+) -> None:
     """Save nothing if state was added after the ranks compared their states before the first step. Optimizer state may
     be sharded, and the dead rank's shard would be lost."""
     living, dead = ranks(2)
@@ -153,7 +166,9 @@ def test_a_rank_state_that_became_large_is_not_left_out(ranks: Callable[..., lis
     assert not living.hand_over(attempt) and not attempt.history().live
 
 
-@pytest.mark.parametrize(("alike", "drawn", "taken"), [(3, "", True), (2, "", False), (9, "by it", False), (9, "by both", False)])
+@pytest.mark.parametrize(
+    ("alike", "drawn", "taken"), [(3, "", True), (2, "", False), (9, "by it", False), (9, "by both", False)]
+)
 def test_the_rank_state_before_an_update_counts_if_it_always_equalled_the_one_at_the_end(
     ranks: Callable[..., list[Rank]], tmp_path: Path, alike: int, drawn: str, taken: bool
 ) -> None:
@@ -185,7 +200,9 @@ def test_the_rank_state_before_an_update_counts_if_it_always_equalled_the_one_at
     assert [checkpoint.step for checkpoint in attempt.history().live] == [alike + 1] * taken
 
 
-def test_a_rank_that_learns_of_a_failure_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+def test_a_rank_that_learns_of_a_failure_ends_its_step_and_hands_it_over(
+    ranks: Callable[..., list[Rank]], tmp_path: Path
+) -> None:
     """End the step and hand it over if another rank has failed. The rank learns of it at the step's end, because its
     next exchange may be far."""
     living, dead = ranks(2)

@@ -208,7 +208,9 @@ def test_training_epochs_that_get_shorter_are_reported_once(tmp_path, events) ->
         ckpt.restore()
         assert [len(list(loader)) for _ in range(3)] == [7, 7, 7]
     short = [event for event in events if event.name == "loader.short"]
-    assert [(event.fields["loader"], event.fields["batches"], event.fields["expected"]) for event in short] == [("loader", 7, 12)]
+    assert [(event.fields["loader"], event.fields["batches"], event.fields["expected"]) for event in short] == [
+        ("loader", 7, 12)
+    ]
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
@@ -304,7 +306,13 @@ def passed_on(loader: DataLoader) -> Iterator[Any]:
         yield batch.clone()
 
 
-AHEAD = {"one": one_ahead, "copies": copies_ahead, "object": Preloading, "thread": in_a_thread, "several": several_ahead}
+AHEAD = {
+    "one": one_ahead,
+    "copies": copies_ahead,
+    "object": Preloading,
+    "thread": in_a_thread,
+    "several": several_ahead,
+}
 
 
 def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any], steps: int, each: bool) -> list[int]:
@@ -436,7 +444,10 @@ def test_a_resume_is_no_python_warning(tmp_path) -> None:
     )
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False
+            [sys.executable, "-W", "error", "-c", code, str(tmp_path / "run")],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
 
@@ -465,6 +476,8 @@ def test_a_batch_of_any_size_costs_a_few_reads(monkeypatch) -> None:
 
     read: list[int] = []
     real = delivered.ctypes.string_at
-    monkeypatch.setattr(delivered.ctypes, "string_at", lambda address, length: read.append(length) or real(address, length))
+    monkeypatch.setattr(
+        delivered.ctypes, "string_at", lambda address, length: read.append(length) or real(address, length)
+    )
     delivered.checksum_of({"x": torch.zeros(1 << 20), "y": torch.zeros(8, dtype=torch.int64), "z": "text"})
     assert len(read) == 9 and sum(read) == 8 * 64 + 64

@@ -58,10 +58,14 @@ def test_the_save_of_a_preempted_job_survives_its_metric(tmp_path: Path) -> None
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [20] and saved(run) == {"loss": 0.5}
 
 
-@pytest.mark.parametrize("value", [np.array([0.5]), np.array([[0.5]]), np.array(0.5), torch.tensor([[0.5]]), np.float16(0.5)])
+@pytest.mark.parametrize(
+    "value", [np.array([0.5]), np.array([[0.5]]), np.array(0.5), torch.tensor([[0.5]]), np.float16(0.5)]
+)
 def test_anything_of_one_element_is_read(tmp_path: Path, value: Any) -> None:
     """Shapes and types of one number are read alike, by a save and by a trigger."""
-    with relight.Checkpointer(tmp_path / "run", x=torch.zeros(2), save=relight.best("acc"), background=False, signals=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", x=torch.zeros(2), save=relight.best("acc"), background=False, signals=False
+    ) as ckpt:
         ckpt.restore()
         assert ckpt.step(0, acc=value) is not None
         assert ckpt.step(1, acc=value) is None
@@ -73,7 +77,9 @@ def test_anything_of_one_element_is_read(tmp_path: Path, value: Any) -> None:
 def test_unreadable_metrics_are_left_out(tmp_path: Path, events: list[Event], value: Any, background: bool) -> None:
     """Save the other metrics. One warning names the missing metric."""
     path = tmp_path / "store" / "run"
-    with relight.Checkpointer(path, x=torch.zeros(2), save=relight.best("odd", "min"), background=background, signals=False) as ckpt:
+    with relight.Checkpointer(
+        path, x=torch.zeros(2), save=relight.best("odd", "min"), background=background, signals=False
+    ) as ckpt:
         ckpt.restore()
         for step in range(3):
             ckpt.step(step, odd=value, loss=0.25)

@@ -24,7 +24,9 @@ def train(path: Path, steps: int, *, background: bool = False) -> int:
     """Train up to ``steps`` from the newest checkpoint. The weight counts the steps. Return the first step."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    with relight.Checkpointer(path, model=model, save=relight.every(steps=2), background=background, on_failure="raise") as ckpt:
+    with relight.Checkpointer(
+        path, model=model, save=relight.every(steps=2), background=background, on_failure="raise"
+    ) as ckpt:
         start = ckpt.restore()
         assert float(model.weight.detach()) == start
         for step in range(start, steps):
@@ -62,9 +64,13 @@ def without_the_stores_record(top: Path) -> Path:
     return top / "a" / "mine"
 
 
-@pytest.mark.parametrize("how", [move, rename, copy_next_to_it, copy_elsewhere, into_a_new_place, without_the_stores_record])
+@pytest.mark.parametrize(
+    "how", [move, rename, copy_next_to_it, copy_elsewhere, into_a_new_place, without_the_stores_record]
+)
 @pytest.mark.parametrize("background", [False, True])
-def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callable[[Path], Path], background: bool) -> None:
+def test_training_continues_and_verify_finds_nothing(
+    tmp_path: Path, how: Callable[[Path], Path], background: bool
+) -> None:
     """Keep the ids that the run's records and checkpoints name, whatever store it is in."""
     train(tmp_path / "a" / "mine", 4)
     train(tmp_path / "b" / "other", 4)
@@ -83,7 +89,9 @@ def test_a_copy_trains_at_the_same_time_as_its_original(tmp_path: Path) -> None:
     """Treat the two copies as two runs, though they have the same ids and the same attempt: neither takes over or ends
     the other."""
     model = torch.nn.Linear(1, 1, bias=False)
-    with relight.Checkpointer(tmp_path / "a" / "mine", model=model, save=relight.every(steps=1), background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "a" / "mine", model=model, save=relight.every(steps=1), background=False
+    ) as ckpt:
         ckpt.restore()
         ckpt.step(0)
         shutil.copytree(tmp_path / "a" / "mine", tmp_path / "a" / "copy")

@@ -83,7 +83,9 @@ def made(path: Any, **options: Any) -> relight.Checkpointer:
     ],
     ids=str,
 )
-def test_a_keyword_that_is_neither_option_nor_component_is_refused(tmp_path: Path, slip: dict[str, Any], hint: str) -> None:
+def test_a_keyword_that_is_neither_option_nor_component_is_refused(
+    tmp_path: Path, slip: dict[str, Any], hint: str
+) -> None:
     """A misspelt or foreign option never becomes a component: the error names it, and the option that was meant."""
     with pytest.raises(ConfigError, match=re.escape(repr([*slip][0]))) as caught:
         made(tmp_path / "store" / "run", **slip)
@@ -100,9 +102,16 @@ def test_an_object_with_state_is_a_component_under_any_name(tmp_path: Path) -> N
     }  # fmt: skip
     with made(tmp_path / "run", save=None, **parts) as ckpt:
         ckpt.save(0)
-    second = made(tmp_path / "run", save=None, **{**parts, "stats": {}, "log": [], "seen": np.int64(0), "phase": Phase.WARM})
+    second = made(
+        tmp_path / "run", save=None, **{**parts, "stats": {}, "log": [], "seen": np.int64(0), "phase": Phase.WARM}
+    )
     second.restore()
-    assert second["stats"] == {"seen": 1} and second["seen"] == 3 and second["phase"] is Phase.MAIN and second["ema"] is None
+    assert (
+        second["stats"] == {"seen": 1}
+        and second["seen"] == 3
+        and second["phase"] is Phase.MAIN
+        and second["ema"] is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,9 @@ def test_an_object_with_state_is_a_component_under_any_name(tmp_path: Path) -> N
     ids=["list", "dict", "nested"],
 )  # fmt: skip
 @pytest.mark.parametrize("by_state", [False, True])
-def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[str, Any], names: list[str], by_state: bool) -> None:
+def test_containers_of_components_are_taken_apart(
+    tmp_path: Path, given: dict[str, Any], names: list[str], by_state: bool
+) -> None:
     """Save each optimizer of a list, tuple or dict as its own component, named by the container and its position."""
 
     def objects(lr: float) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
@@ -124,7 +135,11 @@ def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[st
     def placed(value: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
         if isinstance(value, dict):
             return {key: placed(entry, optimizers) for key, entry in value.items()}
-        return type(value)(placed(entry, optimizers) for entry in value) if isinstance(value, (list, tuple)) else optimizers[value]
+        return (
+            type(value)(placed(entry, optimizers) for entry in value)
+            if isinstance(value, (list, tuple))
+            else optimizers[value]
+        )
 
     def build(lr: float) -> tuple[relight.Checkpointer, list[torch.optim.Optimizer]]:
         model, optimizers = objects(lr)
@@ -200,7 +215,9 @@ def test_an_option_of_another_type_is_refused(tmp_path: Path, options: dict[str,
 
 
 @pytest.mark.parametrize(
-    "path", [None, 3, "", "  ", ".", b"runs/demo", Path(), ["runs/demo"], torch.nn.Linear(1, 1), relight.tier("a/b")], ids=str
+    "path",
+    [None, 3, "", "  ", ".", b"runs/demo", Path(), ["runs/demo"], torch.nn.Linear(1, 1), relight.tier("a/b")],
+    ids=str,
 )
 def test_an_invalid_path_is_refused(path: Any) -> None:
     """A path is a text, a Path or Tiers, and names a store and a run."""

@@ -102,15 +102,26 @@ def test_another_class_is_refused_with_both_names(tmp_path: Path, before: str, a
     weights = [parameter.detach().clone() for parameter in live_model.parameters()]
     with pytest.raises(IncompatibleState) as caught:
         restored(tmp_path / "run", model=live_model, optimizer=live)
-    assert f"stored by {before.split()[0]}" in str(caught.value) and f"the live optimizer is {after.split()[0]}" in str(caught.value)
+    assert f"stored by {before.split()[0]}" in str(caught.value) and f"the live optimizer is {after.split()[0]}" in str(
+        caught.value
+    )
     assert all(map(torch.equal, weights, live_model.parameters()))
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("AdamW", "SGD"), ("SGD", "AdamW"), ("SGD with momentum", "AdamW"), ("AdamW", "Adamax"), ("RMSprop", "AdamW"), ("Adagrad", "SGD")],
+    [
+        ("AdamW", "SGD"),
+        ("SGD", "AdamW"),
+        ("SGD with momentum", "AdamW"),
+        ("AdamW", "Adamax"),
+        ("RMSprop", "AdamW"),
+        ("Adagrad", "SGD"),
+    ],
 )
-def test_an_older_checkpoint_is_judged_by_its_entries(tmp_path: Path, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_checkpoint_is_judged_by_its_entries(
+    tmp_path: Path, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Refuse a checkpoint without class names too. The error names the class that its entries point to."""
     monkeypatch.setattr("relight.checkpointer.state_capture.class_paths", lambda components: {})
     model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
@@ -136,11 +147,13 @@ def test_state_that_does_not_fit_is_left_alone_and_listed(tmp_path: Path, events
     assert all(map(torch.equal, model.parameters(), live_model.parameters()))
     assert {key: value for key, value in live.param_groups[0].items() if key != "params"} == settings
     assert all(
-        torch.equal(was, live.state[parameter]["momentum_buffer"]) for was, parameter in zip(momentum, live_model.parameters(), strict=True)
+        torch.equal(was, live.state[parameter]["momentum_buffer"])
+        for was, parameter in zip(momentum, live_model.parameters(), strict=True)
     )
     messages = [event.fields["message"] for event in events if event.name == "environment.differs"]
     assert any(
-        "optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit" in message
+        "optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit"
+        in message
         for message in messages
     )
     step(live_model, live)
@@ -167,7 +180,11 @@ def test_a_subclass_and_a_renamed_class_resume(tmp_path: Path, events: list[Even
     saved(tmp_path / "run", model=model, optimizer=plain)
     restored(tmp_path / "run", model=renamed, optimizer=own)
     messages = [event.fields["message"] for event in events if event.name == "environment.differs"]
-    assert len(messages) == 1 and "model: stored by Net, the live object is Network" in messages[0] and "optimizer" not in messages[0]
+    assert (
+        len(messages) == 1
+        and "model: stored by Net, the live object is Network" in messages[0]
+        and "optimizer" not in messages[0]
+    )
     saved(tmp_path / "back", model=renamed, optimizer=own)
     restored(tmp_path / "back", model=model, optimizer=plain)
 
@@ -200,13 +217,19 @@ def test_a_scaler_without_a_place_and_one_that_is_disabled(tmp_path: Path, event
     with pytest.raises(IncompatibleState, match="scaler: in the checkpoint, but not given"):
         restored(tmp_path / "run", model=model)
     restored(tmp_path / "run", model=model, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    assert any("its scale is dropped" in event.fields["message"] for event in events if event.name == "environment.differs")
+    assert any(
+        "its scale is dropped" in event.fields["message"] for event in events if event.name == "environment.differs"
+    )
 
 
 def test_groups_that_differ_are_refused_and_order_is_not(tmp_path: Path) -> None:
     """Refuse more or fewer groups, and a parameter in another group. Another order within a group is accepted."""
     model = nn.Linear(3, 1)
-    saved(tmp_path / "run", model=model, optimizer=torch.optim.AdamW([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias]}]))
+    saved(
+        tmp_path / "run",
+        model=model,
+        optimizer=torch.optim.AdamW([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias]}]),
+    )
     for groups in ([{"params": [model.weight, model.bias]}], [{"params": [model.bias]}, {"params": [model.weight]}]):
         with pytest.raises(IncompatibleState, match="group"):
             restored(tmp_path / "run", model=model, optimizer=torch.optim.AdamW(groups))
@@ -224,7 +247,11 @@ def test_class_names_of_an_unknown_form_are_ignored() -> None:
 
 
 def missed(events: list[Event]) -> list[dict[str, Any]]:
-    return [{key: event.fields[key] for key in ("optimizer", "parameters")} for event in events if event.name == "optimizer.missed"]
+    return [
+        {key: event.fields[key] for key in ("optimizer", "parameters")}
+        for event in events
+        if event.name == "optimizer.missed"
+    ]
 
 
 def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events: list[Event]) -> None:
@@ -232,7 +259,9 @@ def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events
     given optimizer is not listed."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     optimizer, second = torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)
-    with relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, model=model, optimizer=optimizer) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", background=False, signals=False, save=None, model=model, optimizer=optimizer
+    ) as ckpt:
         for number in range(3):
             step(model, optimizer, second)
             ckpt.step(number)
@@ -271,7 +300,14 @@ def test_optimizers_that_need_no_report_get_none(tmp_path: Path, events: list[Ev
     wrapper = Wrapper(torch.optim.SGD(first.parameters(), lr=0.1))
     inside, by_state = torch.optim.AdamW(second.parameters()), torch.optim.AdamW(third.parameters())
     foreign = torch.optim.AdamW(fourth.parameters())
-    components = {"first": first, "second": second, "third": third, "wrapper": wrapper, "holder": Holder(inside), "keep": by_state}
+    components = {
+        "first": first,
+        "second": second,
+        "third": third,
+        "wrapper": wrapper,
+        "holder": Holder(inside),
+        "keep": by_state,
+    }
     with relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, state=components) as ckpt:
         for model, optimizer in ((first, wrapper), (second, inside), (third, by_state)):
             step(model, optimizer)

@@ -24,7 +24,9 @@ SLEEPS = ["sh", "-c", "echo && exec sleep 60"]
 
 
 @pytest.fixture
-def process(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+def process(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[subprocess.Popen[str]]:
     """A sleeping process of this user, of another user, or with another directory of sockets."""
     monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
     kind = getattr(request, "param", "this user")
@@ -45,7 +47,9 @@ def process(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "process", ["this user", pytest.param("other user", marks=AS_ROOT), pytest.param("other directory", marks=AS_ROOT)], indirect=True
+    "process",
+    ["this user", pytest.param("other user", marks=AS_ROOT), pytest.param("other directory", marks=AS_ROOT)],
+    indirect=True,
 )
 def test_a_process_without_a_socket_is_known_by_its_id_and_start(process: subprocess.Popen[str]) -> None:
     """A process may be alive if it started before its record. A later process with its id is another one."""
@@ -58,7 +62,9 @@ def test_a_process_without_a_socket_is_known_by_its_id_and_start(process: subpro
     assert not may_live(os.getpid(), time.time(), address) and not may_live(0, time.time(), address)
 
 
-def test_a_left_socket_proves_that_its_attempt_has_ended(process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_left_socket_proves_that_its_attempt_has_ended(
+    process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A live process has ended its attempt if its socket file exists without a listener. A held lock proves nothing."""
     address = name_of("attempt")
     with LocalDirectory() as directory:
@@ -75,9 +81,13 @@ def test_a_left_socket_proves_that_its_attempt_has_ended(process: subprocess.Pop
 
 
 @pytest.mark.parametrize("unreadable", ["stat", "boot"])
-def test_a_process_that_cannot_be_read_may_live(process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, unreadable: str) -> None:
+def test_a_process_that_cannot_be_read_may_live(
+    process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
     """If /proc hides a process or its start, its id alone decides."""
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: "0 (sleep) S" if unreadable == "boot" else open("/nonexistent").read())
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **_: "0 (sleep) S" if unreadable == "boot" else open("/nonexistent").read()
+    )
     assert may_live(process.pid, time.time() - 1000, name_of("attempt"))
     process.kill()
     process.wait()
@@ -85,9 +95,13 @@ def test_a_process_that_cannot_be_read_may_live(process: subprocess.Popen[str], 
 
 
 @pytest.fixture
-def trained(process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[relight.Checkpointer]:
+def trained(
+    process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[relight.Checkpointer]:
     """A run that was saved a moment ago. Its records seem to be of ``process``."""
-    ckpt = relight.Checkpointer(tmp_path / "store" / "run", state={"x": 1}, save=relight.every(steps=1), background=False)
+    ckpt = relight.Checkpointer(
+        tmp_path / "store" / "run", state={"x": 1}, save=relight.every(steps=1), background=False
+    )
     ckpt.restore()
     ckpt.step(0)
     monkeypatch.setattr(takeover, "process_of", lambda writer: (takeover._host(), process.pid))
@@ -97,7 +111,11 @@ def trained(process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("way", ["other network", "squatted", "no directory", "cleaned", "never listened"])
 def test_a_second_start_is_refused_if_the_socket_is_not_found(
-    trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    trained: relight.Checkpointer,
+    process: subprocess.Popen[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
 ) -> None:
     """A live process of this host without a socket may still train, even if it saves rarely. A dead process does not
     block a start."""
@@ -131,7 +149,9 @@ def test_a_second_start_is_refused_if_the_socket_is_not_found(
         file.parent.parent.chmod(0o700)
 
 
-def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(
+    process: subprocess.Popen[str], tmp_path: Path
+) -> None:
     """A copy of a run may be trained while the process that made its records trains the original."""
     ours, theirs = name_of("copy"), name_of("original")
     with LocalDirectory() as directory:
@@ -152,7 +172,9 @@ def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: s
     listener.socket.close()
 
 
-def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_makes_a_removed_socket_again(
+    trained: relight.Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a cleaner removed a trainer's socket file, the trainer creates it again at a later step."""
     listener, store = trained._session.takeover._listener, LocalStore(tmp_path / "store")
     assert listener is not None
@@ -173,7 +195,9 @@ def test_a_second_start_does_not_wait_for_an_attempt_that_ended(trained: relight
 
 
 @pytest.mark.parametrize("process", [pytest.param("other user", marks=AS_ROOT)], indirect=True)
-def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_second_start_sees_another_users_process(
+    trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path
+) -> None:
     """A run that another user's process of this host saved seconds ago shows a sign of life."""
     listener = trained._session.takeover._listener
     assert listener is not None
@@ -186,9 +210,13 @@ def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer
     assert takeover.sign_of_life(store, "run") is None
 
 
-def test_a_process_that_copied_checkpoints_here_is_not_in_the_way(trained: relight.Checkpointer, tmp_path: Path) -> None:
+def test_a_process_that_copied_checkpoints_here_is_not_in_the_way(
+    trained: relight.Checkpointer, tmp_path: Path
+) -> None:
     """Write no FENCE for a copy, though the process that made it is alive: a copy is no attempt."""
-    assert cli.main(["cp", str(tmp_path / "store" / "run"), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
+    assert (
+        cli.main(["cp", str(tmp_path / "store" / "run"), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
+    )
     assert takeover.sign_of_life(LocalStore(tmp_path / "copies"), "run") is None
     sign = takeover.sign_of_life(LocalStore(tmp_path / "store"), "run")
     assert sign is not None

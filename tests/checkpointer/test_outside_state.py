@@ -107,11 +107,15 @@ def nothing(net: Any, x: torch.Tensor) -> None:
     pass
 
 
-def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], None] = lambda: None, **components: Any) -> list[list[str]]:
+def train(
+    path: Path, events: list[Event], steps: int = 4, after: Callable[[], None] = lambda: None, **components: Any
+) -> list[list[str]]:
     """Train ``components["model"]`` with saves in each step. Return the attributes that events name, and check ``describe_state()`` against them."""
     model = components["model"]
     optimizer = components.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
-    with relight.Checkpointer(path, **components, save=relight.every(steps=1), background=False, on_failure="raise") as ckpt:
+    with relight.Checkpointer(
+        path, **components, save=relight.every(steps=1), background=False, on_failure="raise"
+    ) as ckpt:
         for step in range(steps):
             optimizer.zero_grad()
             model(torch.randn(4, 3)).square().mean().backward()
@@ -156,7 +160,9 @@ def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, eve
     [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)],
     ids=lambda module: type(module).__name__,
 )
-def test_state_without_effect_on_a_resume_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
+def test_state_without_effect_on_a_resume_is_not_reported(
+    tmp_path: Path, events: list[Event], model: nn.Module
+) -> None:
     """Ignore constants, activations of the last forward pass, extra state, and torch's own modules."""
     assert train(tmp_path / "run", events, model=model) == []
 
@@ -166,22 +172,30 @@ def test_objects_and_optimizers_with_their_own_state_are_checked(tmp_path: Path,
     underscore, count as saved."""
     model, curriculum = Net(nothing), Curriculum()
     optimizer = Counting(model.parameters())
-    reported = train(tmp_path / "run", events, model=model, optimizer=optimizer, curriculum=curriculum, after=curriculum.update)
+    reported = train(
+        tmp_path / "run", events, model=model, optimizer=optimizer, curriculum=curriculum, after=curriculum.update
+    )
     assert reported == [["rounds"], ["stage"]]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_a_given_optimizer_that_never_steps_is_reported(tmp_path: Path, events: list[Event], kind: type[torch.optim.Optimizer]) -> None:
+def test_a_given_optimizer_that_never_steps_is_reported(
+    tmp_path: Path, events: list[Event], kind: type[torch.optim.Optimizer]
+) -> None:
     """Report a given optimizer that never steps while a second optimizer trains the same parameters."""
     model = nn.Linear(3, 1)
     given, used = kind(model.parameters(), lr=0.1), kind(model.parameters(), lr=0.1)
-    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=given, save=relight.every(steps=1), background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=model, optimizer=given, save=relight.every(steps=1), background=False
+    ) as ckpt:
         for step in range(4):
             model(torch.randn(4, 3)).square().mean().backward()
             used.step()
             ckpt.step(step)
     [message] = [event.fields["message"] for event in events if event.name == "optimizer.missed"]
-    assert message.startswith(f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters")
+    assert message.startswith(
+        f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters"
+    )
 
 
 def test_given_optimizers_that_take_turns_are_not_reported(tmp_path: Path, events: list[Event]) -> None:
@@ -203,7 +217,9 @@ def test_an_optimizer_of_a_model_that_was_not_given_is_reported(tmp_path: Path, 
     it."""
     model, critic, elsewhere = nn.Linear(3, 1), nn.Linear(1, 1), nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (model, critic, elsewhere)]
-    second_ckpt = relight.Checkpointer(tmp_path / "other", other=elsewhere, optimizer=optimizers[2], save=None, background=False)
+    second_ckpt = relight.Checkpointer(
+        tmp_path / "other", other=elsewhere, optimizer=optimizers[2], save=None, background=False
+    )
     with relight.Checkpointer(
         tmp_path / "run", model=model, optimizer=optimizers[0], save=relight.every(steps=1), background=False
     ) as ckpt:

@@ -34,7 +34,9 @@ def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
         monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr(adaptive_schedule.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
     numbers = {"wanted_s": 10.0, "foreseen": 0.0, "guesses": 0.0}
-    monkeypatch.setattr(adaptive_schedule, "decide", lambda seen, before, bounds: ScheduleDecision(10.0, 1, "decided", numbers))
+    monkeypatch.setattr(
+        adaptive_schedule, "decide", lambda seen, before, bounds: ScheduleDecision(10.0, 1, "decided", numbers)
+    )
     return clock
 
 
@@ -61,7 +63,9 @@ def test_each_phase_has_its_interval(tmp_path: Path, clock: Clock, events: list[
     """Multiply the interval by four in the warm-up, and halve it in an expensive phase. Each change is reported with
     its reason."""
     rules = relight.adaptive(phases={"warm-up": 4, "reinforcement": 0.5})
-    with relight.Checkpointer(tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False
+    ) as ckpt:
         ckpt.restore()
         ckpt.phase = "warm-up"
         first = train(ckpt, clock, range(100))
@@ -83,7 +87,9 @@ def test_each_phase_has_its_interval(tmp_path: Path, clock: Clock, events: list[
 def test_a_phase_stays_within_the_bounds(tmp_path: Path, clock: Clock) -> None:
     """Apply ``at_least`` and ``at_most`` in every phase."""
     rules = relight.adaptive(at_least=8, at_most=20, phases={"slow": 100, "fast": 0.01})
-    with relight.Checkpointer(tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False
+    ) as ckpt:
         ckpt.restore()
         ckpt.phase = "slow"
         slow = train(ckpt, clock, range(100))
@@ -100,11 +106,17 @@ def test_a_busy_disk_has_saves_come_later(
     monkeypatch.setattr(resource_use, "_stat_file", lambda root: Path("/stat"))
     monkeypatch.setattr(resource_use, "_busy_s", lambda path: share * clock.now)
     rules = relight.adaptive(busy={"disk": 0.8})
-    with relight.Checkpointer(tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False
+    ) as ckpt:
         ckpt.restore()
         saved = train(ckpt, clock, range(100))
     assert abs(len(saved) - saves) <= 1
-    changes = [event for event in events if event.name == "schedule.changed" and "disk 100% in use" in str(event.fields["reason"])]
+    changes = [
+        event
+        for event in events
+        if event.name == "schedule.changed" and "disk 100% in use" in str(event.fields["reason"])
+    ]
     assert len(changes) == (1 if share == 1.0 else 0), "once, not at each sample"
 
 
@@ -130,6 +142,12 @@ def test_a_save_of_ones_own_does_not_count_as_busy(monkeypatch: pytest.MonkeyPat
 
 def test_an_invalid_phase_or_resource_is_refused() -> None:
     """Refuse invalid phases and resources when the trigger is made."""
-    for wrong in ({"phases": {"a": 0}}, {"phases": ["a"]}, {"busy": {"disk": 2}}, {"busy": {"network": 0.5}}, {"busy": 0.5}):
+    for wrong in (
+        {"phases": {"a": 0}},
+        {"phases": ["a"]},
+        {"busy": {"disk": 2}},
+        {"busy": {"network": 0.5}},
+        {"busy": 0.5},
+    ):
         with pytest.raises(ConfigError, match="phases|busy"):
             relight.adaptive(**wrong)  # type: ignore[arg-type]

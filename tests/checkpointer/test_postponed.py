@@ -68,7 +68,11 @@ def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path,
     assert postponed and postponed[0] == 19 and len(set(postponed)) == len(postponed)
     requested = {event.fields["step"]: event.fields["reason"] for event in events if event.name == "save.requested"}
     for step in postponed:
-        late = [due_step for due_step, reason in requested.items() if reason == f"every 20 steps (postponed from step {step})"]
+        late = [
+            due_step
+            for due_step, reason in requested.items()
+            if reason == f"every 20 steps (postponed from step {step})"
+        ]
         assert len(late) == 1 or step >= 99, (step, requested)
         if late:
             assert all(due[due_step] and not free[due_step] for due_step in range(step + 1, late[0])), (
@@ -112,7 +116,9 @@ def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> Non
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         "--no-python", sys.executable, "-c", TRAIN, str(tmp_path / "s" / "run"), when_busy,
     ]  # fmt: skip
-    done = subprocess.run(command, env={**os.environ, "RELIGHT_BACKGROUND": "1"}, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, env={**os.environ, "RELIGHT_BACKGROUND": "1"}, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     postponed = [int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("POSTPONED")]
     steps = [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()]
@@ -123,7 +129,9 @@ def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> Non
         assert len(steps) < 12 and min(postponed) > 0
 
 
-def test_a_save_before_the_agent_is_ready_says_so(tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_before_the_agent_is_ready_says_so(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first save of a process was said to lack a slot while the agent was still starting."""
     prepare, begun = Background._prepare, threading.Event()
 

@@ -62,15 +62,21 @@ def _is_ours(frame: Any) -> bool:
     return False
 
 
-def life(folder: Path, refusals: Refusals, at: int, *, always: bool = False, background: bool = False, width: int = 8) -> int:
+def life(
+    folder: Path, refusals: Refusals, at: int, *, always: bool = False, background: bool = False, width: int = 8
+) -> int:
     """Train three steps with call number ``at`` refused. Return how many calls there were. What was saved last is restored exactly."""
     model = nn.Linear(width, width)
     refusals.calls, refusals.at, refusals.always, refusals.on = 0, at, always, True
     try:
         ckpt = relight.Checkpointer(
-            folder / "store" / "run", model=model, save=relight.every(steps=1), background=background, signals=False,
+            folder / "store" / "run",
+            model=model,
+            save=relight.every(steps=1),
+            background=background,
+            signals=False,
             limits=relight.Limits(deadline_s=20),
-        )  # fmt: skip
+        )
         ckpt.restore()
         for step in range(3):
             save = ckpt.step(step)
@@ -80,7 +86,9 @@ def life(folder: Path, refusals: Refusals, at: int, *, always: bool = False, bac
     finally:
         refusals.on = False
     fresh = nn.Linear(width, width)
-    with relight.Checkpointer(folder / "store" / "run", model=fresh, background=False, signals=False, save=None) as again:
+    with relight.Checkpointer(
+        folder / "store" / "run", model=fresh, background=False, signals=False, save=None
+    ) as again:
         assert again.restore() == 3, at
     assert torch.equal(fresh.weight, model.weight)
     return refusals.calls
@@ -98,7 +106,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Refusals:
     return refusals
 
 
-def test_no_thread_ends_training(tmp_path: Path, threads: Refusals, seen: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_ends_training(
+    tmp_path: Path, threads: Refusals, seen: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each thread of a save, refused alone and with all after it: three steps are saved, and the refusal is reported once."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     calls = life(tmp_path / "none", threads, 0, background=True)
@@ -164,7 +174,12 @@ def test_no_shared_memory_ends_training(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), OSError(errno.EMFILE, "files")]
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        OSError(errno.EMFILE, "files"),
+    ],
 )
 def test_no_memory_for_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Memory refused while the state is captured fails that save alone."""
@@ -200,7 +215,9 @@ def test_a_pool_without_threads(threads: Refusals) -> None:
         made: list[int] = []
         with ThreadPool(3, "relight-try") as pool:
             # the pool's own module counts as ours
-            assert list(pool.map(lambda value: made.append(value) or value * value, range(20))) == [n * n for n in range(20)]
+            assert list(pool.map(lambda value: made.append(value) or value * value, range(20))) == [
+                n * n for n in range(20)
+            ]
             failed = pool.submit(lambda: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 failed.result(5)
@@ -243,9 +260,15 @@ def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("turn", "final", "outcome"),
-    [(0, False, "it is tried again now"), (1, False, "training continues, "), (1, True, "the process ends without this checkpoint")],
+    [
+        (0, False, "it is tried again now"),
+        (1, False, "training continues, "),
+        (1, True, "the process ends without this checkpoint"),
+    ],
 )
-def test_a_failed_save_states_cause_then_outcome_then_hint(seen: list[Event], turn: int, final: bool, outcome: str) -> None:
+def test_a_failed_save_states_cause_then_outcome_then_hint(
+    seen: list[Event], turn: int, final: bool, outcome: str
+) -> None:
     """The hint ran into "training continues", and a run that ended was said to continue."""
     error = StoreUnavailable("creating a file failed: EIO", where="pack", hint="check the disk")
     FailurePolicy(retries=1).report(error, 8, turn, final=final)

@@ -19,9 +19,14 @@ from relight.store import open_bytes
 def train(path: Path, *, removes: str, background: bool, begin_again: bool) -> relight.Checkpointer:
     """Train six steps. ``removes`` is deleted after the third."""
     ckpt = relight.Checkpointer(
-        path / "store" / "run", model=torch.nn.Linear(4, 4), save=relight.every(steps=1), background=background, signals=False,
-        on_failure=relight.failure_policy(begin_again=begin_again), limits=relight.Limits(deadline_s=20, when_busy="queue"),
-    )  # fmt: skip
+        path / "store" / "run",
+        model=torch.nn.Linear(4, 4),
+        save=relight.every(steps=1),
+        background=background,
+        signals=False,
+        on_failure=relight.failure_policy(begin_again=begin_again),
+        limits=relight.Limits(deadline_s=20, when_busy="queue"),
+    )
     ckpt.restore()
     for step in range(6):
         ckpt.step(step)

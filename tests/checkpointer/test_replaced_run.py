@@ -21,9 +21,13 @@ from relight.store import open_bytes
 
 def trainer(path: Path, background: bool) -> relight.Checkpointer:
     ckpt = relight.Checkpointer(
-        path / "store" / "run", model=torch.nn.Linear(4, 4), save=None, background=background, signals=False,
+        path / "store" / "run",
+        model=torch.nn.Linear(4, 4),
+        save=None,
+        background=background,
+        signals=False,
         limits=relight.Limits(deadline_s=20, when_busy="queue"),
-    )  # fmt: skip
+    )
     ckpt.restore()
     return ckpt
 
@@ -105,9 +109,13 @@ def test_no_new_log_is_begun_over_a_copy(tmp_path: Path, begin_again: bool) -> N
         first.save(0)
     copy(tmp_path, "older")
     ckpt = relight.Checkpointer(
-        tmp_path / "store" / "run", model=torch.nn.Linear(4, 4), save=None, background=False, signals=False,
+        tmp_path / "store" / "run",
+        model=torch.nn.Linear(4, 4),
+        save=None,
+        background=False,
+        signals=False,
         on_failure=relight.failure_policy(begin_again=begin_again),
-    )  # fmt: skip
+    )
     ckpt.restore()
     assert ckpt.save(1).error is None
     replace(tmp_path, "older")
@@ -136,7 +144,11 @@ def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "store" / "run").rename(tmp_path / "trained")
     (tmp_path / "store" / "run").write_text("a note")
     error = ckpt.save(1).error
-    assert isinstance(error, StoreUnavailable) and "a file is in the place of" in error.what and error.where.endswith("store/run")
+    assert (
+        isinstance(error, StoreUnavailable)
+        and "a file is in the place of" in error.what
+        and error.where.endswith("store/run")
+    )
     ckpt.close(save=False)
     with pytest.raises(CheckpointNotFound, match="a file is in the place of the directory"):
         Log(open_bytes(tmp_path / "store"), "run").read()

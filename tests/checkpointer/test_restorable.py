@@ -28,7 +28,9 @@ class Gives(nn.Module):
 
 def checkpointer(path: Path, **components: Any) -> relight.Checkpointer:
     """Return a Checkpointer that saves at each step, in this process."""
-    return relight.Checkpointer(str(path / "x"), save=relight.every(steps=1), background=False, signals=False, **components)
+    return relight.Checkpointer(
+        str(path / "x"), save=relight.every(steps=1), background=False, signals=False, **components
+    )
 
 
 @pytest.mark.parametrize("first", ["step", "save"])

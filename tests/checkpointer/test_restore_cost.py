@@ -58,7 +58,9 @@ def calls(work: Callable[[], object]) -> tuple[int, int]:
     return counts["call"], counts["c_call"]
 
 
-def per_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]], work: Callable[[str, dict[str, Any]], object]) -> list[float]:
+def per_tensor(
+    tmp_path: Path, build: Callable[[int], dict[str, Any]], work: Callable[[str, dict[str, Any]], object]
+) -> list[float]:
     """Calls that each further tensor costs, from 400 to 800."""
     costs = []
     for count in (400, 800):
@@ -105,7 +107,9 @@ def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
         for key, value in saved["optimizer"].state[parameter].items():
             assert torch.equal(value, live["optimizer"].state[restored][key])
     assert all(p._version > then for p, then in zip(live["model"].parameters(), versions, strict=True))
-    assert [id(state) for state in live["optimizer"].state.values()] == moments, "state that is there is filled where it is"
+    assert [id(state) for state in live["optimizer"].state.values()] == moments, (
+        "state that is there is filled where it is"
+    )
 
 
 def test_no_memory_is_made_for_a_pack_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,9 @@ class Loop:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(64, 2048), nn.GELU(), nn.Linear(2048, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.ckpt = relight.Checkpointer(path / "s" / "run", model=self.model, optimizer=self.optimizer, save=save, limits=limits)
+        self.ckpt = relight.Checkpointer(
+            path / "s" / "run", model=self.model, optimizer=self.optimizer, save=save, limits=limits
+        )
         self.states: dict[int, torch.Tensor] = {}
         self.ckpt.restore()
         self.train(0)
@@ -85,7 +87,9 @@ def test_an_urgent_save_goes_before_one_that_waits(tmp_path: Path, events: list[
         ({"priority": "low"}, {"priority": "low"}),
     ],
 )
-def test_an_urgent_or_tagged_save_keeps_its_place(tmp_path: Path, second: dict[str, str], third: dict[str, str]) -> None:
+def test_an_urgent_or_tagged_save_keeps_its_place(
+    tmp_path: Path, second: dict[str, str], third: dict[str, str]
+) -> None:
     """Saves of one priority are made in their order, and a tag is never lost."""
     loop = Loop(tmp_path)
     saves = [loop.save(1), loop.save(2, **second), loop.save(3, **third)]

@@ -20,7 +20,16 @@ def body_of(run: Path) -> CommitBody:
 
 
 @pytest.mark.parametrize(
-    "text", ["SIGTERM", "exception: ValueError", "adaptive, every 3 s", "asked for by anna", "preventive: heat", "end", "import"]
+    "text",
+    [
+        "SIGTERM",
+        "exception: ValueError",
+        "adaptive, every 3 s",
+        "asked for by anna",
+        "preventive: heat",
+        "end",
+        "import",
+    ],
 )
 @pytest.mark.parametrize("background", [True, False])
 def test_a_users_text_decides_nothing(tmp_path: Path, text: str, background: bool) -> None:
@@ -43,9 +52,17 @@ def test_each_trigger_names_its_kind() -> None:
         def due(self, facts: TriggerInput) -> str | None:
             return "adaptive, by its own text"
 
-    facts = TriggerInput(step=3, now_s=100.0, last_save_step=None, last_save_s=0.0, metrics={"loss": 1.0}, interval_s=10.0)
+    facts = TriggerInput(
+        step=3, now_s=100.0, last_save_step=None, last_save_s=0.0, metrics={"loss": 1.0}, interval_s=10.0
+    )
     every, best, adaptive = relight.every(steps=2), relight.best("loss"), relight.adaptive()
-    for trigger, kind in ((every, "every"), (best, "best"), (adaptive, "adaptive"), (Own(), "trigger"), (adaptive | every, "every")):
+    for trigger, kind in (
+        (every, "every"),
+        (best, "best"),
+        (adaptive, "adaptive"),
+        (Own(), "trigger"),
+        (adaptive | every, "every"),
+    ):
         reason = reason_now(trigger, facts)
         assert reason is not None and reason.kind == kind
     both = reason_now(adaptive | (best | every), facts)

@@ -240,8 +240,11 @@ def test_the_error_of_a_closed_checkpointer_states_why_it_is_closed(run: str, ho
         with pytest.raises(KeyboardInterrupt):
             ckpt.step(3)
     why = {
-        "close": "close() was called", "with": "its with block ended", "error": "ValueError ended its with block", "signal": "SIGINT ended the run",
-    }[how]  # fmt: skip
+        "close": "close() was called",
+        "with": "its with block ended",
+        "error": "ValueError ended its with block",
+        "signal": "SIGINT ended the run",
+    }[how]
     for call in (lambda: ckpt.step(4), lambda: ckpt.save(4), ckpt.restore):
         with pytest.raises(ConfigError) as caught:
             call()

@@ -48,7 +48,9 @@ BAD: list[Any] = [
 
 @pytest.fixture
 def ckpt(tmp_path: Path) -> relight.Checkpointer:
-    return relight.Checkpointer(tmp_path / "store" / "run", save=None, model=torch.nn.Linear(2, 2), signals=False, background=False)
+    return relight.Checkpointer(
+        tmp_path / "store" / "run", save=None, model=torch.nn.Linear(2, 2), signals=False, background=False
+    )
 
 
 @pytest.mark.parametrize("step", GOOD, ids=lambda value: type(value).__name__)
@@ -61,7 +63,10 @@ def test_a_step_is_whatever_has_an_index(ckpt: relight.Checkpointer, step: Any) 
         ckpt.save(step)
         assert ckpt.restore(step) == 4
     url = ckpt.store_urls[0] + "/run"
-    for saved_step in (relight.open(url).checkpoints()[-1].step, relight.save(url, {"w": torch.ones(1)}, step=step).step):
+    for saved_step in (
+        relight.open(url).checkpoints()[-1].step,
+        relight.save(url, {"w": torch.ones(1)}, step=step).step,
+    ):
         assert saved_step == 3 and type(saved_step) is int
     assert "w" in relight.load(url, step)
     relight.open(url).tag("good", step)
@@ -125,7 +130,9 @@ def test_an_invalid_metric_is_refused_by_its_name(ckpt: relight.Checkpointer, va
 
 
 @pytest.mark.parametrize(
-    "options", [{"tag": 7}, {"tag": np.int64(7)}, {"tag": ["a"]}, {"reason": 3}, {"reason": "a\nb"}, {"reason": "a\ud800"}], ids=str
+    "options",
+    [{"tag": 7}, {"tag": np.int64(7)}, {"tag": ["a"]}, {"reason": 3}, {"reason": "a\nb"}, {"reason": "a\ud800"}],
+    ids=str,
 )
 def test_a_tag_and_a_reason_are_texts(ckpt: relight.Checkpointer, options: dict[str, Any]) -> None:
     """Refuse a tag or reason that a record cannot store before the save begins."""
@@ -157,11 +164,15 @@ def test_a_fault_in_our_code_is_named_as_one(
     def fails(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         namespace: dict[str, Any] = {"fault": fault}
-        exec(compile("def inside():\n    raise fault('planted')", commit_save.__file__, "exec"), namespace)  # a frame of that file
+        exec(
+            compile("def inside():\n    raise fault('planted')", commit_save.__file__, "exec"), namespace
+        )  # a frame of that file
         return namespace["inside"]()
 
     model = torch.nn.Linear(2, 2)
-    with relight.Checkpointer(tmp_path / "run", save=None, model=model, on_failure="retry", signals=False, background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", save=None, model=model, on_failure="retry", signals=False, background=False
+    ) as ckpt:
         with monkeypatch.context() as patch:
             patch.setattr(commit_save, "encode_root", fails)
             failures = failures_during(lambda: ckpt.save(0))
@@ -169,7 +180,12 @@ def test_a_fault_in_our_code_is_named_as_one(
     assert len(calls) == 1, "a fault in code is not retried"
     assert [event.fields["kind"] for event in failures] == ["internal"]
     text = caplog.text
-    assert "internal error in Relight" in text and fault.__name__ in text and "commit/save.py" in text and "report this traceback" in text
+    assert (
+        "internal error in Relight" in text
+        and fault.__name__ in text
+        and "commit/save.py" in text
+        and "report this traceback" in text
+    )
     assert "trying again" not in text
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [1]
 
@@ -186,7 +202,9 @@ def test_a_store_that_fails_is_still_retried(tmp_path: Path, monkeypatch: pytest
         return real(root)
 
     monkeypatch.setattr(commit_save, "encode_root", once)
-    with relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", background=False
+    ) as ckpt:
         failures = failures_during(lambda: ckpt.save(0))
     assert len(calls) >= 2 and [event.fields["kind"] for event in failures] == ["save_failed"]
 

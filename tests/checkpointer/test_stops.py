@@ -64,12 +64,17 @@ def stops(heading: str) -> list[Stop]:
     """Return the stops in the table under a heading of the page."""
     section = PAGE.read_text(encoding="utf-8").partition(f"### {heading}\n")[2].partition("\n##")[0]
     rows = re.findall(r"^\| \d+ \| `([\w/.]+)` `([\w.]+)` \| ([^|]*) \|", section, re.MULTILINE)
-    return [Stop(f"{file}:{function}", "agent" if where.startswith("agent") else "trainer") for file, function, where in rows]
+    return [
+        Stop(f"{file}:{function}", "agent" if where.startswith("agent") else "trainer")
+        for file, function, where in rows
+    ]
 
 
 def passed(trace: Path, since: int) -> list[Stop]:
     """Return the traced calls from a time on, in the order of their times."""
-    lines = sorted((int(time), name, process) for time, name, process in (line.split() for line in trace.read_text().splitlines()))
+    lines = sorted(
+        (int(time), name, process) for time, name, process in (line.split() for line in trace.read_text().splitlines())
+    )
     return [Stop(name, process) for time, name, process in lines if time >= since]
 
 
@@ -89,18 +94,29 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Stop]]:
     for heading in ("One save in ten stops", "One restore in eight stops"):
         names = " ".join({stop.name for stop in stops(heading)})
         trace = folder / heading.replace(" ", "-")
-        environment = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}", "STOPS": names, "TRACE": str(trace)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+            "STOPS": names,
+            "TRACE": str(trace),
+        }
         done = subprocess.run(
             [sys.executable, str(folder / "training.py"), str(folder / "runs" / "r")],
-            env=environment, capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         times = [int(line) for line in done.stdout.split() if line.isdecimal()]
         traced[heading] = passed(trace, times[0] if times else 0)
     return traced
 
 
 @pytest.mark.parametrize("heading, count", [("One save in ten stops", 10), ("One restore in eight stops", 8)])
-def test_a_real_run_passes_the_stops_of_the_page_in_their_order(traces: dict[str, list[Stop]], heading: str, count: int) -> None:
+def test_a_real_run_passes_the_stops_of_the_page_in_their_order(
+    traces: dict[str, list[Stop]], heading: str, count: int
+) -> None:
     """The page names function, file and process of each stop."""
     wanted = stops(heading)
     assert len(wanted) == count
@@ -117,13 +133,17 @@ def test_stops_in_another_order_are_noticed(traces: dict[str, list[Stop]]) -> No
 
 def test_the_hook_of_the_page_writes_a_line_for_each_checkpoint(tmp_path: Path) -> None:
     """In the background and in this process. Its file has at most 30 lines."""
-    (source,) = re.findall(r"```python\n(\"\"\"A list of the checkpoints.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (source,) = re.findall(
+        r"```python\n(\"\"\"A list of the checkpoints.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert len(source.splitlines()) <= 30
     names: dict[str, type] = {}
     exec(compile(source, "checkpoint_list.py", "exec"), names)
     for background in (True, False):
         lines = tmp_path / f"list-{background}"
-        with relight.Checkpointer(tmp_path / f"run-{background}", model=torch.nn.Linear(2, 2), save=None, background=background) as ckpt:
+        with relight.Checkpointer(
+            tmp_path / f"run-{background}", model=torch.nn.Linear(2, 2), save=None, background=background
+        ) as ckpt:
             ckpt._hooks.in_order.append(names["CheckpointList"](lines))
             ckpt.restore()
             saves = [ckpt.save(step) for step in range(3)]

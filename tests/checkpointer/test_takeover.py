@@ -52,7 +52,14 @@ class Trainer:
     process: subprocess.Popen[str] | Script
 
     def __init__(
-        self, run: str, mode: str = "open", option: str = "", steps: int = 3, pause: float = 0.0, forked: bool = True, **environment: str
+        self,
+        run: str,
+        mode: str = "open",
+        option: str = "",
+        steps: int = 3,
+        pause: float = 0.0,
+        forked: bool = True,
+        **environment: str,
     ) -> None:
         """If not ``forked``, the process has an interpreter of its own. Killed, it is a zombie until it is waited for."""
         arguments = (TRAINER, mode, run, option, str(steps), str(pause))
@@ -60,9 +67,13 @@ class Trainer:
             self.process = Script(*arguments, **environment)
         else:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                [sys.executable, "-c", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
                 env={**os.environ, **environment},
-            )  # fmt: skip
+            )
 
     def until(self, line: str) -> None:
         """Read the process's output up to ``line``."""
@@ -113,9 +124,16 @@ def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> N
         before = sorted(Path(run).rglob("*"))
         with pytest.raises(LeaseHeld) as caught:
             make(run).restore()
-        assert f"process {first.process.pid} on this host ({socket.gethostname()})" in caught.value.what and "ago" in caught.value.what
-        assert all(way in caught.value.hint for way in (f"kill {first.process.pid}", "run name", 'takeover="take"', "Fenced"))
-        assert all(way in caught.value.hint for way in ("to read only: restore(only=", "restore(STEP)", "relight.load()"))
+        assert (
+            f"process {first.process.pid} on this host ({socket.gethostname()})" in caught.value.what
+            and "ago" in caught.value.what
+        )
+        assert all(
+            way in caught.value.hint for way in (f"kill {first.process.pid}", "run name", 'takeover="take"', "Fenced")
+        )
+        assert all(
+            way in caught.value.hint for way in ("to read only: restore(only=", "restore(STEP)", "relight.load()")
+        )
         with pytest.raises(LeaseHeld, match=f"process {first.process.pid}") as caught:
             make(run, fresh=True).step(0)  # without restore()
         assert "to read only" not in caught.value.hint
@@ -161,11 +179,15 @@ def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: 
         assert "this process only reads until its first step() or save()" in taken(events)[0]
         ckpt.save(start)
         assert (
-            len(taken(events)) == 2 and "this process takes it over; the other one fails with Fenced at its next step" in taken(events)[1]
+            len(taken(events)) == 2
+            and "this process takes it over; the other one fails with Fenced at its next step" in taken(events)[1]
         )
         code, _, errors = first.ends()
         assert code and "Fenced" in errors
-        assert f"was superseded by attempt 2: process {os.getpid()} on host {socket.gethostname()} took the run over at 2" in errors
+        assert (
+            f"was superseded by attempt 2: process {os.getpid()} on host {socket.gethostname()} took the run over at 2"
+            in errors
+        )
         ckpt.close()
     finally:
         first.process.kill()
@@ -183,23 +205,31 @@ OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchel
         (AGENT, {**AGENT, "TORCHELASTIC_RESTART_COUNT": "1"}, "take"),
         (AGENT, {**OTHER, "TORCHELASTIC_RESTART_COUNT": "1"}, "refuse"),  # its first start was refused, too
         ({"SLURM_JOB_ID": "6"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
-        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"},
+            {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"},
+            "refuse",
+        ),
         ({}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
         ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "refuse"),
         ({}, {"SLURM_JOB_ID": "7"}, "refuse"),
         ({}, {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"}, "refuse"),
     ],
 )
-def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, str], second: dict[str, str], way: str) -> None:
+def test_a_launcher_takes_over_from_its_own_job_only(
+    run: str, first: dict[str, str], second: dict[str, str], way: str
+) -> None:
     """Let a restarted job take over from its own former process. A first start, or another job's restart, takes over no
     healthy run."""
     former = Trainer(run, forked=False, **first)  # its environment is read from /proc
     try:
         former.until("step 2")
         code, out, errors = Trainer(run, "closing", steps=1, **second).ends()
-        assert (code == 0 and "start 3" in out and "takes it over" in errors) if way == "take" else (code == 1 and "LeaseHeld" in errors), (
-            errors
-        )
+        assert (
+            (code == 0 and "start 3" in out and "takes it over" in errors)
+            if way == "take"
+            else (code == 1 and "LeaseHeld" in errors)
+        ), errors
     finally:
         former.kill()
 
@@ -213,7 +243,9 @@ def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, 
         ("train-b7k2x", "train-b7k2x", False),
     ],
 )
-def test_only_a_pod_of_the_same_controller_is_replaced(monkeypatch: pytest.MonkeyPatch, mine: str, other: str, replaces: bool) -> None:
+def test_only_a_pod_of_the_same_controller_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, mine: str, other: str, replaces: bool
+) -> None:
     """Kubernetes names no restart. The pod of a Job that is made again has the same name, but for its last five letters."""
     for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
@@ -232,7 +264,9 @@ def test_a_second_relight_run_leaves_the_first_alone(tmp_path: Path) -> None:
     script.write_text(TRAINER.replace("time.sleep(60)", "pass"))
     command = [sys.executable, "-m", "relight", "run", str(script), "open", run, "", "400", "0.05"]
     variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables) as first:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
+    ) as first:
         assert first.stdout is not None
         lines = iter(first.stdout)
         assert any("step 3" in line for line in lines)
@@ -253,7 +287,10 @@ def test_ask_asks_on_a_terminal(run: str, answer: str, takes: bool) -> None:
         assert code == 1 and "LeaseHeld" in errors
         controller, terminal = pty.openpty()
         second = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, "closing", run, "ask", "1", "0"], stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-c", TRAINER, "closing", run, "ask", "1", "0"],
+            stdin=terminal,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         os.write(controller, answer.encode())
         out, err = second.communicate(timeout=60)
@@ -288,14 +325,20 @@ def test_an_evaluation_during_training_takes_nothing_over(run: str, events: list
     try:
         first.until("step 1")
         ckpt = make(run, takeover="take")
-        assert ckpt.restore() >= 2 and "only reads" in taken(events)[0] and not any("takes it over" in line for line in taken(events))
+        assert (
+            ckpt.restore() >= 2
+            and "only reads" in taken(events)[0]
+            and not any("takes it over" in line for line in taken(events))
+        )
         ckpt.close()
         first.until("step 59")
     finally:
         first.kill()
 
 
-def test_a_dead_host_delays_a_start_for_a_bounded_time(run: str, events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_host_delays_a_start_for_a_bounded_time(
+    run: str, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A host that was lost seconds ago delays a start by a stated time. takeover="take" skips the wait."""
     first = Trainer(run, "elsewhere", steps=3, pause=0.1)
     first.until("step 2")
@@ -347,7 +390,11 @@ def test_a_second_checkpointer_of_one_process_takes_over(run: str, events: list[
         assert second.restore() == 0 and not taken(events), "reading takes nothing over"
         first.save(1)
         second.step(2)
-        assert len(taken(events)) == 1 and "second Checkpointer of this process" in taken(events)[0] and "step 1" in taken(events)[0]
+        assert (
+            len(taken(events)) == 1
+            and "second Checkpointer of this process" in taken(events)[0]
+            and "step 1" in taken(events)[0]
+        )
         with pytest.raises(Fenced, match="another Checkpointer of this process took the run over after step 1"):
             first.step(2)
         with pytest.raises(Fenced, match="took the run over"):

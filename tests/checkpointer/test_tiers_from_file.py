@@ -44,13 +44,17 @@ def steps_in(url: Path) -> list[int]:
 def test_a_run_is_copied_to_the_tiers_of_the_file(here: Path, tmp_path: Path) -> None:
     """The newest save reaches the further store under the run's name and the tier's retention. A restore can read it
     there."""
-    here.write_text(f'[checkpoint.keep]\nlast = 1\n[checkpoint.tiers.cold]\nurl = "{tmp_path}/cold"\nlag = 0\nkeep = {{last = 2}}\n')
+    here.write_text(
+        f'[checkpoint.keep]\nlast = 1\n[checkpoint.tiers.cold]\nurl = "{tmp_path}/cold"\nlag = 0\nkeep = {{last = 2}}\n'
+    )
     train(tmp_path / "runs", 6)
     assert steps_in(tmp_path / "runs") == [5] and steps_in(tmp_path / "cold")[-1:] == [5]
     for name in (tmp_path / "runs").rglob("*"):
         if name.is_file():
             name.unlink()
-    ckpt = relight.Checkpointer(tmp_path / "new" / "demo", model=torch.nn.Linear(2, 2), optimizer=None, save=None, background=False)
+    ckpt = relight.Checkpointer(
+        tmp_path / "new" / "demo", model=torch.nn.Linear(2, 2), optimizer=None, save=None, background=False
+    )
     assert ckpt.restore(only=["model/*"]) == 6, "from the further store: the near one is empty"
     ckpt.close()
 
@@ -67,7 +71,9 @@ def test_the_nearest_may_have_a_table_of_its_own(here: Path, tmp_path: Path) -> 
 def test_a_script_that_names_tiers_has_these(here: Path, tmp_path: Path) -> None:
     """``Tiers(…)`` in the script beats the file."""
     here.write_text(f'[checkpoint.tiers.cold]\nurl = "{tmp_path}/cold"\n')
-    url, name, tiers, own = options.where_to(relight.Tiers(one=tmp_path / "runs" / "demo", two=tmp_path / "two" / "demo"), None)
+    url, name, tiers, own = options.where_to(
+        relight.Tiers(one=tmp_path / "runs" / "demo", two=tmp_path / "two" / "demo"), None
+    )
     with relight.Checkpointer(tiers, model=torch.nn.Linear(2, 2), save=None, background=False) as ckpt:  # type: ignore[arg-type]
         ckpt.save(1)
     assert own and steps_in(tmp_path / "two") == [1] and not (tmp_path / "cold").exists()

@@ -15,7 +15,11 @@ from relight.catalog.run import Run
 from relight.store import open_bytes
 
 SAVES = 6
-OPTIONS: dict[str, Any] = {"background": True, "limits": relight.Limits(when_busy="queue"), "keep": relight.keep(last=50)}
+OPTIONS: dict[str, Any] = {
+    "background": True,
+    "limits": relight.Limits(when_busy="queue"),
+    "keep": relight.keep(last=50),
+}
 
 
 def adapters() -> tuple[dict[str, Any], Callable[[], int]]:
@@ -93,7 +97,9 @@ def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -
         first = next(iter(parts.values()))
         return torch.cat([p.detach().flatten() for p in first.parameters()]).clone()
 
-    with relight.Checkpointer(tmp_path / "s" / "run", save=relight.every(steps=1), compact=compact, **parts, **OPTIONS) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "run", save=relight.every(steps=1), compact=compact, **parts, **OPTIONS
+    ) as ckpt:
         ckpt.restore()
         for number in range(SAVES):
             changed = step()
@@ -104,7 +110,10 @@ def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -
     assert len(checkpoints) == SAVES
     stored = [checkpoint.body.new_bytes for checkpoint in checkpoints[3:]]
     if of_state is not None:
-        assert max(stored) <= of_state * checkpoints[-1].body.logical_bytes, (stored, checkpoints[-1].body.logical_bytes)
+        assert max(stored) <= of_state * checkpoints[-1].body.logical_bytes, (
+            stored,
+            checkpoints[-1].body.logical_bytes,
+        )
     if of_changed is not None:
         assert max(stored) <= of_changed * changed, (stored, changed)
     for checkpoint in (checkpoints[0], checkpoints[-1]):

@@ -45,7 +45,12 @@ class Run:
         self.optimizer = torch.optim.SGD(self.model.adapter.parameters(), 0.1)
         limits = relight.Limits(when_busy="queue")
         self.ckpt = relight.Checkpointer(
-            self.path, compact=rules, model=self.model, optimizer=self.optimizer, background=in_background, limits=limits
+            self.path,
+            compact=rules,
+            model=self.model,
+            optimizer=self.optimizer,
+            background=in_background,
+            limits=limits,
         )
         self.ckpt.restore()
         self.saved: dict[str, dict[str, torch.Tensor]] = {}
@@ -66,7 +71,9 @@ class Run:
         """Check that every save restores to the state at that save."""
         for id_, then in self.saved.items():
             loaded = relight.load(self.path, id_)["model"]
-            assert id_ in without or all(torch.equal(torch.as_tensor(loaded[name]), value) for name, value in then.items()), id_
+            assert id_ in without or all(
+                torch.equal(torch.as_tensor(loaded[name]), value) for name, value in then.items()
+            ), id_
 
 
 def of(events: list[Event], name: str) -> list[Event]:
@@ -174,7 +181,8 @@ def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, e
     ids = list(run.saved)
     run.check(without=tuple(ids[4 : ids.index(detected)]))
     assert (
-        len(of(events, "frozen_param.modified")) == 1 and "model/base.1.weight" in of(events, "frozen_param.modified")[0].fields["message"]
+        len(of(events, "frozen_param.modified")) == 1
+        and "model/base.1.weight" in of(events, "frozen_param.modified")[0].fields["message"]
     )
 
 
@@ -191,7 +199,9 @@ def test_what_writes_without_a_trace_is_off_by_default(tmp_path: Path, in_backgr
 
 @WAYS
 @pytest.mark.parametrize("seed", range(4))
-def test_any_order_of_writes_and_failures(tmp_path: Path, in_background: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_order_of_writes_and_failures(
+    tmp_path: Path, in_background: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Restore every save's state after any order of writes, frozen and thawed parameters, and failed saves."""
     rng = random.Random(seed)
     run = Run(tmp_path, in_background)

@@ -48,7 +48,10 @@ def request(step: int, **more: Any) -> SaveRequest:
         ("rng/torch", "uint8", (16,), "rng", bytes(range(16))),
         ("scalar", "int64", (), "value", struct.pack("<q", -(2**62) - 1)),
     ]
-    items = [Item(name, dtype, shape, role, Bytes(data), trainable=role == "param") for name, dtype, shape, role, data in tensors]
+    items = [
+        Item(name, dtype, shape, role, Bytes(data), trainable=role == "param")
+        for name, dtype, shape, role, data in tensors
+    ]
     tree = {
         "model": {"layer.weight": Leaf("tensor", (0,)), "layer.bias": Leaf("tensor", (1,))},
         "optimizer": {
@@ -61,8 +64,12 @@ def request(step: int, **more: Any) -> SaveRequest:
     }
     more.setdefault("reason", "every 100 steps")
     more.setdefault("metrics", {"loss": 300.0 / (step + 1)})
-    more.setdefault("components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"})
-    more.setdefault("environment", {"relight": "0.1.0", "torch": "2.13.0", "host": "node-1", "threads": 8, "devices": []})
+    more.setdefault(
+        "components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"}
+    )
+    more.setdefault(
+        "environment", {"relight": "0.1.0", "torch": "2.13.0", "host": "node-1", "threads": 8, "devices": []}
+    )
     if isinstance(more["reason"], str):
         more["reason"] = of_record(more["reason"], "", "")
     info = SaveInfo(step, **{name: more.pop(name) for name in SaveInfo.__struct_fields__ if name in more})
@@ -145,7 +152,11 @@ def in_process(monkeypatch: Any, capfd: Any, arguments: list[str]) -> Answer:
 
 def environment(**more: str) -> dict[str, str]:
     """Return environment variables for child processes: this Relight, and no colours or widths of the caller."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR", "RELIGHT_DEBUG")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "NO_COLOR", "RELIGHT_DEBUG")
+    }
     return {**kept, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", **more}
 
 
@@ -174,7 +185,9 @@ def on_terminal(*arguments: object, typed: str = "", prompt: str = "", columns: 
     command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)]
     output = b""
     deadline = time.monotonic() + 60
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True) as child:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True
+    ) as child:
         os.close(theirs)
         while True:
             if time.monotonic() > deadline:

@@ -25,7 +25,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answer, Path]:
     """Run the benchmark once in a directory that does not exist yet. Return its answer, and the folder with its
     picture."""
     folder = tmp_path_factory.mktemp("bench")
-    return in_child("bench", folder / "deep" / "runs", *SMALL, "--tensors", 30, "--json", "--plot", folder / "ratios.png"), folder
+    return in_child(
+        "bench", folder / "deep" / "runs", *SMALL, "--tensors", 30, "--json", "--plot", folder / "ratios.png"
+    ), folder
 
 
 def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, Path]) -> None:
@@ -46,14 +48,18 @@ def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, P
         assert len(measurement["seconds_each"]) == 2 and measurement["what"]
         assert min(measurement["seconds_each"]) <= measurement["seconds"] <= max(measurement["seconds_each"])
     for measurement in report["relight"]:
-        assert measurement["ratio"] > 0 and measurement["floor"] and set(measurement["floor"]) <= floors.keys(), measurement
+        assert measurement["ratio"] > 0 and measurement["floor"] and set(measurement["floor"]) <= floors.keys(), (
+            measurement
+        )
 
 
 def test_numbers_stand_to_each_other_as_they_must(measured: tuple[Answer, Path]) -> None:
     """Saving returns before it is durable, threads are measured up to the cores, the machine is described."""
     answer = measured[0].json
     ours = {measurement["name"]: measurement for measurement in answer["relight"]}
-    assert all(a < b for a, b in zip(ours["save_blocked"]["seconds_each"], ours["save_durable"]["seconds_each"], strict=True))
+    assert all(
+        a < b for a, b in zip(ours["save_blocked"]["seconds_each"], ours["save_durable"]["seconds_each"], strict=True)
+    )
     assert [measurement["threads"] for measurement in answer["pace"]][0] == 1
     assert [measurement["threads"] for measurement in answer["pace"]][-1] == min(answer["machine"]["cores"], 16)
     assert all(measurement["bytes_per_second"] > 1e6 for measurement in answer["pace"])
@@ -62,7 +68,13 @@ def test_numbers_stand_to_each_other_as_they_must(measured: tuple[Answer, Path])
 def test_settings_come_with_reasons_and_a_line(measured: tuple[Answer, Path]) -> None:
     """Each recommendation has a reason. The line is valid Python and names the store."""
     answer = measured[0].json
-    assert [setting["name"] for setting in answer["settings"]] == ["background", "threads", "direct I/O", "memory", "save"]
+    assert [setting["name"] for setting in answer["settings"]] == [
+        "background",
+        "threads",
+        "direct I/O",
+        "memory",
+        "save",
+    ]
     assert all(any(char.isdigit() for char in setting["reason"]) for setting in answer["settings"])
     compile(answer["line"], "line", "eval")
     assert answer["store"] in answer["line"]
@@ -96,7 +108,9 @@ sys.argv = ["relight", "bench", {str(tmp_path / "runs")!r}, "--size", "4MB", "--
 from relight.cli import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["relight"], result["tensors"]) == ([], None)
@@ -104,7 +118,9 @@ main()
     assert any("torch is not installed" in note for note in result["notes"])
 
 
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
+    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refusal for lack of room has the needed and the free bytes, and a size that fits."""
     monkeypatch.setattr("relight.store.local.LocalStore.free_bytes", lambda self: 100_000_000)
     answer = relight("bench", tmp_path / "runs", "--size", "1GB")
@@ -114,7 +130,9 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_refused_before_anything_is_made(
+    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Too little memory is refused before a file is written, as too little disk space is."""
     monkeypatch.setattr("relight.bench.measure.available_bytes", lambda: 1_000_000_000)
     answer = relight("bench", tmp_path / "runs", "--size", "1GB")
@@ -145,7 +163,9 @@ def test_bad_usage_is_2_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_without_matplotlib_is_refused_at_once(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_without_matplotlib_is_refused_at_once(
+    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without matplotlib a picture is refused before measuring begins."""
     monkeypatch.setattr("relight.cli.bench.importlib.util.find_spec", lambda name: None)
     answer = relight("bench", tmp_path / "runs", "--plot", tmp_path / "x.png")
@@ -191,7 +211,9 @@ def test_an_interrupt_leaves_neither_files_nor_an_agent(tmp_path: Path, number: 
     """An interrupt during saves removes all files and processes, and prints no traceback."""
     store = tmp_path / "runs"
     command = [sys.executable, "-m", "relight", "bench", str(store), "--size", "4MB", "--rounds", "500"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as child:
         deadline = time.monotonic() + 60
         while not (saves := list(store.glob(".relight-bench-*/background/0*"))):
             assert time.monotonic() < deadline and child.poll() is None

@@ -45,7 +45,10 @@ def test_every_command_takes_the_run_s_own_best(lab: Path, relight) -> None:
         run = "bare" if "bare" in words[1] else "named"
         wanted = LINE if "val/top" not in words[1] else "best by val/top (max): 0.9 at step 1"
         assert f"{run}: {wanted}" in done.err, (words, done.err)
-        assert (ids(lab, run)[1] if run == "bare" else want) in done.out or words[0] in ("export", "cp"), (words, done.out)
+        assert (ids(lab, run)[1] if run == "bare" else want) in done.out or words[0] in ("export", "cp"), (
+            words,
+            done.out,
+        )
     assert ids(lab.parent / "copy", "named") == [want]
     assert relight("show", "copy/named", "best", "--json").json["step"] == 1
     both = relight("diff", "lab/named@best", "lab/bare@best:loss")

@@ -135,7 +135,9 @@ RULES = ("--keep-last", 1, "--keep-every", 100)
 def test_prune_dry_run_states_reasons_and_deletes_nothing(relight, runs: Path) -> None:
     """A dry run lists each checkpoint with its verdict and reason."""
     answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json")
-    fates = {checkpoint["step"]: (checkpoint["keep"], checkpoint["reason"]) for checkpoint in answer.json["checkpoints"]}
+    fates = {
+        checkpoint["step"]: (checkpoint["keep"], checkpoint["reason"]) for checkpoint in answer.json["checkpoints"]
+    }
     assert fates[99] == (False, "not among the last 1")
     assert fates[199][0] is True
     assert "tagged good" in fates[199][1]
@@ -227,9 +229,15 @@ def test_tags_are_listed_given_moved_and_taken_away(relight, runs: Path) -> None
     first, second = ids(runs)[:2]
     assert relight("tag", "runs/demo", "--json").json == [{"tag": "good", "id": second, "step": 199}]
     assert relight("tag", "runs/demo").out.splitlines()[1].split() == ["good", second, "199"]
-    assert relight("tag", "runs/demo", "release/v1", "99", "--json").json == {"tag": "release/v1", "id": first, "step": 99}
+    assert relight("tag", "runs/demo", "release/v1", "99", "--json").json == {
+        "tag": "release/v1",
+        "id": first,
+        "step": 99,
+    }
     assert relight("show", "runs/demo@release/v1", "--json").json["id"] == first
-    assert relight("tag", "runs/demo", "good", "99").out == f"good → {first} (step 99), moved from {second} (step 199)\n"
+    assert (
+        relight("tag", "runs/demo", "good", "99").out == f"good → {first} (step 99), moved from {second} (step 199)\n"
+    )
     assert relight("tag", "runs/demo", "newest").out.startswith(f"newest → {ids(runs)[-1]}")
     assert relight("tag", "runs/demo", "good", "--delete").out == "good removed\n"
     assert [row["tag"] for row in relight("tag", "runs/demo", "--json").json] == ["newest", "release/v1"]

@@ -35,7 +35,9 @@ def test_shared_chunks_and_codecs_are_shown(run: Path, relight: Any) -> None:
     rows = relight("show", run, "--codecs", "--json").json["codecs"]
     assert {row["role"] for row in rows} >= {"param", "optim"}
     (codec_row,) = [row for row in rows if row["role"] == "param" and row["bytes"] > 1 << 20] or [None]
-    assert codec_row is not None and codec_row["elsewhere"] >= 1 and codec_row["stored_bytes"] < 0.9 * codec_row["bytes"]
+    assert (
+        codec_row is not None and codec_row["elsewhere"] >= 1 and codec_row["stored_bytes"] < 0.9 * codec_row["bytes"]
+    )
     listed = relight("ls", run).out
     assert "new" in listed and "needs 1" in listed
 

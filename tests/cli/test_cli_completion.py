@@ -69,9 +69,13 @@ def script_of(place: Path, name: str) -> Path:
     ],
     ids=str,
 )
-def test_bash_completes_commands_options_choices_and_leaves_paths_to_itself(place: Path, typed: list[str], answered: list[str]) -> None:
+def test_bash_completes_commands_options_choices_and_leaves_paths_to_itself(
+    place: Path, typed: list[str], answered: list[str]
+) -> None:
     """A real bash sources the printed script. Its function is called as a press of tab calls it."""
-    lines = shell(place, ["bash", "--norc", "-c", BASH, "bash", str(script_of(place, "bash")), "relight", *typed]).split("\n")
+    lines = shell(
+        place, ["bash", "--norc", "-c", BASH, "bash", str(script_of(place, "bash")), "relight", *typed]
+    ).split("\n")
     assert "-F _relight_completion relight" in lines[0]
     assert [line for line in lines[1:] if line] == answered
 
@@ -89,7 +93,9 @@ def test_zsh_reads_the_script_and_completes(place: Path) -> None:
 
 @pytest.mark.skipif(FISH is None, reason="needs fish")
 @pytest.mark.parametrize(
-    ("typed", "answered"), [("relight ver", ["verify", "version"]), ("relight ls runs/de", ["runs/delta/", "runs/demo/"])], ids=str
+    ("typed", "answered"),
+    [("relight ver", ["verify", "version"]), ("relight ls runs/de", ["runs/delta/", "runs/demo/"])],
+    ids=str,
 )
 def test_fish_completes(place: Path, typed: str, answered: list[str]) -> None:
     """A real fish prints the completions that it would offer."""

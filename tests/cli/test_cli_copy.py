@@ -266,7 +266,9 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
     assert relight("cp", "runs/demo", "runs/demo").out.startswith("nothing to copy: it is in ")
     source = Run(open_bytes(runs), "demo")
     with pytest.raises(ConfigError):
-        plan_copy(Run(open_bytes(runs), "baseline"), Run(open_bytes(runs), "baseline").history().live, source.store, "demo")
+        plan_copy(
+            Run(open_bytes(runs), "baseline"), Run(open_bytes(runs), "baseline").history().live, source.store, "demo"
+        )
 
 
 def test_a_checkpoint_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
@@ -309,7 +311,11 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
     not."""
     Attempt.begin(open_bytes(runs), "other").save(request(step))
     mine = ids(runs)[-1]
-    for command in (("cp", "runs/other", "runs/demo"), ("push", "runs/other", "runs/demo"), ("pull", "runs/other", "runs/demo")):
+    for command in (
+        ("cp", "runs/other", "runs/demo"),
+        ("push", "runs/other", "runs/demo"),
+        ("pull", "runs/other", "runs/demo"),
+    ):
         answer = relight(*command)
         assert answer.code == 2 and "holds another history" in answer.err and mine in answer.err, answer.err
         assert len(ids(runs)) == 4

@@ -24,7 +24,9 @@ def test_each_command_has_a_section_with_all_its_options() -> None:
         if isinstance(command, click.Group):
             written = dict(re.findall(rf"^`relight {name} (\w+) ?(.*)`$", lines, re.MULTILINE))
             assert written.keys() == command.commands.keys()
-            usages += [(f"{name} {subcommand}", command.commands[subcommand], usage) for subcommand, usage in written.items()]
+            usages += [
+                (f"{name} {subcommand}", command.commands[subcommand], usage) for subcommand, usage in written.items()
+            ]
         else:
             usages.append((name, command, lines))
     for name, command, usage in usages:

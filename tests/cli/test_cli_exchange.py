@@ -29,7 +29,11 @@ def test_a_pushed_run_can_be_pulled_unchanged(relight, runs: Path) -> None:
     assert relight("push", "runs/demo", "backup/demo").out == "everything is there already\n"
     Attempt.begin(open_bytes(runs), "demo").save(request(399))
     answer = relight("push", "runs/demo", "backup/demo", "--json").json
-    assert ([checkpoint["id"] for checkpoint in answer["copied"]], answer["there"], answer["tags"]) == (ids(runs)[-1:], 4, [])
+    assert ([checkpoint["id"] for checkpoint in answer["copied"]], answer["there"], answer["tags"]) == (
+        ids(runs)[-1:],
+        4,
+        [],
+    )
     assert relight("pull", "backup/demo", "other/").out.startswith("pulled 5 checkpoints, ")
     assert (ids(runs.parent / "other"), tags(runs.parent / "other")) == (ids(runs), tags(runs))
     assert relight("verify", "other/demo").code == 0

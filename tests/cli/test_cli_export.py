@@ -18,7 +18,10 @@ def header(path: Path) -> dict[str, object]:
 def test_the_model_goes_out(relight, runs: Path) -> None:
     """The model is written to a named file. An existing file is not replaced, and a missing run exits with 1."""
     answer = relight("export", "runs/demo@good", "model.safetensors")
-    assert (answer.code, answer.out) == (0, f"2 tensors of step 199 ({ids(runs)[1]}), 328 B, written to model.safetensors\n"), answer.out
+    assert (answer.code, answer.out) == (
+        0,
+        f"2 tensors of step 199 ({ids(runs)[1]}), 328 B, written to model.safetensors\n",
+    ), answer.out
     assert header(runs.parent / "model.safetensors").keys() == {"__metadata__", "layer.weight", "layer.bias"}
     assert relight("export", "runs/demo", "model.safetensors").code == 2
     assert relight("export", "runs/demo", "model.safetensors", "--overwrite").code == 0
@@ -50,13 +53,20 @@ def test_averages(relight, runs: Path) -> None:
     assert struct.unpack("<2f", data[begin : begin + 8]) == (274.0, 274.125)
     named = relight("export", "runs/demo", "b.pt", "--average", "99=1,good=2,runs/baseline@99=1", "--json").json
     assert [checkpoint["weight"] for checkpoint in named["average"]] == [0.25, 0.5, 0.25]
-    weights = relight("export", "runs/demo", "c.pt", "--average", "last:3", "--ema", "0.5", "--dry-run", "--json").json["average"]
+    weights = relight("export", "runs/demo", "c.pt", "--average", "last:3", "--ema", "0.5", "--dry-run", "--json").json[
+        "average"
+    ]
     assert [round(weight["weight"], 3) for weight in weights] == [0.143, 0.286, 0.571]
     saved = relight("export", "runs/demo", "--average", "last:2", "--into", "runs/averages", "--json").json
     assert ids(runs, "averages") == [saved["id"]]
     assert relight("verify", "runs/averages").code == 0
     assert relight("export", "runs/demo", "--average", "last:2", "--into", "runs/averages", "--dry-run").code == 0
-    for wrong in (["--average", "last:9"], ["--average", "last:1"], ["--average", "99=x,good"], ["--average", "99,good", "--ema", "2"]):
+    for wrong in (
+        ["--average", "last:9"],
+        ["--average", "last:1"],
+        ["--average", "99=x,good"],
+        ["--average", "99,good", "--ema", "2"],
+    ):
         assert relight("export", "runs/demo", "d.pt", *wrong).code == 2
     assert relight("export", "runs/demo", "--average", "last:2", "--into", "runs/demo").code == 2
     assert relight("export", "runs/demo", "--into", "runs/x").code == 2

@@ -14,7 +14,9 @@ from relight.store import LocalStore
 
 
 def relight(*arguments: str | Path, status: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "relight", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "relight", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == status, (done.stdout, done.stderr)
     return done.stderr if status == 2 else done.stdout
 

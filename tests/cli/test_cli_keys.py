@@ -33,7 +33,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def steps_with(key: str) -> list[int]:
     """Return the steps of the checkpoints that a key opens."""
-    return [checkpoint.step for checkpoint in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live]
+    return [
+        checkpoint.step
+        for checkpoint in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live
+    ]
 
 
 def slots(relight, *keys: str) -> list[dict[str, object]]:
@@ -60,7 +63,9 @@ def test_a_key_that_is_too_old_is_an_exit_code(store: Path, relight, monkeypatch
     assert not json.loads(relight("keys", "status", "runs", "--max-age", "30", "--json").out)["ok"]
 
 
-def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_exchanges_what_is_old_and_nothing_else(
+    store: Path, relight, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``rotate --older-than`` keeps a young key. For an old key, the new key opens everything afterwards and the old
     one nothing."""
     (slot,) = slots(relight)
@@ -70,7 +75,9 @@ def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight,
     assert slots(relight) == [slot]
     days_later(monkeypatch, 31)
     done = json.loads(
-        relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--label", "spring", "--older-than", "30", "--json").out
+        relight(
+            "keys", "rotate", "runs", slot["kek"], "file:new.key", "--label", "spring", "--older-than", "30", "--json"
+        ).out
     )
     assert len(done["added"]) == len(done["revoked"]) == 1
     assert steps_with("file:new.key") == [1, 2]

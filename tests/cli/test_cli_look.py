@@ -13,7 +13,18 @@ from at_hand import CONTROL, HOSTILE, STEPS, directory, fenced, flip, ids, on_te
 from relight.commit import Attempt
 from relight.store import open_bytes
 
-PROMISED = {"id", "step", "created", "reason", "logical_bytes", "stored_bytes", "new_bytes", "metrics", "tags", "requires"}
+PROMISED = {
+    "id",
+    "step",
+    "created",
+    "reason",
+    "logical_bytes",
+    "stored_bytes",
+    "new_bytes",
+    "metrics",
+    "tags",
+    "requires",
+}
 
 
 def test_ls_json_lists_what_the_design_promises_newest_last(relight, runs: Path) -> None:
@@ -183,7 +194,12 @@ def test_show_only_and_values(relight, runs: Path) -> None:
     values = relight("show", "runs/demo", "--values", "--json").json["values"]
     assert values["optimizer/state/~0/step"] == 7
     assert values["optimizer/param_groups/0/betas"] == [0.9, 0.99]
-    assert (values["odd/inf"], values["odd/nan"], values["odd/bytes"], values["odd/none"]) == ("inf", "nan", "b'\\x00'", None)
+    assert (values["odd/inf"], values["odd/nan"], values["odd/bytes"], values["odd/none"]) == (
+        "inf",
+        "nan",
+        "b'\\x00'",
+        None,
+    )
     none = relight("show", "runs/demo", "--only", "nothing*")
     assert (none.code, none.out) == (1, "")
 
@@ -214,7 +230,9 @@ def test_show_stats_verify_what_they_read(relight, runs: Path) -> None:
     assert relight("show", "runs/demo").code == 0
 
 
-def test_show_stats_without_numpy_name_the_missing_package(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_stats_without_numpy_name_the_missing_package(
+    relight, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without numpy the exit code is 2, and the hint names the package to install."""
     real = builtins.__import__
 

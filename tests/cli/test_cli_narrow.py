@@ -7,7 +7,9 @@ import pytest
 from relight.cli.output import _rich_table
 
 
-def test_a_table_wider_than_the_terminal_is_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_wider_than_the_terminal_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lines break at the terminal's edge. Columns that may wrap are as narrow as possible."""
     monkeypatch.setenv("COLUMNS", "30")
     columns = ["name", "first number", "second number", "last"]

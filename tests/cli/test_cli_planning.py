@@ -84,7 +84,10 @@ def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_p
 
 def bench(path: Path, size: int, seconds: float) -> Path:
     """Write the part of the JSON of ``relight bench`` that ``relight plan`` reads."""
-    figures = [{"name": name, "seconds": seconds * times} for name, times in (("save_lost", 1), ("save_durable", 2), ("restore_cold", 3))]
+    figures = [
+        {"name": name, "seconds": seconds * times}
+        for name, times in (("save_lost", 1), ("save_durable", 2), ("restore_cold", 3))
+    ]
     path.write_text(json.dumps({"state_bytes": size, "relight": figures}))
     return path
 
@@ -92,10 +95,15 @@ def bench(path: Path, size: int, seconds: float) -> Path:
 def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, relight) -> None:
     """Two measured sizes define a line, and the source is shown. Invalid files are refused."""
     first, second = bench(tmp_path / "one.json", 10**9, 1.0), bench(tmp_path / "two.json", 2 * 10**9, 1.5)
-    result = json.loads(relight("plan", "100M", "--precision", "fp32", "--measured", first, "--measured", second, "--json").out)
+    result = json.loads(
+        relight("plan", "100M", "--precision", "fp32", "--measured", first, "--measured", second, "--json").out
+    )
     assert result["bytes"] == 12 * 10**8
     assert result["stall_s"] == pytest.approx(0.5 + 1.2 * 0.5)
-    assert result["known"]["load_s"] == {"value": pytest.approx(3 * 1.1), "source": "measured: 2 files of relight bench"}
+    assert result["known"]["load_s"] == {
+        "value": pytest.approx(3 * 1.1),
+        "source": "measured: 2 files of relight bench",
+    }
     for wrong in (
         b"",
         b"{}",
@@ -120,7 +128,9 @@ def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, religh
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_invalid_arguments_of_plan_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_of_plan_are_refused(
+    arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Invalid arguments give an error message without a traceback."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").mkdir()

@@ -18,7 +18,10 @@ def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: P
     assert answer.code == 0 and "drift" in answer.out and max(map(len, answer.out.splitlines())) <= 84
     assert set(read_model(path).detectors) == {"rules", "drift"}
     before = path.read_bytes()
-    assert relight("predict", "train", path, *FEW, "--if-older", "24h", "--json").json == {"model": str(path), "trained": False}
+    assert relight("predict", "train", path, *FEW, "--if-older", "24h", "--json").json == {
+        "model": str(path),
+        "trained": False,
+    }
     assert path.read_bytes() == before
     assert relight("predict", "train", path, *FEW, "--detectors", "rules", "--if-older", "0s", "--json").json["trained"]
     answer = relight("predict", "eval", path, *FEW, "--json", "--plot", tmp_path / "worth.png")

@@ -13,7 +13,9 @@ FEW = ("--gpus", "1024", "--days", "3", "--seeds", "2", "--jobs", "1")
 
 def test_policies_side_by_side(relight, tmp_path: Path) -> None:
     """A comparison has a table, the losses by cause, the difference, JSON and a picture, all within 84 columns."""
-    answer = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--plot", tmp_path / "fleet.png")
+    answer = relight(
+        "simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--plot", tmp_path / "fleet.png"
+    )
     assert answer.code == 0 and max(map(len, answer.out.splitlines())) <= 84
     assert "goodput" in answer.out and "adaptive,l…" in answer.out and "points of goodput" in answer.out
     assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
@@ -30,7 +32,11 @@ def test_several_values_and_the_scenarios_there_are(relight) -> None:
     assert results[0]["policies"][0]["goodput"]["median"] > results[1]["policies"][0]["goodput"]["median"]
     answer = relight("simulate", "--list")
     assert "llama3-54-days" in answer.out and max(map(len, answer.out.splitlines())) <= 84
-    assert {row["name"] for row in relight("simulate", "--list", "--json").json} >= {"meta-rsc", "opt-175b", "a-hundred-thousand"}
+    assert {row["name"] for row in relight("simulate", "--list", "--json").json} >= {
+        "meta-rsc",
+        "opt-175b",
+        "a-hundred-thousand",
+    }
 
 
 @pytest.mark.parametrize(
@@ -41,7 +47,21 @@ def test_several_values_and_the_scenarios_there_are(relight) -> None:
         (("--policy", "1h", "--policy", "1h"), "twice"),
         (("--set", "save.stal_s=2"), "did you mean 'stall_s'"),
         (("--sweep", "spares"), "sets nothing"),
-        (("--policy", "1s", "--days", "3000", "--set", "save.durable_s=0", "--set", "save.stall_s=0", "--set", "step_s=0.01"), "saves in"),
+        (
+            (
+                "--policy",
+                "1s",
+                "--days",
+                "3000",
+                "--set",
+                "save.durable_s=0",
+                "--set",
+                "save.stall_s=0",
+                "--set",
+                "step_s=0.01",
+            ),
+            "saves in",
+        ),
         (("mine", "--replay", "runs/demo"), "takes the place of a scenario"),
         (("--replay", "runs/demo"), "watched over"),
         (("--engine", "ray"), "needs Ray"),
@@ -69,9 +89,13 @@ def test_ray_runs_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
     began: list[bool] = []
     fake = SimpleNamespace(
-        __spec__=importlib.machinery.ModuleSpec("ray", None), is_initialized=lambda: False, init=lambda **options: began.append(True),
-        remote=lambda function: SimpleNamespace(remote=function), wait=lambda waiting: (waiting[:1], waiting[1:]), get=lambda one: one,
-    )  # fmt: skip
+        __spec__=importlib.machinery.ModuleSpec("ray", None),
+        is_initialized=lambda: False,
+        init=lambda **options: began.append(True),
+        remote=lambda function: SimpleNamespace(remote=function),
+        wait=lambda waiting: (waiting[:1], waiting[1:]),
+        get=lambda one: one,
+    )
     monkeypatch.setitem(sys.modules, "ray", fake)
     case = Case(Scenario(days=1.0), (policy_of("1h"),))
     assert sweep([case], range(2), engine="ray") == sweep([case], range(2))

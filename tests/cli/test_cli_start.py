@@ -17,7 +17,17 @@ from relight.cli import COMMANDS
 from relight.cli import cli as relight_cli
 from relight.errors import CorruptCheckpoint, NoSpace
 
-HEAVY = ("torch", "numpy", "rich", "msgspec", "blake3", "relight.catalog", "relight.store", "relight.format", "relight.commit")
+HEAVY = (
+    "torch",
+    "numpy",
+    "rich",
+    "msgspec",
+    "blake3",
+    "relight.catalog",
+    "relight.store",
+    "relight.format",
+    "relight.commit",
+)
 
 
 def modules(*arguments: str) -> set[str]:
@@ -29,7 +39,9 @@ sys.argv = {["relight", *arguments]!r}
 from relight.cli import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False
+    )
     return set(next(line for line in done.stdout.splitlines() if line.startswith("MODULES")).split()[1:])
 
 
@@ -99,7 +111,9 @@ def test_each_command_is_a_click_command_of_its_own_name() -> None:
             assert result.name == name
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--nope", "runs"], ["nope"], ["prune", "runs/demo", "--keep-last", "x"], []], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["ls"], ["ls", "--nope", "runs"], ["nope"], ["prune", "runs/demo", "--keep-last", "x"], []], ids=str
+)
 def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) -> None:
     """No program mistakes a misspelt option for an answer."""
     answer = relight(*arguments)
@@ -144,7 +158,9 @@ def test_debug_shows_the_traceback_and_keeps_the_code(runs: Path) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_each_kind_of_error_has_its_exit_code(relight, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+def test_each_kind_of_error_has_its_exit_code(
+    relight, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
     """Exit code 1 is only an answer. Bugs, full disks and missing packages have exit code 2."""
 
     def fail(path: str) -> None:
@@ -164,7 +180,11 @@ def test_a_reader_that_goes_away_is_no_error_and_no_answer(runs: Path) -> None:
         read, write = os.pipe()
         os.close(read)
         done = subprocess.run(
-            [sys.executable, "-m", "relight", *arguments], stdout=write, stderr=subprocess.PIPE, env=environment(), check=False
+            [sys.executable, "-m", "relight", *arguments],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            check=False,
         )
         os.close(write)
         assert (done.returncode, done.stderr) == (141, b"")
@@ -174,7 +194,11 @@ def test_a_full_disk_under_stdout_is_exit_code_2(runs: Path) -> None:
     """If the output cannot be written, the exit code is 2."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "relight", "ls", "runs"], stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+            [sys.executable, "-m", "relight", "ls", "runs"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            check=False,
         )
     assert done.returncode == 2
     assert b"No space left" in done.stderr

@@ -69,16 +69,23 @@ def test_every_kind_of_element_is_taken(dtype: str) -> None:
     result = of(dtype, data, 128 * size)
     assert set(result) <= {"min", "max", "mean", "norm", "nan", "inf"}
     below = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
-    assert bool(result) == (dtype not in (*below, "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"))
+    assert bool(result) == (
+        dtype not in (*below, "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2")
+    )
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16"]
+    "dtype",
+    ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16"],
 )
 def test_small_floats_equal_those_of_torch(dtype: str) -> None:
     """Statistics over all values of a one-byte or two-byte dtype equal torch's."""
     torch = pytest.importorskip("torch")
-    data = bytes(range(256)) if dtype.startswith("float8") else b"".join(struct.pack("<H", code) for code in range(1 << 16))
+    data = (
+        bytes(range(256))
+        if dtype.startswith("float8")
+        else b"".join(struct.pack("<H", code) for code in range(1 << 16))
+    )
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).double()
     finite = values[values.isfinite()]
     result = of(dtype, data)

@@ -38,9 +38,16 @@ def keep(tmp_path: Path, store: Path, run: str, *events: dict[str, Any]) -> None
 
 def way(id_: str, step: int) -> list[dict[str, Any]]:
     """Return the spans of a save."""
-    parts = {"blocked": (10.0, 10.1), "snapshot": (10.1, 10.5), "write": (10.2, 11.5), "parts": (11.5, 11.6), "commit": (11.6, 12.0)}
+    parts = {
+        "blocked": (10.0, 10.1),
+        "snapshot": (10.1, 10.5),
+        "write": (10.2, 11.5),
+        "parts": (11.5, 11.6),
+        "commit": (11.6, 12.0),
+    }
     return [
-        {"event": "save.span", "span": name, "id": id_, "step": step, "start": start, "end": end} for name, (start, end) in parts.items()
+        {"event": "save.span", "span": name, "id": id_, "step": step, "start": start, "end": end}
+        for name, (start, end) in parts.items()
     ]
 
 
@@ -49,7 +56,12 @@ def test_top_shows_every_run_of_a_store(ask: Any, runs: Path, tmp_path: Path) ->
 
     The times of a save are there once a process has recorded them; --json has all fields.
     """
-    keep(tmp_path, runs, "demo", {"event": "save.durable", "id": "x", "step": 299, "seconds": 2.5, "blocked_s": 0.004, "bytes": 9})
+    keep(
+        tmp_path,
+        runs,
+        "demo",
+        {"event": "save.durable", "id": "x", "step": 299, "seconds": 2.5, "blocked_s": 0.004, "bytes": 9},
+    )
     shown = ask("top", runs, "--once")
     assert shown.code == 0 and max(map(len, shown.out.splitlines())) <= 80
     rows = {line.split()[0]: line.split() for line in shown.out.splitlines() if line}
@@ -69,9 +81,14 @@ def test_metrics_are_printed_and_generated(ask: Any, runs: Path, tmp_path: Path)
     """Metrics are printed once, or as JSON. The dashboard and the rules are written to files and need no run."""
     shown = ask("metrics", runs)
     assert shown.code == 0 and f'relight_checkpoint_step{{run="demo",store="{runs}"}} 299.0' in shown.out
-    assert {metric["name"] for run in ask("metrics", runs, "--json").json for metric in run["metrics"]} <= BY_NAME.keys()
+    assert {
+        metric["name"] for run in ask("metrics", runs, "--json").json for metric in run["metrics"]
+    } <= BY_NAME.keys()
     shown = ask("metrics", "--grafana", tmp_path / "made", "--rules", tmp_path / "made")
-    assert shown.code == 0 and sorted(path.name for path in (tmp_path / "made").iterdir()) == ["relight.json", "relight.rules.yml"]
+    assert shown.code == 0 and sorted(path.name for path in (tmp_path / "made").iterdir()) == [
+        "relight.json",
+        "relight.rules.yml",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +98,9 @@ def test_metrics_are_printed_and_generated(ask: Any, runs: Path, tmp_path: Path)
      ["alerts", "list", "--settings", "none.toml"], ["top", "RUNS", "--every", "0"]],
     ids=" ".join,
 )  # fmt: skip
-def test_invalid_arguments_are_reported_without_a_traceback(ask: Any, runs: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_invalid_arguments_are_reported_without_a_traceback(
+    ask: Any, runs: Path, tmp_path: Path, arguments: list[str]
+) -> None:
     """A usage error has exit code 2 and a message without a traceback."""
     (tmp_path / "FILE").write_text("")
     shown = ask(*[str(runs) if argument == "RUNS" else argument for argument in arguments])
@@ -122,7 +141,9 @@ def test_alerts_are_checked_listed_and_tried(ask: Any, runs: Path, tmp_path: Pat
     shown = ask("alerts", "check", runs)
     assert shown.code == 1 and "saves_failing" in shown.out and "3 saves in a row have failed" in shown.out
     assert ask("alerts", "check", runs, "--json").json[0]["kind"] == "saves_failing"
-    (tmp_path / "relight.toml").write_text('[alerts]\nto = ["nosuch://hunter2/x"]\n[alerts.rules.saves_failing]\ncount = 4\n')
+    (tmp_path / "relight.toml").write_text(
+        '[alerts]\nto = ["nosuch://hunter2/x"]\n[alerts.rules.saves_failing]\ncount = 4\n'
+    )
     assert ask("alerts", "check", runs).code == 0
     shown = ask("alerts", "list")
     assert "count = 4" in shown.out and "nosuch://…" in shown.out and "hunter2" not in shown.out

@@ -61,7 +61,9 @@ def as_array(source: np.ndarray) -> Array:
 def as_arrays(buffer: Array, offsets: list[int], sizes: list[int]) -> BatchArray:
     """Pieces of a buffer on the device."""
     assert buffer.there, "coding begins on the device"
-    return BatchArray([Array(buffer.data[offset : offset + size], True) for offset, size in zip(offsets, sizes, strict=True)])
+    return BatchArray(
+        [Array(buffer.data[offset : offset + size], True) for offset, size in zip(offsets, sizes, strict=True)]
+    )
 
 
 class Codec:
@@ -73,8 +75,12 @@ class Codec:
     def encode(self, batch: BatchArray) -> BatchArray:
         """A frame each."""
         CODED.append(sum(len(chunk.data) for chunk in batch))
-        return BatchArray([Array(np.frombuffer(zstd.compress(chunk.data.tobytes(), 1), np.uint8), True) for chunk in batch])
+        return BatchArray(
+            [Array(np.frombuffer(zstd.compress(chunk.data.tobytes(), 1), np.uint8), True) for chunk in batch]
+        )
 
     def decode(self, batch: BatchArray) -> BatchArray:
         """Decompress each chunk."""
-        return BatchArray([Array(np.frombuffer(zstd.decompress(chunk.data.tobytes()), np.uint8), True) for chunk in batch])
+        return BatchArray(
+            [Array(np.frombuffer(zstd.decompress(chunk.data.tobytes()), np.uint8), True) for chunk in batch]
+        )

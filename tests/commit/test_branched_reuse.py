@@ -16,7 +16,16 @@ from torch import nn
 import relight
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
-from relight.format.manifest import OTHER_RUNS, STORED_CHUNKS, Part, PartRef, check_part, decode_part, encode_part, storing
+from relight.format.manifest import (
+    OTHER_RUNS,
+    STORED_CHUNKS,
+    Part,
+    PartRef,
+    check_part,
+    decode_part,
+    encode_part,
+    storing,
+)
 from relight.format.names import parse_home
 from relight.log import Checkpoint
 from relight.store import open_bytes
@@ -28,19 +37,33 @@ BASE = 1500
 def parts(*, frozen: bool = True, seed: int = 0) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = nn.ModuleList([nn.Linear(BASE, BASE, bias=False).requires_grad_(not frozen), nn.Linear(40, 40, bias=False)])
-    return {"model": model, "optimizer": torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])}
+    return {
+        "model": model,
+        "optimizer": torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad]),
+    }
 
 
-def train(where: Path, until: int, made: dict[str, Any], *, background: bool = False, **options: Any) -> dict[str, torch.Tensor]:
+def train(
+    where: Path, until: int, made: dict[str, Any], *, background: bool = False, **options: Any
+) -> dict[str, torch.Tensor]:
     """Resume a run, train up to that step with a save after each, and return the last state."""
     model, optimizer = made["model"], made["optimizer"]
     with relight.Checkpointer(
-        where, save=relight.every(steps=1), compact=relight.Compact(codecs="never"), background=background,
-        limits=relight.Limits(when_busy="queue"), **options, **made,
-    ) as ckpt:  # fmt: skip
+        where,
+        save=relight.every(steps=1),
+        compact=relight.Compact(codecs="never"),
+        background=background,
+        limits=relight.Limits(when_busy="queue"),
+        **options,
+        **made,
+    ) as ckpt:
         for step in range(ckpt.restore(), until):
             optimizer.zero_grad()
-            loss = sum((torch.randn(2, layer.in_features) @ layer.weight).square().mean() for layer in model if layer.weight.requires_grad)
+            loss = sum(
+                (torch.randn(2, layer.in_features) @ layer.weight).square().mean()
+                for layer in model
+                if layer.weight.requires_grad
+            )
             loss.backward()
             optimizer.step()
             ckpt.step(step)
@@ -78,7 +101,10 @@ def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> Non
     assert (home.id, home.body.home, len(own)) == (first.id, "parent", 3)
     for checkpoint in own:
         assert set(checkpoint.body.requires) >= {first.id, *first.body.requires}
-        assert checkpoint.body.new_bytes < 0.02 * checkpoint.body.logical_bytes, (checkpoint.body.new_bytes, checkpoint.body.logical_bytes)
+        assert checkpoint.body.new_bytes < 0.02 * checkpoint.body.logical_bytes, (
+            checkpoint.body.new_bytes,
+            checkpoint.body.logical_bytes,
+        )
         assert root_of(branched / "branch", checkpoint).features == [STORED_CHUNKS, OTHER_RUNS]
     assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
     fresh = parts(seed=2)
@@ -165,7 +191,9 @@ def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
     """A copy in another store has all bytes and names no other run."""
     state = train(branched / "branch", 5, parts(seed=1))
     copied = subprocess.run(
-        [sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True
+        [sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")],
+        capture_output=True,
+        text=True,
     )
     assert copied.returncode == 0, copied.stderr
     shutil.rmtree(branched)
@@ -201,7 +229,8 @@ def test_a_damaged_parent_is_no_reason_not_to_save(branched: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "directory", ["../parent/{}", "log/{}", "a/b/{}", "/{}", "{}/", "parent/", "parent/..", "./{}", "par ent/{}", ".hidden/{}"]
+    "directory",
+    ["../parent/{}", "log/{}", "a/b/{}", "/{}", "{}/", "parent/", "parent/..", "./{}", "par ent/{}", ".hidden/{}"],
 )
 def test_invalid_directories_of_a_donor(branched: Path, directory: str) -> None:
     """Names that lead out of the store, or to no run in it, are refused before a file is opened."""
@@ -214,7 +243,9 @@ def test_invalid_directories_of_a_donor(branched: Path, directory: str) -> None:
     home, file = pack.stored.homes[0]
     assert home.startswith("parent/")
     assert parse_home(directory.format(home.partition("/")[2])) is None
-    moved = msgspec.structs.replace(pack.stored, homes=[(directory.format(home.partition("/")[2]), file), *pack.stored.homes[1:]])
+    moved = msgspec.structs.replace(
+        pack.stored, homes=[(directory.format(home.partition("/")[2]), file), *pack.stored.homes[1:]]
+    )
     wrong = msgspec.structs.replace(part, packs=[msgspec.structs.replace(pack, stored=moved)])
     with pytest.raises(UnsafeContent):
         check_part(wrong, "here")

@@ -46,7 +46,13 @@ class Ranks:
 
     def request(self, rank: int) -> SaveRequest:
         row = Item("t", "uint8", (self.world, 64), "value", Bytes(bytes(64)), Box((rank, 0), (1, 64)))
-        return SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=[row], id=ID, seat=Participant(rank, self.world, "0" * 16, 60.0))
+        return SaveRequest(
+            SaveInfo(step=1),
+            tree=encode_tree({}),
+            items=[row],
+            id=ID,
+            seat=Participant(rank, self.world, "0" * 16, 60.0),
+        )
 
     def ready(self, rank: int) -> None:
         """Write the packs and part of ``rank`` and report that it is ready."""

@@ -62,7 +62,9 @@ def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
     assert sum(map(len, files(tmp_path / "t").values())) == body.stored_bytes + len(files(tmp_path / "t")["root.json"])
     again = copied(Run(target, "r"), copy, further)
     check(further, "r", again, contents)
-    chunks = [{name: data for name, data in files(tmp_path / folder).items() if name.endswith(".chunks")} for folder in "tu"]
+    chunks = [
+        {name: data for name, data in files(tmp_path / folder).items() if name.endswith(".chunks")} for folder in "tu"
+    ]
     assert chunks[0] == chunks[1] != {}
 
 
@@ -86,7 +88,12 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
     url, mixed = tmp_path / "s" / "run", Mixed(torch.bfloat16)
     rules = relight.Compact(codecs="always", full_every=8, lossy={"optimizer/*/exp_avg": "int8"})
     with relight.Checkpointer(
-        url, **mixed.components, save=relight.every(steps=1), compact=rules, background=True, limits=relight.Limits(when_busy="queue")
+        url,
+        **mixed.components,
+        save=relight.every(steps=1),
+        compact=rules,
+        background=True,
+        limits=relight.Limits(when_busy="queue"),
     ) as ckpt:
         ckpt.restore()
         for step in range(4):
@@ -107,7 +114,10 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
                         counts["derived"] += piece.derived
                         counts["lossy"] += piece.lossy
                         counts["elsewhere"] += piece.home != OWN
-        first, second = relight.load(url, checkpoint.step), relight.load(tmp_path / f"t{checkpoint.step}" / "run", checkpoint.step)
+        first, second = (
+            relight.load(url, checkpoint.step),
+            relight.load(tmp_path / f"t{checkpoint.step}" / "run", checkpoint.step),
+        )
         assert torch.equal(first["model"]["2.weight"], second["model"]["2.weight"])
     assert min(before[kind] for kind in ("different", "derived", "lossy")) > 0, before
     assert after["different"] == after["elsewhere"] == 0
@@ -153,7 +163,9 @@ def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
         chunks.write_bytes(data)
         target = MemoryStore()
         report = execute_copy(plan_copy(run, run.history().live, target, "r"))
-        assert [(checkpoint_id, type(error)) for checkpoint_id, error in report.damaged] == [(saved.id, CorruptCheckpoint)]
+        assert [(checkpoint_id, type(error)) for checkpoint_id, error in report.damaged] == [
+            (saved.id, CorruptCheckpoint)
+        ]
         assert [entry.name for entry in target.list("r")] == ["log"]
 
 
@@ -161,7 +173,11 @@ def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
 def test_scrubbing_repairs_a_further_tier(tmp_path: Path, file: str) -> None:
     """A missing or damaged file of a coded copy is repaired from the nearest tier, which stores it in another way."""
     attempt, smaller = Attempt.begin(LocalStore(tmp_path / "near"), "r"), eager()
-    announce(attempt.place.log, Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r")).tiers, attempt.epoch)
+    announce(
+        attempt.place.log,
+        Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r")).tiers,
+        attempt.epoch,
+    )
     attempt.save(request(0, state(), smaller))
     contents = {**state(), "adapter": weights(0.25, 7)}
     attempt.save(request(1, contents, smaller))
@@ -172,7 +188,9 @@ def test_scrubbing_repairs_a_further_tier(tmp_path: Path, file: str) -> None:
     for damaged in (None, bytes([whole[0] ^ 1]) + whole[1:], whole[: len(whole) // 2]):
         path.unlink() if damaged is None else path.write_bytes(damaged)
         report = scrub(attempt.store, "r")
-        assert report.damage and all(finding.tier == "far" and finding.repaired_from == "near" for finding in report.damage), report.damage
+        assert report.damage and all(
+            finding.tier == "far" and finding.repaired_from == "near" for finding in report.damage
+        ), report.damage
         run = Run(far, "r")
         check(far, "r", run.history().live[-1].id, contents)
         assert scrub(attempt.store, "r").damage == []
@@ -183,7 +201,9 @@ def test_scrubbing_repairs_a_further_tier(tmp_path: Path, file: str) -> None:
             path.write_bytes(whole)
 
 
-def shared(folder: Path, count: int, keep: relight.Keep | None = None, **rules: Any) -> tuple[Attempt, list[dict[str, Any]]]:
+def shared(
+    folder: Path, count: int, keep: relight.Keep | None = None, **rules: Any
+) -> tuple[Attempt, list[dict[str, Any]]]:
     """Save a frozen base and a changing adapter several times, and drain each save. Return the attempt and all
     contents."""
     attempt, smaller, wanted = Attempt.begin(LocalStore(folder / "near"), "r"), eager(**rules), []
@@ -206,7 +226,10 @@ def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
     assert [bool(checkpoint.requires) for checkpoint in live] == [False, True, True, True]
     adapter = wanted[0]["adapter"].nbytes
     assert all(checkpoint.body.new_bytes < 1.2 * adapter + 30_000 for checkpoint in live[1:])
-    assert sum(len(path.read_bytes()) for path in (tmp_path / "far" / "r").glob("0*/pack*")) < live[0].body.stored_bytes + 4 * adapter
+    assert (
+        sum(len(path.read_bytes()) for path in (tmp_path / "far" / "r").glob("0*/pack*"))
+        < live[0].body.stored_bytes + 4 * adapter
+    )
     for checkpoint, contents in zip(live, wanted, strict=True):
         check(far, "r", checkpoint.id, contents)
     near = Run(attempt.store, "r").history()

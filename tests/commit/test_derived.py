@@ -53,7 +53,15 @@ def test_heads_that_make_no_sense() -> None:
     good = encode_derived(1, [Piece(0, 100), Piece(1000, 28)])
     assert parse_derived(memoryview(good), 128) == (1, [Piece(0, 100), Piece(1000, 28)])
     draw = random.Random(0)
-    bad = [b"", good[:1], good[:-1], good + b"x", b"\1" + good[1:], b"\2\3" + good[2:], encode_derived(1, [Piece(0, 127)])]
+    bad = [
+        b"",
+        good[:1],
+        good[:-1],
+        good + b"x",
+        b"\1" + good[1:],
+        b"\2\3" + good[2:],
+        encode_derived(1, [Piece(0, 127)]),
+    ]
     bad += [encode_derived(1, [Piece(1 << 63, 128)]), encode_derived(1, [Piece(0, 0), Piece(0, 128)])]
     for data in [*bad, *(draw.randbytes(draw.randrange(60)) for _ in range(300))]:
         refuses(CorruptCheckpoint, lambda data=data: parse_derived(memoryview(data), 128))  # type: ignore[misc]
@@ -67,8 +75,12 @@ class Mixed:
 
     def __init__(self, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(700, 900), nn.LayerNorm(900), nn.Linear(900, 3000), nn.Linear(3000, 10)).to(dtype)
-        self.master = nn.ParameterList([nn.Parameter(parameter.detach().float().clone()) for parameter in self.model.parameters()])
+        self.model = nn.Sequential(
+            nn.Linear(700, 900), nn.LayerNorm(900), nn.Linear(900, 3000), nn.Linear(3000, 10)
+        ).to(dtype)
+        self.master = nn.ParameterList(
+            [nn.Parameter(parameter.detach().float().clone()) for parameter in self.model.parameters()]
+        )
         self.optimizer = torch.optim.AdamW(self.master.parameters(), lr=1e-3)
 
     def step(self) -> None:
@@ -97,7 +109,12 @@ def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
     mixed = Mixed(TYPES[name])
     wanted = []
     with relight.Checkpointer(
-        url, **mixed.components, save=relight.every(steps=1), compact=COMPACT, background=True, limits=relight.Limits(when_busy="queue")
+        url,
+        **mixed.components,
+        save=relight.every(steps=1),
+        compact=COMPACT,
+        background=True,
+        limits=relight.Limits(when_busy="queue"),
     ) as ckpt:
         ckpt.restore()
         for step in range(5):
@@ -127,7 +144,10 @@ def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
     copied = tmp_path / "copy" / "run"
     source = Run(locate(str(url)).store, "run")
     execute_copy(plan_copy(source, source.history().live, locate_destination(str(copied), "run").store, "run"))
-    assert all(torch.equal(tensor, other) for tensor, other in zip(wanted[4], relight.load(copied)["model"].values(), strict=True))
+    assert all(
+        torch.equal(tensor, other)
+        for tensor, other in zip(wanted[4], relight.load(copied)["model"].values(), strict=True)
+    )
 
 
 def test_a_chunk_that_differs_from_its_master_is_stored(tmp_path: Path) -> None:
@@ -143,7 +163,9 @@ def test_a_chunk_that_differs_from_its_master_is_stored(tmp_path: Path) -> None:
         ckpt.save(0)
     row = next(row for row in stored_as(opened(url)[0]) if row.dtype == "bfloat16")
     assert row.derived == row.chunks - 1
-    assert all(torch.equal(tensor, other) for tensor, other in zip(wanted, relight.load(url)["model"].values(), strict=True))
+    assert all(
+        torch.equal(tensor, other) for tensor, other in zip(wanted, relight.load(url)["model"].values(), strict=True)
+    )
 
 
 def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:

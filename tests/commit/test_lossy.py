@@ -79,7 +79,15 @@ def test_invalid_lossy_chunks(way: str) -> None:
     assert encoded is not None and encoded[1][3000:] == memoryview(values.tobytes())[3000:]
     stored, draw = encoded[0], random.Random(0)
     into = memoryview(bytearray(4000))
-    bads = [b"", stored[:2], stored[:-1], stored + b"x", b"\1" + stored[1:], bytes([3, 0, 0]) + stored[3:], bytes([3, 3, 0]) + stored[3:]]
+    bads = [
+        b"",
+        stored[:2],
+        stored[:-1],
+        stored + b"x",
+        b"\1" + stored[1:],
+        bytes([3, 0, 0]) + stored[3:],
+        bytes([3, 3, 0]) + stored[3:],
+    ]
     bads += [stored[:3] + b"\x2f" + stored[4:], stored[:3] + b"\x05" + stored[4:], stored[:4] + b"\xff" + stored[5:]]
     for bad in bads:
         refuses(CorruptCheckpoint, lambda bad=bad: decode_lossy(memoryview(bad), into))  # type: ignore[misc]
@@ -143,7 +151,9 @@ def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
         assert (other["exp_avg"] - first).abs().max() <= first.abs().max() / 254 * 1.001
         assert ((other["exp_avg_sq"] - second).abs() <= second / 256 * 1.001).all()
     more = train(url, 8, compact=rules, background=background, limits=relight.Limits(when_busy="queue"))
-    assert more != straight[5:] and max(abs(loss - other) for loss, other in zip(more, straight[5:], strict=True)) < 0.02
+    assert (
+        more != straight[5:] and max(abs(loss - other) for loss, other in zip(more, straight[5:], strict=True)) < 0.02
+    )
     run = Run(open_bytes(Path(url).parent), "run")
     opened = run.open(run.history().live[-1])
     assert opened.root.exact and "exp_avg" in opened.root.exact[-1]
@@ -152,7 +162,9 @@ def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
     assert not any(findings for _, findings in relight.open(url).verify())
     done = subprocess.run([sys.executable, "-m", "relight", "ls", url], capture_output=True, text=True, check=True)
     assert "lossy, ±0.39 %" in done.stdout
-    done = subprocess.run([sys.executable, "-m", "relight", "ls", url, "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "relight", "ls", url, "--json"], capture_output=True, text=True, check=True
+    )
     assert {checkpoint["lossy"] for checkpoint in json.loads(done.stdout)} == {1 / 254}
 
 
@@ -164,11 +176,15 @@ def test_nothing_is_derived_from_lossy_tensors(tmp_path: Path) -> None:
         for narrow, wide in zip(model.parameters(), master, strict=True):
             narrow.copy_(wide)
     compact = relight.Compact(codecs="always", lossy={"master/*": "float16"})
-    with relight.Checkpointer(tmp_path / "s" / "run", save=None, model=model, master=master, compact=compact, background=True) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "run", save=None, model=model, master=master, compact=compact, background=True
+    ) as ckpt:
         ckpt.restore()
         ckpt.save(0)
     loaded = relight.load(tmp_path / "s" / "run")
-    assert all(torch.equal(tensor, other) for tensor, other in zip(model.parameters(), loaded["model"].values(), strict=True))
+    assert all(
+        torch.equal(tensor, other) for tensor, other in zip(model.parameters(), loaded["model"].values(), strict=True)
+    )
     assert not all(torch.equal(tensor, other) for tensor, other in zip(master, loaded["master"].values(), strict=True))
 
 
@@ -178,10 +194,14 @@ def test_urgent_saves_are_exact(tmp_path: Path) -> None:
     compact = relight.Compact(lossy={"*": "bfloat16"})
     with (
         pytest.raises(ZeroDivisionError),
-        relight.Checkpointer(tmp_path / "s" / "run", model=model, compact=compact, background=False, save=relight.every(steps=100)) as ckpt,
+        relight.Checkpointer(
+            tmp_path / "s" / "run", model=model, compact=compact, background=False, save=relight.every(steps=100)
+        ) as ckpt,
     ):
         ckpt.restore()
         ckpt.step(0)
         raise ZeroDivisionError
     loaded = relight.load(tmp_path / "s" / "run")["model"]
-    assert all(torch.equal(tensor, other) for tensor, other in zip(model.state_dict().values(), loaded.values(), strict=True))
+    assert all(
+        torch.equal(tensor, other) for tensor, other in zip(model.state_dict().values(), loaded.values(), strict=True)
+    )

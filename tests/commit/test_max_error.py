@@ -44,9 +44,14 @@ def train(path: Path, steps: int = 3, **compact: Any) -> tuple[dict[str, Any], i
     model = Words()
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=1e-3, momentum=0.9)
     with relight.Checkpointer(
-        path / "s" / "run", model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, signals=False,
+        path / "s" / "run",
+        model=model,
+        optimizer=optimizer,
+        save=relight.every(steps=1),
+        background=False,
+        signals=False,
         compact=relight.Compact(reuse=False, **compact),
-    ) as ckpt:  # fmt: skip
+    ) as ckpt:
         for step in range(ckpt.restore(), steps):
             torch.manual_seed(step)
             optimizer.zero_grad()
@@ -73,7 +78,13 @@ def test_a_higher_level_stores_less_and_restores_the_same(tmp_path: Path) -> Non
 
 def test_a_level_is_refused_where_it_means_nothing() -> None:
     """A level is refused if it is out of range, for a GPU, or if nothing is coded."""
-    for bad in ({"level": 0}, {"level": 20}, {"level": True}, {"level": 3, "coder": "gpu"}, {"level": 3, "codecs": "never"}):
+    for bad in (
+        {"level": 0},
+        {"level": 20},
+        {"level": True},
+        {"level": 3, "coder": "gpu"},
+        {"level": 3, "codecs": "never"},
+    ):
         with pytest.raises(ConfigError, match="level"):
             relight.Compact(**bad)  # type: ignore[arg-type]
 
@@ -130,9 +141,14 @@ def test_second_moments_are_not_stored_in_8_bits(tmp_path: Path) -> None:
     model = nn.Linear(300, 300)
     optimizer = torch.optim.AdamW(model.parameters())
     with relight.Checkpointer(
-        tmp_path / "run", model=model, optimizer=optimizer, save=None, background=False, signals=False,
+        tmp_path / "run",
+        model=model,
+        optimizer=optimizer,
+        save=None,
+        background=False,
+        signals=False,
         compact=relight.Compact(codecs="never", max_error={"optimizer/*": 1.0}),
-    ) as ckpt:  # fmt: skip
+    ) as ckpt:
         model(torch.randn(8, 300)).square().mean().backward()
         optimizer.step()
         ckpt.save(0)
@@ -149,7 +165,9 @@ def test_bounds_are_checked_where_they_are_given(monkeypatch: pytest.MonkeyPatch
             relight.Compact(max_error={"*": bad})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="a bound for each pattern"):
         relight.Compact(max_error=1e-3)  # type: ignore[arg-type]
-    assert bound_of("0.1%", "x") == ErrorBound(0.001, relative=True) and bound_of(1, "x") == ErrorBound(1.0, relative=False)
+    assert bound_of("0.1%", "x") == ErrorBound(0.001, relative=True) and bound_of(1, "x") == ErrorBound(
+        1.0, relative=False
+    )
     monkeypatch.setenv("RELIGHT_LOSSY", "a/*=bfloat16 b/*=0.001 c/*=2%")
     rules = check_compact(None)
     assert rules is not None

@@ -147,7 +147,11 @@ def test_chunks_are_cut_as_the_format_specifies(extents: list[Extent], chunk: in
             ends.add(offset)
     offset = 0
     for length in lengths:
-        inside = [(start, extent) for start, extent in starts.items() if start < offset + length and offset < start + extent.length]
+        inside = [
+            (start, extent)
+            for start, extent in starts.items()
+            if start < offset + length and offset < start + extent.length
+        ]
         if len(inside) > 1:
             assert length <= group
             assert inside[0][0] == offset
@@ -168,13 +172,18 @@ def test_the_shared_chunk_has_the_limit_that_is_documented() -> None:
 def test_two_tensors_of_one_name_are_refused() -> None:
     """Names are unique in a save."""
     with pytest.raises(IncompatibleState, match="two tensors"):
-        plan_save([Item("a", "int8", (1,), "param", Bytes(b"x")), Item("a", "int8", (1,), "param", Bytes(b"y"))], id="p" * 10)
+        plan_save(
+            [Item("a", "int8", (1,), "param", Bytes(b"x")), Item("a", "int8", (1,), "param", Bytes(b"y"))], id="p" * 10
+        )
 
 
 def test_a_large_pack_streams_through_two_slabs_and_threads() -> None:
     """A tensor much larger than a slab, hashed in pieces by threads, gives the same file and hashes as all at once."""
     data = bytes(range(256)) * 40_000
-    items = [Item("big", "uint8", (len(data),), "param", Bytes(bytearray(data))), Item("small", "uint8", (3,), "param", Bytes(b"abc"))]
+    items = [
+        Item("big", "uint8", (len(data),), "param", Bytes(bytearray(data))),
+        Item("small", "uint8", (3,), "param", Bytes(b"abc")),
+    ]
     (pack,) = plan_save(items, id="p" * 10).packs
     results = []
     for slab_bytes, threads in ((1 << 16, 2), (1 << 20, 4), (1 << 30, 1)):

@@ -114,7 +114,9 @@ def test_remounted_read_only_in_mid_save(tmp_path: Path) -> None:
                 failed = True
                 assert isinstance(error, StoreUnavailable)
             tried += failed
-            assert examine(store, Log(store, RUN), facts) == [], "what was there is readable while the disk is read-only"
+            assert examine(store, Log(store, RUN), facts) == [], (
+                "what was there is readable while the disk is read-only"
+            )
             _run("mount", "-o", "remount,rw", str(root))
             perform(save(Attempt.begin(store, RUN), f"real/rw/{n}", 11 + n), facts)
         assert check(store, facts, 0) == []

@@ -35,7 +35,9 @@ def run(tmp_path: Path) -> str:
     url = str(tmp_path / "s" / "run")
     options: dict[str, Any] = {"background": True, "limits": relight.Limits(when_busy="queue")}
     compact = relight.Compact(codecs="always", full_every=50)
-    with relight.Checkpointer(url, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=compact, **options) as ckpt:
+    with relight.Checkpointer(
+        url, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=compact, **options
+    ) as ckpt:
         ckpt.restore()
         for step in range(6):
             moving[step * 1000 : step * 1000 + 500] += 1.5
@@ -109,7 +111,9 @@ def test_later_saves_go_by_what_was_repacked(run: str) -> None:
     """A run continues after a repack, shares chunks again, and restores."""
     execute_repack(plan_repack(opened(run)))
     frozen, moving = torch.zeros(300_000), torch.zeros(300_000)
-    with relight.Checkpointer(run, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=True, background=False) as ckpt:
+    with relight.Checkpointer(
+        run, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=True, background=False
+    ) as ckpt:
         start = ckpt.restore()
         assert start == 6 and torch.equal(ckpt["frozen"], torch.arange(300_000.0))
         for step in range(start, start + 4):

@@ -28,7 +28,11 @@ def names() -> Iterator[Names]:
 def test_every_call_fails_once(code: int, names: Names) -> None:
     """If any call of a save fails, the error is typed, the previous checkpoint is intact, no partial save is visible,
     its space is released, no fsync is repeated, and the next save works."""
-    trials = [trial for trial in TRIALS if trial.errno == code and not trial.forever and not trial.lost_reply and trial.name is None]
+    trials = [
+        trial
+        for trial in TRIALS
+        if trial.errno == code and not trial.forever and not trial.lost_reply and trial.name is None
+    ]
     assert len(trials) > 20
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
 

@@ -88,7 +88,9 @@ def read(store: ByteStore, run: str, which: str) -> State:
     (part,) = opened.parts
     sinks: dict[int, Any] = {index: Taken(tensor.length) for index, tensor in enumerate(part.tensors)}
     read_tensors(opened, part, sinks)
-    return {tensor.name: np.frombuffer(sinks[index].data, WIDTHS[tensor.dtype]) for index, tensor in enumerate(part.tensors)}
+    return {
+        tensor.name: np.frombuffer(sinks[index].data, WIDTHS[tensor.dtype]) for index, tensor in enumerate(part.tensors)
+    }
 
 
 def check(store: ByteStore, run: str, which: str, contents: State) -> None:
@@ -294,7 +296,9 @@ def in_memory(pack: PackPlan) -> memoryview:
 @pytest.mark.parametrize("mode", ["plain", "reuse", "image"])
 def test_hashing_measures_its_waiting_time(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """If hashing threads run for a third of the time, hashing is measured as three times as long."""
-    stretched = SimpleNamespace(thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time(), monotonic=time.monotonic)
+    stretched = SimpleNamespace(
+        thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time(), monotonic=time.monotonic
+    )
     monkeypatch.setattr("relight.commit.pack_writer.time", stretched)
     attempt = Attempt.begin(MemoryStore(), "run")
     attempt.make_smaller(Compact(reuse=mode == "reuse"))
@@ -305,7 +309,9 @@ def test_hashing_measures_its_waiting_time(monkeypatch: pytest.MonkeyPatch, mode
         if mode == "image":
             saved = new_id()
             plan = plan_save(asked.items, id=saved)
-            plan = dataclasses.replace(plan, packs=[dataclasses.replace(pack, image=in_memory(pack)) for pack in plan.packs])
+            plan = dataclasses.replace(
+                plan, packs=[dataclasses.replace(pack, image=in_memory(pack)) for pack in plan.packs]
+            )
             asked = dataclasses.replace(asked, id=saved, plan=plan)
         attempt.save(asked)
     assert 2.5 <= smaller.seen.crowd <= 3.5
@@ -339,7 +345,9 @@ def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
     plan = PackPlan("pack-00000-000.safetensors", 100, sources, [100])
     for begin in range(0, 100, 7):
         for length in (1, 20, 100 - begin):
-            assert bytes(_range(plan, begin, min(length, 100 - begin))) == data[begin : begin + min(length, 100 - begin)]
+            assert (
+                bytes(_range(plan, begin, min(length, 100 - begin))) == data[begin : begin + min(length, 100 - begin)]
+            )
 
 
 def test_no_room_in_an_encrypted_store_is_reported_as_such() -> None:

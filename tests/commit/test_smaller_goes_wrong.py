@@ -61,7 +61,10 @@ def test_bytes_damaged_in_one_read_are_read_again() -> None:
     store.spoil = key
     assert verify_checkpoint(store, Run(store, "r").view(), checkpoint) == [] and not store.spoil
     store.spoil = key
-    assert np.array_equal(read(store, "r", saved.id)["base/a"].view("u1"), contents["base/a"].view("u1")) and not store.spoil
+    assert (
+        np.array_equal(read(store, "r", saved.id)["base/a"].view("u1"), contents["base/a"].view("u1"))
+        and not store.spoil
+    )
 
 
 def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
@@ -119,7 +122,10 @@ def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
         prune_a_share(store, "r", Keep(last=2), verified={}, log=attempt.place.log, epoch=attempt.epoch)
         most = max(most, len(Run(store, "r").history().live))
     assert most <= 10
-    assert all(verify_checkpoint(store, Run(store, "r").view(), checkpoint) == [] for checkpoint in Run(store, "r").history().live)
+    assert all(
+        verify_checkpoint(store, Run(store, "r").view(), checkpoint) == []
+        for checkpoint in Run(store, "r").history().live
+    )
 
 
 def test_checkpoints_that_need_each_other_go_together(tmp_path: Path) -> None:
@@ -128,7 +134,8 @@ def test_checkpoints_that_need_each_other_go_together(tmp_path: Path) -> None:
     attempt = Attempt.begin(store, "r")
     contents = state()
     ids = [
-        attempt.save(request(step, {**contents, "step": np.array([step], "<i8")}, smaller if step < 3 else None)).id for step in range(6)
+        attempt.save(request(step, {**contents, "step": np.array([step], "<i8")}, smaller if step < 3 else None)).id
+        for step in range(6)
     ]
     history = Run(store, "r").history()
     assert oldest_together(history, ids[:5], None) == ids[:5]
@@ -142,7 +149,9 @@ def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
-    ids = [attempt.save(request(step, {**contents, "adapter": weights(0.25, 9 + step)}, smaller)).id for step in range(3)]
+    ids = [
+        attempt.save(request(step, {**contents, "adapter": weights(0.25, 9 + step)}, smaller)).id for step in range(3)
+    ]
     smaller.forget()
     ids += [attempt.save(request(step, contents, smaller)).id for step in range(3, 6)]
     third = next(checkpoint for checkpoint in Run(store, "r").history().live if checkpoint.id == ids[2])
@@ -210,7 +219,14 @@ def test_a_budget_counts_donors() -> None:
 
     users = [f"{number}" for number in range(1, 6)]
     checkpoints = [one(0, 100, users), *(one(number, 10, []) for number in range(1, 6))]
-    assert [verdict.keep for verdict in decide_keep(Keep(budget=125), checkpoints)] == [True, False, False, False, True, True]
+    assert [verdict.keep for verdict in decide_keep(Keep(budget=125), checkpoints)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert [verdict.keep for verdict in decide_keep(Keep(budget=30), [one(number, 10, []) for number in range(5)])] == [
         False,
         False,
@@ -226,7 +242,9 @@ def test_tiers_repair_each_other(tmp_path: Path) -> None:
     model = nn.Linear(600, 600)
     optimizer = torch.optim.AdamW([model.bias])
     tiers = relight.Tiers(near=relight.tier(str(near)), far=relight.tier(str(far)))
-    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always"), background=True) as ckpt:
+    with relight.Checkpointer(
+        tiers, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always"), background=True
+    ) as ckpt:
         ckpt.restore()
         for step in range(3):
             model.bias.grad = torch.randn(600)
@@ -252,7 +270,11 @@ def test_tiers_repair_each_other(tmp_path: Path) -> None:
     report = scrub(LocalStore(near.parent), "run")
     far_ids = {checkpoint.id for checkpoint in relight.open(far).checkpoints()}
     donor_id = newest_near.requires[0]
-    needs = {checkpoint.id for checkpoint in relight.open(near).checkpoints() if donor_id in (checkpoint.id, *checkpoint.requires)}
+    needs = {
+        checkpoint.id
+        for checkpoint in relight.open(near).checkpoints()
+        if donor_id in (checkpoint.id, *checkpoint.requires)
+    }
     assert newest_near.id in needs and {finding.id for finding in report.damage} == needs
     assert all(finding.repaired_from == ("far" if finding.id in far_ids else "") for finding in report.damage)
     assert {checkpoint.id: not findings for checkpoint, findings in relight.open(near).verify()}[newest_near.id]

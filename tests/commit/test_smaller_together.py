@@ -35,7 +35,8 @@ class Sharing(Ranks):
     def __init__(self, folder: Path, world: int, sharing: int) -> None:
         super().__init__(folder, world)
         self.smaller = [
-            IncrementalState(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None for rank in range(world)
+            IncrementalState(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None
+            for rank in range(world)
         ]
 
     def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
@@ -66,7 +67,9 @@ def test_the_commit_lists_the_donors_of_all_ranks(sharing: int, tmp_path: Path) 
         assert commit.new_bytes <= first.new_bytes - sharing * (len(STILL) - 200)
         assert commit.stored_bytes == pytest.approx(first.stored_bytes, rel=0.1)
     view = ranks.attempt.view()
-    opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
+    opened = open_checkpoint(
+        ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id
+    )
     assert set(opened.root.features) == {"short-parts", "stored-chunks"}
 
 
@@ -107,7 +110,9 @@ def test_ranks_that_branch_off(tmp_path: Path) -> None:
     assert set(last.requires) >= {newest.id, *newest.body.requires}
     assert last.new_bytes <= last.stored_bytes - 3 * (len(STILL) - 200)
     view = twigs.attempt.view()
-    opened = open_checkpoint(twigs.attempt.store, "twig", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
+    opened = open_checkpoint(
+        twigs.attempt.store, "twig", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id
+    )
     assert set(opened.root.features) == {"short-parts", "stored-chunks", "other-runs"}
 
 
@@ -133,7 +138,9 @@ def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
     assert all(isinstance(result, SaveReport) for result in ranks.save(0))
 
     def retire() -> None:
-        ranks.attempt.place.log.append(lambda view: (RetireBody(ids=["0000000000"], reason="by hand"), fold(view).epoch))
+        ranks.attempt.place.log.append(
+            lambda view: (RetireBody(ids=["0000000000"], reason="by hand"), fold(view).epoch)
+        )
 
     ranks.packs_written = retire
     results = ranks.save(1)

@@ -50,7 +50,9 @@ def test_all_ranks_make_one_checkpoint(ranks: Ranks) -> None:
     assert len(ranks.committed()) == 3
     ranks.check()
     view = ranks.attempt.view()
-    opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
+    opened = open_checkpoint(
+        ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id
+    )
     assert opened.root.world == ranks.world and opened.root.metrics == {"rank": 0}
     assert not [name for name in ranks.files() if name.startswith(("ready", "draft", "failed", ".tmp"))]
     assert not list(ranks.folder.glob(f"run/0*-e*/{READY_DIR}"))
@@ -93,7 +95,9 @@ def test_a_rank_that_is_too_late_saves_nothing(ranks: Ranks) -> None:
     """A late rank saves nothing, neither alone nor with the ranks that gave up."""
     results = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
     assert all(isinstance(result, RelightError) for result in results)
-    assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
+    assert ranks.committed() == [] and not [
+        name for name in ranks.files() if name.startswith(("pack", "part", "ready"))
+    ]
 
 
 def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +116,9 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
     assert isinstance(results[1], NoSpace)
     for rank, result in enumerate(results):
         assert rank == 1 or (isinstance(result, OthersFailed) and "rank 1 could not save" in result.what), results
-    assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
+    assert ranks.committed() == [] and not [
+        name for name in ranks.files() if name.startswith(("pack", "part", "ready"))
+    ]
 
 
 def test_space_is_freed_on_a_full_disk_to_publish_the_failure(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +152,10 @@ def test_space_is_freed_on_a_full_disk_to_publish_the_failure(ranks: Ranks, monk
     results = ranks.save(timeout_s=30)
     assert time.monotonic() - started < 10
     assert isinstance(results[1], NoSpace)
-    assert all(rank == 1 or (isinstance(result, OthersFailed) and "rank 1" in result.what) for rank, result in enumerate(results)), results
+    assert all(
+        rank == 1 or (isinstance(result, OthersFailed) and "rank 1" in result.what)
+        for rank, result in enumerate(results)
+    ), results
     assert not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 

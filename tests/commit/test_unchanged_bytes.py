@@ -116,9 +116,13 @@ def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypat
     torch.manual_seed(0)
     embedding, states = torch.nn.Embedding(2048, 512), []
     with relight.Checkpointer(
-        tmp_path / "s" / "run", embedding=embedding, save=relight.every(steps=1), signals=False,
-        compact=Compact(full_every=8), limits=relight.Limits(when_busy="queue", nice=0),
-    ) as ckpt:  # fmt: skip
+        tmp_path / "s" / "run",
+        embedding=embedding,
+        save=relight.every(steps=1),
+        signals=False,
+        compact=Compact(full_every=8),
+        limits=relight.Limits(when_busy="queue", nice=0),
+    ) as ckpt:
         for step in range(3):
             with torch.no_grad():
                 embedding.weight[torch.randint(0, 2048, (8,))] += 0.01
@@ -127,7 +131,9 @@ def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypat
             states.append(embedding.weight.detach().clone())
     run = Run(LocalStore(str(tmp_path / "s")), "run")
     first, *later = run.history().live
-    assert first.body.new_bytes > 3e6 and all(checkpoint.body.new_bytes < 0.2e6 for checkpoint in later), new_megabytes(run)
+    assert first.body.new_bytes > 3e6 and all(checkpoint.body.new_bytes < 0.2e6 for checkpoint in later), new_megabytes(
+        run
+    )
     for checkpoint, state in zip(run.history().live, states, strict=True):
         assert tensors(run, checkpoint)["embedding/weight"] == state.numpy().tobytes()
     opened = run.open(later[-1])

@@ -64,7 +64,9 @@ def refused(folder: Path, seed: int) -> bool:
     results: list[Any] = []
     old = threading.Thread(target=lambda: results.extend(ranks.save(0, timeout_s=20.0)))
     old.start()
-    while old.is_alive() and not any(store.stopped.wait(0.01) for store in stores):  # the other ranks wait for the stopped one
+    while old.is_alive() and not any(
+        store.stopped.wait(0.01) for store in stores
+    ):  # the other ranks wait for the stopped one
         pass
     was_there = ranks.committed()
     newer = Attempt.begin(LocalStore(str(folder)), "run")
@@ -89,4 +91,6 @@ def test_a_hundred_zombies_commit_nothing(tmp_path: Path) -> None:
     """A hundred that had not committed when the other began: each of their commits is refused, and the other's checkpoint is whole."""
     with ThreadPoolExecutor(8) as pool:
         counts = list(pool.map(lambda seed: refused(tmp_path / str(seed), seed), range(TRIALS)))
-    assert sum(counts) >= 100, f"{sum(counts)} refused, {len(counts) - sum(counts)} had committed before the other began"
+    assert sum(counts) >= 100, (
+        f"{sum(counts)} refused, {len(counts) - sum(counts)} had committed before the other began"
+    )

@@ -38,9 +38,13 @@ class Ranks:
         row = Item("t", "uint8", (self.world, ROW), "value", Bytes(bytes([value]) * ROW), Box((rank, 0), (1, ROW)))
         tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
         seat = Participant(rank, self.world, "0" * 16, timeout_s)
-        return SaveRequest(SaveInfo(step=step, metrics={"rank": rank}), tree=tree, items=[row], id=f"{step:010d}", seat=seat)
+        return SaveRequest(
+            SaveInfo(step=step, metrics={"rank": rank}), tree=tree, items=[row], id=f"{step:010d}", seat=seat
+        )
 
-    def save(self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None) -> list[Any]:
+    def save(
+        self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None
+    ) -> list[Any]:
         """Return each rank's report or error. ``before`` is called first on each rank, and may raise."""
         results: list[Any] = [None] * self.world
 

@@ -93,7 +93,9 @@ def test_every_mistake_at_once_with_its_line_and_column() -> None:
     report = json.loads(out)
     assert code == 1 and report["ok"] is False
     assert {mistake["setting"]: (mistake["line"], mistake["column"]) for mistake in report["mistakes"]} == WHERE
-    assert [mistake["line"] for mistake in report["mistakes"]] == sorted(mistake["line"] for mistake in report["mistakes"])
+    assert [mistake["line"] for mistake in report["mistakes"]] == sorted(
+        mistake["line"] for mistake in report["mistakes"]
+    )
     hints = {mistake["setting"]: mistake["hint"] for mistake in report["mistakes"]}
     assert hints["supervise.sme"] == "did you mean supervise.same?" and hints["alrets"] == "did you mean [alerts]?"
     assert hints["environment.chache"] == "did you mean environment.cache?"
@@ -134,10 +136,20 @@ def test_two_values_that_contradict_each_other_are_one_mistake() -> None:
 def test_variables_are_checked_too() -> None:
     """Unknown variables, similar names and invalid values are reported. Correct settings of the file are not."""
     Path("relight.toml").write_text("[supervise]\nsame = 4\n")
-    os.environ |= {"RELIGHT_CASHE": "x", "RELIGHT_SUPERVISE__SAME": "none", "RELIGHT_SUPERVISE__SMAE": "1", "RELIGHT_CACHE_BYTES": "lots"}
+    os.environ |= {
+        "RELIGHT_CASHE": "x",
+        "RELIGHT_SUPERVISE__SAME": "none",
+        "RELIGHT_SUPERVISE__SMAE": "1",
+        "RELIGHT_CACHE_BYTES": "lots",
+    }
     code, out, _ = ask("config", "check", "--json")
     mistakes = {mistake["where"]: mistake for mistake in json.loads(out)["mistakes"]}
-    assert code == 1 and mistakes.keys() == {"RELIGHT_CASHE", "RELIGHT_SUPERVISE__SAME", "RELIGHT_SUPERVISE__SMAE", "RELIGHT_CACHE_BYTES"}
+    assert code == 1 and mistakes.keys() == {
+        "RELIGHT_CASHE",
+        "RELIGHT_SUPERVISE__SAME",
+        "RELIGHT_SUPERVISE__SMAE",
+        "RELIGHT_CACHE_BYTES",
+    }
     assert mistakes["RELIGHT_CASHE"]["hint"] == "did you mean RELIGHT_CACHE?"
     assert mistakes["RELIGHT_SUPERVISE__SMAE"]["hint"] == "did you mean supervise.same?"
 
@@ -149,7 +161,14 @@ def test_secrets_are_never_printed() -> None:
         f'[environment]\nkey = "hunter2"\nsign = ["hunter2"]\nanchor = "{SECRET}"\naudit = "{SECRET}"\n'
     )
     os.environ["RELIGHT_SETTINGS"] = "named.toml"
-    for words in (("show",), ("show", "--all"), ("show", "--json"), ("check",), ("check", "--json"), ("check", "named.toml")):
+    for words in (
+        ("show",),
+        ("show", "--all"),
+        ("show", "--json"),
+        ("check",),
+        ("check", "--json"),
+        ("check", "named.toml"),
+    ):
         _, out, err = ask("config", *words)
         assert "hunter2" not in out + err, words
     shown = {setting["name"]: setting for setting in json.loads(ask("config", "show", "--json")[1])["settings"]}
@@ -163,20 +182,29 @@ def test_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
     """Origins are a default, a line, a variable or ``--set``. ``--all`` lists all. A directory can be given."""
     Path("relight.toml").write_text("[supervise]\nsame = 5\n\nskip = 2\n")
     os.environ["RELIGHT_SUPERVISE__SAME"] = "6"
-    rows = [line.split(maxsplit=2) for line in ask("--set", "supervise.split=true", "config", "show")[1].splitlines()[2:]]
+    rows = [
+        line.split(maxsplit=2) for line in ask("--set", "supervise.split=true", "config", "show")[1].splitlines()[2:]
+    ]
     assert rows == [
-        ["same", "6", "RELIGHT_SUPERVISE__SAME"], ["skip", "2", "relight.toml:4"], ["split", "true", "--set"], [],
-    ]  # fmt: skip
+        ["same", "6", "RELIGHT_SUPERVISE__SAME"],
+        ["skip", "2", "relight.toml:4"],
+        ["split", "true", "--set"],
+        [],
+    ]
     everything = ask("config", "show", "--all")[1]
     assert "relight.toml:2 (overridden)" in everything and "\n[environment]\n" in everything
     assert max(map(len, everything.splitlines())) <= 84
     os.environ |= {
-        setting.variable: "[" + '"some text", ' * 9 + "]" for setting in SETTINGS.values() if "." in setting.name.partition(".")[2]
+        setting.variable: "[" + '"some text", ' * 9 + "]"
+        for setting in SETTINGS.values()
+        if "." in setting.name.partition(".")[2]
     }
     assert max(map(len, ask("config", "show")[1].splitlines())) <= 84
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "relight.toml").write_text("[supervise]\nskip = 9\n")
-    settings = {setting["name"]: setting for setting in json.loads(ask("config", "show", "other", "--json")[1])["settings"]}
+    settings = {
+        setting["name"]: setting for setting in json.loads(ask("config", "show", "other", "--json")[1])["settings"]
+    }
     assert (settings["supervise.skip"]["value"], settings["supervise.skip"]["line"]) == (9, 2)
     with pytest.raises(ConfigError, match="supervise.same"):
         ask("--set", "supervise.smae=1", "ls")
@@ -254,7 +282,10 @@ def test_an_invalid_file_is_refused_at_once() -> None:
     with open("big", "wb") as file:
         file.truncate(1 << 30)
     for name in ("directory", "fifo", "link", "big", "/dev/zero", "none", "a\0b"):
-        for call in (lambda: checked("supervise", lambda table, where: table, Path(name)), lambda: check_file(Path(name), True)):
+        for call in (
+            lambda: checked("supervise", lambda table, where: table, Path(name)),
+            lambda: check_file(Path(name), True),
+        ):
             began = time.monotonic()
             with pytest.raises(ConfigError):
                 call()
@@ -273,11 +304,22 @@ def test_a_syntax_error_has_line_and_column() -> None:
 
 _KEY = st.sampled_from(["a", "b1", '"x y"', "'q.q'", "c-d"])
 _VALUE = st.sampled_from(
-    ["1", '"t # ]"', "[1, 2]", "[\n  1, # ]\n\n  2,\n]", '"""\n[no]\na = 1\n"""', "'''\n]\n'''", "{i = 1, j = {k = 2}}", "2026-01-01"]
+    [
+        "1",
+        '"t # ]"',
+        "[1, 2]",
+        "[\n  1, # ]\n\n  2,\n]",
+        '"""\n[no]\na = 1\n"""',
+        "'''\n]\n'''",
+        "{i = 1, j = {k = 2}}",
+        "2026-01-01",
+    ]
 )
 
 
-@given(st.lists(st.tuples(st.booleans(), st.lists(_KEY, min_size=1, max_size=3), _VALUE, st.integers(0, 3)), max_size=8))
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(_KEY, min_size=1, max_size=3), _VALUE, st.integers(0, 3)), max_size=8)
+)
 def test_lines_are_those_of_the_statements(statements: list[tuple[bool, list[str], str, int]]) -> None:
     """In any valid file, each key has the line and column of its statement."""
     text, wanted, under = "", {}, ()

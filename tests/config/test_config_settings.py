@@ -31,7 +31,14 @@ from relight.supervise.prediction_thread import Foreseen
 from relight.supervise.settings import Announced, Start, read_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
-MAKERS: dict[str, Any] = {"adaptive": adaptive, "every": every, "keep": keep, "limits": Limits, "compact": Compact, "peers": Peers}
+MAKERS: dict[str, Any] = {
+    "adaptive": adaptive,
+    "every": every,
+    "keep": keep,
+    "limits": Limits,
+    "compact": Compact,
+    "peers": Peers,
+}
 SUPERVISE = (SuperviseRules, HangTimeouts, Start, Announced, Foreseen)
 ALERTS = ("to", "escalate_to", "min_severity", "quiet", "timezone", *NUMBERS)
 NEEDS = {
@@ -96,13 +103,20 @@ def effect(name: str) -> str:
     take_environment()
     table = name.partition(".")[0]
     if name == "checkpoint.background":
-        return repr(wants_background(with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False).background))
+        return repr(
+            wants_background(with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False).background)
+        )
     if name == "supervise.grace_s":  # as ``launch`` computes it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).start.grace_s))
     if table == "environment":
         return os.environ.get(variable_of(name), "").replace("true", "1")
-    return repr({"checkpoint": lambda: checked("checkpoint", defaults_of)[0], "supervise": lambda: read_settings(None),
-                 "alerts": read_alerting}[table]())  # fmt: skip
+    return repr(
+        {
+            "checkpoint": lambda: checked("checkpoint", defaults_of)[0],
+            "supervise": lambda: read_settings(None),
+            "alerts": read_alerting,
+        }[table]()
+    )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -153,11 +167,15 @@ def test_the_register_has_all_that_the_code_reads_and_no_more() -> None:
     names = {"checkpoint.background", "checkpoint.takeover", "checkpoint.tiers"}
     for table, make in MAKERS.items():
         names |= {
-            f"checkpoint.{table}.{parameter}" for parameter in inspect.signature(make).parameters if parameter not in ("risk", "amount")
+            f"checkpoint.{table}.{parameter}"
+            for parameter in inspect.signature(make).parameters
+            if parameter not in ("risk", "amount")
         }
     names |= {f"supervise.{parameter.name}" for kind in SUPERVISE for parameter in fields(kind)}
     names |= {f"alerts.{parameter}" for parameter in ALERTS}
-    names |= {f"alerts.rules.{rule}.{word}" for rule, kind in KINDS.items() for word in (*RULE_WORDS, kind.limit) if word}
+    names |= {
+        f"alerts.rules.{rule}.{word}" for rule, kind in KINDS.items() for word in (*RULE_WORDS, kind.limit) if word
+    }
     assert {name for name in SETTINGS if not name.startswith("environment.")} == names
 
 
@@ -167,13 +185,18 @@ def test_defaults_are_those_of_the_code() -> None:
     real |= {f"checkpoint.compact.{parameter.name}": parameter.default for parameter in fields(Compact)}
     real |= {f"supervise.{parameter.name}": parameter.default for kind in SUPERVISE for parameter in fields(kind)}
     real |= {f"alerts.{name}": number for name, number in NUMBERS.items()}
-    plain = {name: value for name, value in real.items() if value not in (None, MISSING, "", ()) and name != "supervise.grace_s"}
+    plain = {
+        name: value
+        for name, value in real.items()
+        if value not in (None, MISSING, "", ()) and name != "supervise.grace_s"
+    }
     registered = {name: SETTINGS[name].default for name in plain}
     assert {name: str(value).lower().removesuffix(".0") for name, value in plain.items()} == {
         name: text.removesuffix(".0") for name, text in registered.items()
     }
     assert {
-        name: (kind.limit, f"{kind.default:g}" if kind.limit else "", kind.severity, f"{kind.for_s:g}") for name, kind in KINDS.items()
+        name: (kind.limit, f"{kind.default:g}" if kind.limit else "", kind.severity, f"{kind.for_s:g}")
+        for name, kind in KINDS.items()
     } == RULES
 
 
@@ -213,7 +236,9 @@ def test_the_environment_of_the_file_ends_with_the_file(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("setting", sorted(NAMED_ONLY))
-def test_a_file_that_was_not_named_sets_no_protection_and_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
     """Such a setting counts in a named file. In a file of the working directory it is an error."""
     table, _, key = setting.partition(".")
     (tmp_path / "relight.toml").write_text(f'[{table}]\n{key} = "somewhere"\n')
@@ -225,4 +250,6 @@ def test_a_file_that_was_not_named_sets_no_protection_and_no_path(tmp_path: Path
 
 def test_every_setting_of_a_path_counts_in_a_named_file_alone() -> None:
     """A file of the working directory selects no file or directory that is read, written or removed."""
-    assert {name for name, setting in SETTINGS.items() if "path" in setting.kind or "directory" in setting.kind} <= NAMED_ONLY
+    assert {
+        name for name, setting in SETTINGS.items() if "path" in setting.kind or "directory" in setting.kind
+    } <= NAMED_ONLY

@@ -24,5 +24,7 @@ print(json.dumps([RetryTimes.usual().deadline_s, float(subprocess.check_output(c
 def test_a_command_waits_less_than_the_jobs_it_starts(command: str, variable: str, found: list[float]) -> None:
     """A command has a short deadline, its jobs the usual one. A variable sets both."""
     environment = {**os.environ, "RELIGHT_STORE_PATIENCE_S": variable}
-    done = subprocess.run([sys.executable, "-c", ASK, command], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, command], env=environment, capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout) == found

@@ -37,7 +37,12 @@ def clusters(count: int, seed: int) -> list[Cluster]:
         stall_s = math.exp(pick.uniform(math.log(0.05), math.log(min(60, mtbf_s / 50))))
         durable_s = stall_s * pick.uniform(1, 4)
         result.append(
-            Cluster(mtbf_s, Costs(stall_s, durable_s, pick.uniform(0.01, 0.1) * min(mtbf_s, HOUR)), 2 ** pick.randint(0, 16), number)
+            Cluster(
+                mtbf_s,
+                Costs(stall_s, durable_s, pick.uniform(0.01, 0.1) * min(mtbf_s, HOUR)),
+                2 ** pick.randint(0, 16),
+                number,
+            )
         )
     return result
 
@@ -73,9 +78,14 @@ def adaptive(cluster: Cluster, bounds: IntervalBounds) -> Chooser:
     def choose(watched_s: float, failures: int, at: float) -> float:
         costs = cluster.costs
         seen = ScheduleInput(
-            step_s=0.01, stalls_s=(costs.stall_s,), durables_s=(costs.durable_s,), restarts_s=(costs.restart_s,) if failures else (),
-            devices=cluster.devices, failures=failures, watched_s=watched_s,
-        )  # fmt: skip
+            step_s=0.01,
+            stalls_s=(costs.stall_s,),
+            durables_s=(costs.durable_s,),
+            restarts_s=(costs.restart_s,) if failures else (),
+            devices=cluster.devices,
+            failures=failures,
+            watched_s=watched_s,
+        )
         before[0] = decide(seen, before[0], bounds)
         return before[0].interval_s
 

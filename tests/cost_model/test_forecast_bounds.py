@@ -39,10 +39,14 @@ DEAR = ScheduleInput(
 def cluster(stall_s: float = BLOCKED_S) -> Scenario:
     """Return 4,096 GPUs with two failures a day, saves that stop training for 30 minutes, and restarts of two hours."""
     return Scenario(
-        name="dear", gpus=4096, days=60.0, step_s=10.0, save=SavingCosts(stall_s=stall_s, durable_s=stall_s),
+        name="dear",
+        gpus=4096,
+        days=60.0,
+        step_s=10.0,
+        save=SavingCosts(stall_s=stall_s, durable_s=stall_s),
         restart=Restarting(base_s=2 * HOUR, per_gpu_s=0.0),
         failure=(Failing(name="failure", kind="killed", per_day=2.0, takes_nodes=0, broken=0.0, detect_s=0.0),),
-    )  # fmt: skip
+    )
 
 
 def test_saves_of_half_an_hour_are_as_far_apart_as_is_best() -> None:
@@ -66,7 +70,9 @@ def test_the_bound_is_an_hour_for_cheap_saves() -> None:
     assert IntervalBounds(at_most_s=60.0).most_s(BLOCKED_S) == 60.0
     assert following(1.0, at_least_s=7200.0) == 7200.0 and adaptive(at_least="2h").adapts.at_least_s == 7200  # type: ignore[union-attr]
     rare = decide(
-        ScheduleInput(stalls_s=(1.0,), durables_s=(5.0,), step_s=1.0, failures=0, watched_s=1e7, devices=1), None, IntervalBounds()
+        ScheduleInput(stalls_s=(1.0,), durables_s=(5.0,), step_s=1.0, failures=0, watched_s=1e7, devices=1),
+        None,
+        IntervalBounds(),
     )
     assert rare.interval_s == AT_MOST_S and "unless at_most= allows more" in rare.reason and not rare.bound
 
@@ -156,7 +162,20 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
 
 def test_plan_and_simulate_state_what_a_bound_costs() -> None:
     """The cost of a given bound is in the text and in JSON. Without a bound it is absent."""
-    asked = ["plan", "70B", "--gpus", "4096", "--stall", "30m", "--durable", "30m", "--restart", "2h", "--levels", "store"]
+    asked = [
+        "plan",
+        "70B",
+        "--gpus",
+        "4096",
+        "--stall",
+        "30m",
+        "--durable",
+        "30m",
+        "--restart",
+        "2h",
+        "--levels",
+        "store",
+    ]
     output = CliRunner().invoke(cli, [*asked, "--at-most", "1h"]).output
     assert "at_most=60 min costs " in output and " between saves would lose least" in output
     assert "costs" not in CliRunner().invoke(cli, asked).output

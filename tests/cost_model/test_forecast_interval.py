@@ -95,7 +95,11 @@ def test_invalid_costs_and_rates_are_refused(bad: float) -> None:
         best_interval(1e-4, Costs(1, 1, 1), at_least_s=10, at_most_s=5)
 
 
-THREE = [Level("memory", Costs(0.05, 0.05, 20), 0.2), Level("peers", Costs(0.1, 0.1, 40), 0.78), Level("store", Costs(0.5, 0.5, 180), 0.02)]
+THREE = [
+    Level("memory", Costs(0.05, 0.05, 20), 0.2),
+    Level("peers", Costs(0.1, 0.1, 40), 0.78),
+    Level("store", Costs(0.5, 0.5, 180), 0.02),
+]
 
 
 def test_levels_are_multiples_of_each_other() -> None:

@@ -35,7 +35,9 @@ def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
     for model, gpus in (("8B", 64), ("70B", 512), ("405B", 16384), ("1T", 16384)):
         result = plan(ask(model, layout=ParallelLayout(gpus), belief=prior(gpus)))
         base = result.best.levels[0].interval_s
-        durable = max(level.costs.durable_s / nested.multiple for level, nested in zip(result.levels, result.best.levels))
+        durable = max(
+            level.costs.durable_s / nested.multiple for level, nested in zip(result.levels, result.best.levels)
+        )
         for factor in (0.5, 0.8, 0.95, 1.05, 1.3, 2, 5):
             if base * factor >= durable:
                 assert result.lost_at(base * factor) >= result.best.waste - 1e-9
@@ -67,7 +69,11 @@ def test_unsharded_state_is_read_by_every_replica() -> None:
 
 def test_measured_times_are_used_unchanged() -> None:
     """Measured costs are used, also if they are not proportional to bytes. The plan names their source."""
-    measured = {"stall": MeasuredTime(0.1, 0.0, "bench"), "durable": MeasuredTime(1, 1e-9, "bench"), "load": MeasuredTime(0, 2e-9, "bench")}
+    measured = {
+        "stall": MeasuredTime(0.1, 0.0, "bench"),
+        "durable": MeasuredTime(1, 1e-9, "bench"),
+        "load": MeasuredTime(0, 2e-9, "bench"),
+    }
     result = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))
     assert result.levels[0].costs.stall_s == 0.1
     assert result.levels[-1].costs.durable_s == pytest.approx(1 + 14)
@@ -128,7 +134,9 @@ def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path)
 def test_presets_differ_by_their_numbers() -> None:
     """More GPUs save more often, few resources set a limit, persistent levels keep months, and peers are used if they
     pay."""
-    most = {name: float(next(line.value for line in preset(name).lines if line.key == "at_most")[:-1]) for name in SCENARIOS}  # type: ignore[index]
+    most = {
+        name: float(next(line.value for line in preset(name).lines if line.key == "at_most")[:-1]) for name in SCENARIOS
+    }  # type: ignore[index]
     assert most["small"] > most["medium"] > most["large"] > most["large-model"]
     assert most["high-performance"] < most["large"]
     keys = {name: {f"{line.table}.{line.key}" for line in preset(name).lines} for name in SCENARIOS}
@@ -155,8 +163,14 @@ def test_enterprise_has_what_an_enterprise_asks_for() -> None:
     """The production preset has encryption, signing, audit, alerts, a further tier and peers, with the preparations."""
     result = preset("enterprise", copies="s3://ours/runs", keys="/keys")
     values = {f"{line.table}.{line.key}": line.value for line in result.lines}
-    assert values["environment.key"] == "file:/keys/store.key" and values["environment.sign"] == "ed25519:file:/keys/signing.key"
-    assert values["checkpoint.tiers.cold.url"] == "s3://ours/runs" and values["environment.audit"] == "s3://ours/runs-audit"
+    assert (
+        values["environment.key"] == "file:/keys/store.key"
+        and values["environment.sign"] == "ed25519:file:/keys/signing.key"
+    )
+    assert (
+        values["checkpoint.tiers.cold.url"] == "s3://ours/runs"
+        and values["environment.audit"] == "s3://ours/runs-audit"
+    )
     assert values["checkpoint.peers.copies"] == 1 and values["alerts.to"]
     assert any("relight keys new" in step for step in result.first) and "RELIGHT_SETTINGS" in result.toml()
 
@@ -199,7 +213,11 @@ def test_each_preset_trains_and_resumes(
     finally:
         undo()
     assert [checkpoint.step for checkpoint in open_store("runs").checkpoints("demo")] == [2, 5]
-    assert any("save" in event.fields["names"] and "keep" in event.fields["names"] for event in events if event.name == "settings.read")
+    assert any(
+        "save" in event.fields["names"] and "keep" in event.fields["names"]
+        for event in events
+        if event.name == "settings.read"
+    )
     changed = [event for event in events if event.name == "schedule.changed"]
     assert [event.fields["step"] for event in changed] == [0, 3]
     assert "failure" in changed[0].fields["reason"]

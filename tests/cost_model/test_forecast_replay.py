@@ -44,7 +44,9 @@ def test_where_young_lives_fail_it_is_used_and_better_on_lives_to_come() -> None
     assert learned.lost < learned.analytic
     aging, rate, to_come = learned.aging, 1 / 3000, lives(0.4, 5000, 4)
     plain = best_interval(rate, COSTS, at_least_s=40.0).seconds
-    assert replay(to_come, COSTS, lambda age: aged(rate, aging, age, COSTS, 40.0)) < replay(to_come, COSTS, lambda age: plain)
+    assert replay(to_come, COSTS, lambda age: aged(rate, aging, age, COSTS, 40.0)) < replay(
+        to_come, COSTS, lambda age: plain
+    )
 
 
 def test_without_a_pattern_none_is_used() -> None:

@@ -16,7 +16,14 @@ from relight.errors import ConfigError
 
 HOUR, DAY = 3600.0, 86400.0
 USUAL = ScheduleInput(
-    step=1000, step_s=0.5, stalls_s=(2.0,), durables_s=(8.0,), restarts_s=(120.0,), devices=64, failures=6, watched_s=6 * 4 * HOUR
+    step=1000,
+    step_s=0.5,
+    stalls_s=(2.0,),
+    durables_s=(8.0,),
+    restarts_s=(120.0,),
+    devices=64,
+    failures=6,
+    watched_s=6 * 4 * HOUR,
 )
 WIDE = IntervalBounds(0, 10 * DAY, 0.9)
 
@@ -95,9 +102,18 @@ def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
     it."""
     base = decide(USUAL, None, WIDE).interval_s
     shorter = [{"unsteady": 2.0}, {"risk": 9.0}, {"failures": 40}, {"stalls_s": (0.2,)}]
-    longer = [{"stalls_s": (9.0,)}, {"watched_s": 40 * DAY}, {"durables_s": (3000.0,)}, {"save_bytes": 10**12, "bytes_per_s_most": 1e8}]
-    assert [change for change in shorter if decide(dataclasses.replace(USUAL, **change), None, WIDE).interval_s > base / 1.5] == []
-    assert [change for change in longer if decide(dataclasses.replace(USUAL, **change), None, WIDE).interval_s < base * 1.5] == []
+    longer = [
+        {"stalls_s": (9.0,)},
+        {"watched_s": 40 * DAY},
+        {"durables_s": (3000.0,)},
+        {"save_bytes": 10**12, "bytes_per_s_most": 1e8},
+    ]
+    assert [
+        change for change in shorter if decide(dataclasses.replace(USUAL, **change), None, WIDE).interval_s > base / 1.5
+    ] == []
+    assert [
+        change for change in longer if decide(dataclasses.replace(USUAL, **change), None, WIDE).interval_s < base * 1.5
+    ] == []
     free = dataclasses.replace(USUAL, stalls_s=(0.0,))
     assert decide(free, None, WIDE).interval_s == 8.0
     assert "as often as a save is free" in decide(free, None, WIDE).reason
@@ -202,7 +218,9 @@ def _losses(count: int, seed: int, lives: int) -> tuple[float, float, list[float
         uptimes = cluster.lives(lives)
         mine, known = lost(cluster, uptimes, adaptive(cluster, bounds)), lost(cluster, uptimes, oracle(cluster))
         ours, best, worst = ours + mine / count, best + known / count, max(worst, mine - known)
-        by_fixed = [was + lost(cluster, uptimes, fixed(cluster, seconds)) / count for was, seconds in zip(by_fixed, FIXED_S)]
+        by_fixed = [
+            was + lost(cluster, uptimes, fixed(cluster, seconds)) / count for was, seconds in zip(by_fixed, FIXED_S)
+        ]
     return ours, best, by_fixed, worst
 
 

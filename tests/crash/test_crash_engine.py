@@ -14,7 +14,15 @@ def test_simulated_deaths_and_power_cuts() -> None:
     report = crash.run(1500, 1000, ["simulated"], share=0.15)
     assert not report.violations, crash.show(report)
     assert report.total >= 1500
-    assert {name.split()[1] for name in report.points} >= {"before", "after", "half", "byte", "cut-mixed", "kill-then-cut", "takeover"}
+    assert {name.split()[1] for name in report.points} >= {
+        "before",
+        "after",
+        "half",
+        "byte",
+        "cut-mixed",
+        "kill-then-cut",
+        "takeover",
+    }
 
 
 @pytest.mark.slow
@@ -27,7 +35,12 @@ def test_real_processes_that_kill_themselves() -> None:
 
 def test_a_point_can_be_replayed() -> None:
     """A point's name is enough to do exactly that point again."""
-    for point in ("3:simulated:before:40", "3:simulated:cut-mixed:77.after.1", "3:simulated:kill-then-cut:9.after.0", "3:fork:after:0.20"):
+    for point in (
+        "3:simulated:before:40",
+        "3:simulated:cut-mixed:77.after.1",
+        "3:simulated:kill-then-cut:9.after.0",
+        "3:fork:after:0.20",
+    ):
         report = crash.replay(point)
         assert report.total == 1
         assert not report.violations
@@ -48,7 +61,9 @@ def test_points_are_the_same_again() -> None:
     assert watched[0] == watched[1]
 
 
-def test_the_command_fails_if_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_if_a_promise_is_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """If an invariant does not hold, the command exits with 1 and names the point to replay. Otherwise it exits
     with 0."""
     assert crash.main(["--points", "40", "--engine", "simulated", "--json"]) == 0

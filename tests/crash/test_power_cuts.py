@@ -58,7 +58,9 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(file_system: str, count: in
 def test_nothing_acknowledged_is_missing_on_a_disk_that_a_cut_may_leave(file_system: str, count: int) -> None:
     """For any subset of the writes after the last flush, everything acknowledged is on the disk, and the run
     resumes."""
-    code, report = _run("block_log", "--count", str(count), "--seed", "4", "--entries", "120", "--file-system", file_system)
+    code, report = _run(
+        "block_log", "--count", str(count), "--seed", "4", "--entries", "120", "--file-system", file_system
+    )
     assert (code, report["first"]) == (0, [])
     assert report["ok"]
     assert report["disks"] == count
@@ -79,7 +81,9 @@ def test_a_missing_fsync_loses_something_in_a_power_cut(mutation: str) -> None:
 @pytest.mark.parametrize("mutation", ["pack", "record", "link"])
 def test_a_missing_fsync_shows_on_a_disk_that_a_cut_may_leave(mutation: str) -> None:
     """The engine can fail: without the fsync of packs, of records, or of the log's directory, some hundred disks show a loss."""
-    code, report = _run("block_log", "--count", "900", "--sessions", "9", "--entries", "200", "--stop", "1", "--mutation", mutation)
+    code, report = _run(
+        "block_log", "--count", "900", "--sessions", "9", "--entries", "200", "--stop", "1", "--mutation", mutation
+    )
     assert code == 1
     assert len(report["first"]) == 1
 
@@ -123,7 +127,9 @@ def test_a_name_that_a_shutdown_lost_is_not_acknowledged(file_system: str) -> No
 
     This also holds on XFS, where the fsync of a directory that is already open reports success.
     """
-    done = subprocess.run([sys.executable, "-c", CUT_BEFORE_AN_FSYNC, file_system], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_BEFORE_AN_FSYNC, file_system], capture_output=True, text=True, check=False
+    )
     if done.returncode == 2:
         pytest.skip(done.stderr.strip())
     assert done.stdout.splitlines() == ["Uncertain", "['first']"], done.stderr
@@ -146,13 +152,20 @@ def test_a_disk_that_ignores_flushes_is_detected() -> None:
     code, report = _run("block_log", "--count", "400", "--sessions", "1", "--entries", "80", "--stop", "3", "--lies")
     assert code == 1
     assert len(report["first"]) == 3
-    assert "all" not in [violation["point"].rpartition(":")[2] for violation in report["first"]], "in order, nothing is missing"
+    assert "all" not in [violation["point"].rpartition(":")[2] for violation in report["first"]], (
+        "in order, nothing is missing"
+    )
 
 
 def test_a_log_without_its_flushes_has_the_same_writes() -> None:
     """A disk that ignores flushes has the same writes, and the acknowledgements after the same writes."""
     session = _session(
-        _write(0), FLUSH, _write(1), FLUSH, FLUSH, told=(AcknowledgedFact(2, ("begun", "1")), AcknowledgedFact(5, ("swept",)))
+        _write(0),
+        FLUSH,
+        _write(1),
+        FLUSH,
+        FLUSH,
+        told=(AcknowledgedFact(2, ("begun", "1")), AcknowledgedFact(5, ("swept",))),
     )
     unflushed = block_log.without_flushes(session)
     assert unflushed.log == [_write(0), _write(1)]
@@ -171,7 +184,12 @@ def test_every_prefix_is_checked() -> None:
     """Each write adds a disk with all writes up to it. A flush adds a disk only if more was acknowledged after it."""
     log = [_write(0), _write(1), FLUSH, _write(2), FLUSH, FLUSH]
     points = find_points(_session(*log), random.Random(0))
-    assert [(point.place, len(point.left)) for point in points if point.kind == "all"] == [(0, 0), (1, 1), (2, 2), (4, 1)]
+    assert [(point.place, len(point.left)) for point in points if point.kind == "all"] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (4, 1),
+    ]
     facts = (AcknowledgedFact(5, ("begun", "1")), AcknowledgedFact(6, ("saved", "x", "y")))
     points = find_points(_session(*log, told=facts), random.Random(0))
     assert [point.place for point in points if point.kind == "all"] == [0, 1, 2, 4, 5, 6]
@@ -203,7 +221,9 @@ def test_kept_writes_are_whole_sectors(kind: str) -> None:
         for entry in left:
             assert entry.offset % SECTOR == 0
             assert len(entry.data) % SECTOR == 0
-            while pending[index].data[:1] != entry.data[:1] or not 0 <= entry.offset - pending[index].offset < len(pending[index].data):
+            while pending[index].data[:1] != entry.data[:1] or not 0 <= entry.offset - pending[index].offset < len(
+                pending[index].data
+            ):
                 index += 1
         assert kind != "all" or left == pending
         assert kind != "none" or left == []
@@ -239,7 +259,11 @@ def test_the_log_is_read_unchanged(tmp_path: Path) -> None:
     """The log has writes with offset and bytes, and flushes between them."""
     path = tmp_path / "log"
     path.write_bytes(
-        fuse_file._ENTRY.pack(4096, 3) + b"abc" + fuse_file._ENTRY.pack(fuse_file._FLUSHED, 0) + fuse_file._ENTRY.pack(0, 1) + b"x"
+        fuse_file._ENTRY.pack(4096, 3)
+        + b"abc"
+        + fuse_file._ENTRY.pack(fuse_file._FLUSHED, 0)
+        + fuse_file._ENTRY.pack(0, 1)
+        + b"x"
     )
     assert fuse_file.read_log(str(path)) == [DiskEntry(4096, b"abc"), FLUSH, DiskEntry(0, b"x")]
     assert [entry.is_flush for entry in fuse_file.read_log(str(path))] == [False, True, False]
@@ -296,12 +320,19 @@ def test_a_missing_acknowledged_fact_is_reported(tmp_path: Path, fact: Fact, pro
     assert any(problem_text in problem for problem in wrong), wrong
 
 
-@pytest.mark.parametrize(("last", "problem_text"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
+@pytest.mark.parametrize(
+    ("last", "problem_text"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")]
+)
 def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, problem_text: str) -> None:
     """A recalled checkpoint must be live. If the recall was not acknowledged, it may be live or not."""
     store, facts = _lived(tmp_path / "store", 12)
     saved, gone = [fact[1] for fact in facts if fact[0] == "saved"], "aaaaaaaaaa"
-    more = [("saved", gone, "digest"), ("retiring", gone, saved[-1]), ("retired", gone, saved[-1]), (last, gone, saved[-1])]
+    more = [
+        ("saved", gone, "digest"),
+        ("retiring", gone, saved[-1]),
+        ("retired", gone, saved[-1]),
+        (last, gone, saved[-1]),
+    ]
     wrong, _ = acknowledged.check(store, [*facts, *more], 0)
     assert problem_text in wrong[0] if problem_text else wrong == []
 
@@ -333,7 +364,9 @@ def test_other_bytes_than_those_acknowledged_are_noticed(tmp_path: Path) -> None
     """
     store, facts = _lived(tmp_path / "store", 12)
     facts = [("saving", "0" * 32) if fact[0] == "saving" else fact for fact in facts]
-    wrong, _ = acknowledged.check(store, [("saved", fact[1], "0" * 32) if fact[0] == "saved" else fact for fact in facts], 0)
+    wrong, _ = acknowledged.check(
+        store, [("saved", fact[1], "0" * 32) if fact[0] == "saved" else fact for fact in facts], 0
+    )
     assert any("restores as something else" in problem for problem in wrong), wrong
 
 

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.crash
 
 def _bite(*options: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "relight.testing.mutation_check", "--json", *options], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "relight.testing.mutation_check", "--json", *options],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)

@@ -55,7 +55,11 @@ def saved(attempt: Attempt, step: int) -> None:
         for extent in shape:
             length *= extent
         items.append(Item(name, dtype, shape, "param", Bytes(rng.randbytes(length)), trainable=True))
-    attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree([Leaf("tensor", (n,)) for n in range(len(items))]), items=items))
+    attempt.save(
+        SaveRequest(
+            SaveInfo(step=step), tree=encode_tree([Leaf("tensor", (n,)) for n in range(len(items))]), items=items
+        )
+    )
 
 
 @cache

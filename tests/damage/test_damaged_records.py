@@ -40,7 +40,9 @@ def newest_good(store: MemoryStore, view: LogView) -> tuple[str, list[RelightErr
             continue
         letter = checkpoint.id[0]
         saved = SAVED[letter]
-        assert all(buffers[index] == saved[name] for index, (name, *_) in enumerate(TENSORS)), "bytes that were not saved"
+        assert all(buffers[index] == saved[name] for index, (name, *_) in enumerate(TENSORS)), (
+            "bytes that were not saved"
+        )
         return letter, passed
     raise AssertionError("nothing whole was found")
 
@@ -80,7 +82,10 @@ def check_resumes(store: MemoryStore, before: LogView) -> None:
     attempt = Attempt.begin(store, RUN)
     saved = attempt.save(request(40))
     history = fold(Log(store, RUN).read())
-    assert [checkpoint.id for checkpoint in history.live] == [*(checkpoint.id for checkpoint in fold(before).live), saved.id]
+    assert [checkpoint.id for checkpoint in history.live] == [
+        *(checkpoint.id for checkpoint in fold(before).live),
+        saved.id,
+    ]
     assert not verify_checkpoint(store, Log(store, RUN).read(), history.live[-1])
 
 
@@ -103,7 +108,9 @@ def run(every: int, resume_every: int, capsys: pytest.CaptureFixture[str]) -> in
         except BaseException as error:
             raise AssertionError(f"{key}, byte {byte}, bit {bit}: {error!r}") from error
     with capsys.disabled():
-        print(f"\n{count} flipped bits in {len(FILES)} records, roots, parts: all found ({time.perf_counter() - started:.0f} s)")
+        print(
+            f"\n{count} flipped bits in {len(FILES)} records, roots, parts: all found ({time.perf_counter() - started:.0f} s)"
+        )
     return count
 
 
@@ -134,7 +141,11 @@ def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
         "a neighbour's": good[neighbour],
         "one byte more": data + b"\n",
     }
-    files = {**good, key: damaged[how]} if how in damaged else {name: contents for name, contents in good.items() if name != key}
+    files = (
+        {**good, key: damaged[how]}
+        if how in damaged
+        else {name: contents for name, contents in good.items() if name != key}
+    )
     store = load(files)
     view = Log(store, RUN).read()
     last_gone = how == "missing" and key == record_key(SEQ["c"])  # no other record refers to it

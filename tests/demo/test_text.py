@@ -19,7 +19,10 @@ def test_same_bytes_every_time() -> None:
     path = str(Path(text.__file__).parents[2])
     digests = {
         subprocess.run(
-            [sys.executable, "-c", script], env={"PYTHONPATH": path, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", script],
+            env={"PYTHONPATH": path, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
@@ -56,7 +59,9 @@ def test_no_source_at_all(tmp_path: Path, flags: list[str]) -> None:
         "print(len(read_text(stdlib=Path(sys.argv[1]), zips=[])))"
     )
     path = str(Path(text.__file__).parents[2])
-    done = subprocess.run([sys.executable, *flags, "-c", script, str(tmp_path)], env={"PYTHONPATH": path}, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", script, str(tmp_path)], env={"PYTHONPATH": path}, capture_output=True, check=True
+    )
     assert int(done.stdout) >= BYTES_MIN
 
 

@@ -22,7 +22,9 @@ def documents() -> list[tuple[Path, dict[str, Any]]]:
 
 def kustomizations() -> list[tuple[Path, dict[str, Any]]]:
     """Return every kustomization, with its file."""
-    return [(path, yaml.safe_load(path.read_text(encoding="utf-8"))) for path in sorted(ROOT.rglob("kustomization.yaml"))]
+    return [
+        (path, yaml.safe_load(path.read_text(encoding="utf-8"))) for path in sorted(ROOT.rglob("kustomization.yaml"))
+    ]
 
 
 def jobs(document: dict[str, Any]) -> list[dict[str, Any]]:

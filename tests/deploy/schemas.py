@@ -25,7 +25,9 @@ def lost(given: Any, kept: Any, where: str = "") -> list[str]:
     if isinstance(given, dict):
         kept = kept if isinstance(kept, dict) else {}
         missing = [f"{where}.{key}" for key in given if key not in kept]
-        return missing + [field for key in given if key in kept for field in lost(given[key], kept[key], f"{where}.{key}")]
+        return missing + [
+            field for key in given if key in kept for field in lost(given[key], kept[key], f"{where}.{key}")
+        ]
     if isinstance(given, list):
         kept = kept if isinstance(kept, list) else []
         return [
@@ -56,7 +58,10 @@ def inside(document: dict[str, Any]) -> list[dict[str, Any]]:
         container = {"name": "one", "image": "one", "resources": spec["trainer"]["resourcesPerNode"]}
         return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": {"containers": [container]}}]
     if document["kind"] in ("JobSet", "TrainingRuntime"):
-        return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": job} for job in jobs(document)]
+        return [
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": job}
+            for job in jobs(document)
+        ]
     return []
 
 
@@ -70,8 +75,12 @@ def wrong(document: dict[str, Any]) -> list[str]:
         read = model.model_validate(plain)
     except ValidationError as error:
         return [str(error)]
-    kept = read.to_dict() if hasattr(read, "to_dict") else read.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return lost(plain, kept) + [violation for resource in inside(document) for violation in against_kubernetes(resource)]
+    kept = (
+        read.to_dict() if hasattr(read, "to_dict") else read.model_dump(mode="json", by_alias=True, exclude_none=True)
+    )
+    return lost(plain, kept) + [
+        violation for resource in inside(document) for violation in against_kubernetes(resource)
+    ]
 
 
 def against_kubernetes(document: dict[str, Any]) -> list[str]:

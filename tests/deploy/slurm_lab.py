@@ -104,12 +104,23 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
         for command in daemons:
             with (home / f"{command[0]}.out").open("wb") as out:
                 where = shutil.which(command[0], path=lab.env["PATH"])
-                running.append(subprocess.Popen([str(where), *command[1:]], env=lab.env, stdout=out, stderr=out, start_new_session=True))
+                running.append(
+                    subprocess.Popen(
+                        [str(where), *command[1:]], env=lab.env, stdout=out, stderr=out, start_new_session=True
+                    )
+                )
             time.sleep(1)
         ends = time.monotonic() + 60
-        while "idle" not in subprocess.run(["sinfo", "-h", "-o", "%T"], env=lab.env, capture_output=True, text=True, check=False).stdout:
+        while (
+            "idle"
+            not in subprocess.run(
+                ["sinfo", "-h", "-o", "%T"], env=lab.env, capture_output=True, text=True, check=False
+            ).stdout
+        ):
             output = "".join(
-                (home / name).read_text(errors="replace")[-1500:] for name in ("ctld.log", "d.log", "munged.out") if (home / name).exists()
+                (home / name).read_text(errors="replace")[-1500:]
+                for name in ("ctld.log", "d.log", "munged.out")
+                if (home / name).exists()
             )
             assert time.monotonic() < ends, f"Slurm does not come up:\n{output}"
             time.sleep(0.5)

@@ -51,7 +51,10 @@ def test_a_pod_that_was_asked_to_end_does_not_count_as_failed(trainer: dict[str,
 def test_pods_may_little(document: dict[str, Any]) -> None:
     """No pod runs as root, gains privileges, or mounts a token of the cluster."""
     for pod in pods(document):
-        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert (
+            pod["securityContext"]["runAsNonRoot"]
+            and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        )
         assert pod["automountServiceAccountToken"] is False
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -67,7 +70,9 @@ def test_mounted_volumes_and_probed_ports_exist(document: dict[str, Any]) -> Non
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             ports = {port["name"] for port in container.get("ports", [])}
             probed = {
-                container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container
+                container[name]["httpGet"]["port"]
+                for name in ("startupProbe", "readinessProbe", "livenessProbe")
+                if name in container
             }
             assert probed <= ports
 
@@ -87,11 +92,16 @@ def test_claims_selectors_and_ports_meet() -> None:
     kinds = {manifest["kind"]: manifest for manifest in every}
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
     ports = {port["name"] for container in pods(kinds["Deployment"])[0]["containers"] for port in container["ports"]}
-    assert kinds["Service"]["spec"]["selector"] == labels and {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
+    assert (
+        kinds["Service"]["spec"]["selector"] == labels
+        and {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
+    )
     assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert {port["port"] for rule in kinds["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]} <= ports
     assert kinds["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
-    assert {podMetricsEndpoint["port"] for podMetricsEndpoint in kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]} <= ports
+    assert {
+        podMetricsEndpoint["port"] for podMetricsEndpoint in kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    } <= ports
 
 
 def test_the_dashboard_cannot_write_the_store() -> None:

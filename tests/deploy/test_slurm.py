@@ -154,7 +154,9 @@ def test_a_job_that_finishes_during_the_request_is_not_requeued(tmp_path: Path) 
 
 def test_lives_are_counted(tmp_path: Path) -> None:
     """After LIVES restarts the job is not requeued and keeps the exit code."""
-    code, output = (job := Job(tmp_path, "train.sbatch", LIVES="3", SLURM_RESTART_COUNT="3").up().send(signal.SIGUSR1)).end()
+    code, output = (
+        job := Job(tmp_path, "train.sbatch", LIVES="3", SLURM_RESTART_COUNT="3").up().send(signal.SIGUSR1)
+    ).end()
     assert (code, job.recorded("scontrol")) == (75, ""), output
     assert "which is the most that LIVES allows" in output
 

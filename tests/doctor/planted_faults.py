@@ -24,7 +24,7 @@ from relight.doctor.facts import (
     StoreKey,
     TierFacts,
     Trouble,
-)  # fmt: skip
+)
 
 NOW = 1_790_000_000.0
 GB = 10**9
@@ -35,7 +35,13 @@ NFS = Mount("nfs4", "server:/data", "/data", frozenset({"rw", "hard", "vers=4.2"
 def stored(number: int, **more: Any) -> CheckpointFacts:
     """Return checkpoint ``number``: one was saved every ten minutes, and the newest is a minute old."""
     made = CheckpointFacts(
-        f"id{number:08d}", 100 * number + 99, NOW - 60 - 600 * (5 - number), 2 * GB, 2 * GB, damage=(), metrics={"loss": 1.0}
+        f"id{number:08d}",
+        100 * number + 99,
+        NOW - 60 - 600 * (5 - number),
+        2 * GB,
+        2 * GB,
+        damage=(),
+        metrics={"loss": 1.0},
     )
     return made._replace(**more)
 
@@ -48,7 +54,13 @@ RUN = RunFacts(
     checkpoints=tuple(stored(number) for number in range(6)),
     newest_record_s=NOW - 60,
     retired=40,
-    environment={"relight": "0.1.0", "torch": "2.13.0+cpu", "threads": 8, "argv": ["/code/train.py", "--lr", "1"], "background": True},
+    environment={
+        "relight": "0.1.0",
+        "torch": "2.13.0+cpu",
+        "threads": 8,
+        "argv": ["/code/train.py", "--lr", "1"],
+        "background": True,
+    },
     tiers=(TierFacts("cold", "s3://bucket/runs/demo"),),
     supervised=True,
 )
@@ -142,12 +154,17 @@ def on_object_store(**more: Any) -> DoctorFacts:
 _OLD = tuple(stored(number, time_s=NOW - 50_000 - 600 * (5 - number)) for number in range(6))
 _INCIDENT = IncidentFacts(NOW - 30, "device memory", "resume", "rank 3: CUDA out of memory")
 _BARREN = tuple(AttemptFacts(epoch, NOW - 100 * (9 - epoch), "node-7", 0) for epoch in range(2, 8))
-_NOTHING_RETIRED = {"retired": 0, "checkpoints": tuple(stored(number, new_bytes=110 * GB, bytes=2 * GB) for number in range(6))}
+_NOTHING_RETIRED = {
+    "retired": 0,
+    "checkpoints": tuple(stored(number, new_bytes=110 * GB, bytes=2 * GB) for number in range(6)),
+}
 
 
 def nodes(**second: Any) -> DoctorFacts:
     """Return facts of two equal nodes, with changes to the second."""
-    first = NodeFacts(0, True, "a", {"torch": "2.5"}, {"RELIGHT_KEY": "1f"}, DISK, True, 0.0, 64 * GB, 8, {"open files": 4096})
+    first = NodeFacts(
+        0, True, "a", {"torch": "2.5"}, {"RELIGHT_KEY": "1f"}, DISK, True, 0.0, 64 * GB, 8, {"open files": 4096}
+    )
     return replace(HEALTHY, nodes=(first, first._replace(rank=1, host="b", **second)))
 
 

@@ -33,7 +33,9 @@ def test_a_planted_fault_is_found_and_nothing_else(name: str) -> None:
     assert {finding.name for finding in findings} == wanted
     for finding in findings:
         assert finding.what and finding.where and finding.evidence and finding.hurts and finding.do, finding
-        assert finding.severity == "note" or finding.command or finding.fix or finding.name in WITHOUT_A_COMMAND, finding
+        assert finding.severity == "note" or finding.command or finding.fix or finding.name in WITHOUT_A_COMMAND, (
+            finding
+        )
         assert "None" not in f"{finding.what} {finding.evidence} {finding.command}", finding
 
 
@@ -48,7 +50,9 @@ def options_of(command: click.Command, words: list[str]) -> None:
     )  # as the command line has it: a command remembers its own option for help
     with click.Context(command, parent=parent, ignore_unknown_options=unknown) as context:
         _, left, order = command.make_parser(context).parse_args(list(words))
-        assert not left or any(isinstance(parameter, click.Argument) and parameter.nargs == -1 for parameter in command.params), words
+        assert not left or any(
+            isinstance(parameter, click.Argument) and parameter.nargs == -1 for parameter in command.params
+        ), words
         missing = [parameter.name for parameter in command.params if parameter.required and parameter not in order]
         assert not missing, (words, missing)
 
@@ -70,7 +74,10 @@ def test_commands_can_be_typed() -> None:
 def test_paths_in_commands_are_quoted() -> None:
     """A store's name with shell syntax is quoted in commands."""
     odd = "/data/$(reboot); rm -rf runs"
-    for facts in (replace(HEALTHY.store, url=odd, mode=0o777), replace(HEALTHY.store, url=odd, leftovers=(".relight-bench-1",))):
+    for facts in (
+        replace(HEALTHY.store, url=odd, mode=0o777),
+        replace(HEALTHY.store, url=odd, leftovers=(".relight-bench-1",)),
+    ):
         (finding,) = judge(replace(HEALTHY, store=facts))
         assert odd in shlex.split(finding.command)[-1]
 
@@ -82,7 +89,14 @@ def test_a_healthy_set_up_has_nothing() -> None:
 
 def test_an_unseen_fact_is_no_finding() -> None:
     """Unknown facts lead to no finding: they are reported as unseen."""
-    assert judge(DoctorFacts(machine=Machine(unseen={"memory": "no answer"}), store=StoreFacts(url="/data/runs", there=False))) == []
+    assert (
+        judge(
+            DoctorFacts(
+                machine=Machine(unseen={"memory": "no answer"}), store=StoreFacts(url="/data/runs", there=False)
+            )
+        )
+        == []
+    )
 
 
 def test_every_check_is_planted_for() -> None:
@@ -95,7 +109,9 @@ def test_every_check_is_planted_for() -> None:
 def test_the_worst_comes_first() -> None:
     """The order is errors, warnings, notes."""
     facts = DoctorFacts(
-        machine=machine(preload="libeatmydata.so", memory_bytes=1, dead_supervisors=("x",)).machine, store=HEALTHY.store, runs=HEALTHY.runs
+        machine=machine(preload="libeatmydata.so", memory_bytes=1, dead_supervisors=("x",)).machine,
+        store=HEALTHY.store,
+        runs=HEALTHY.runs,
     )
     severities = [finding.severity for finding in judge(facts)]
     assert severities == ["error", "warning", "note"]
@@ -110,7 +126,8 @@ def test_the_page_has_the_table_of_the_register() -> None:
 
 
 @pytest.mark.parametrize(
-    ("older", "newer"), [("1.9", "1.10"), ("2.6.0", "2.13.0+cpu"), ("0.18.6", "0.19"), ("1", "1.0.1"), ("2.0rc1", "2.1"), ("", "0.1")]
+    ("older", "newer"),
+    [("1.9", "1.10"), ("2.6.0", "2.13.0+cpu"), ("0.18.6", "0.19"), ("1", "1.0.1"), ("2.0rc1", "2.1"), ("", "0.1")],
 )
 def test_versions_are_compared_by_their_numbers(older: str, newer: str) -> None:
     """1.10 is newer than 1.9, and the part after a plus does not count."""

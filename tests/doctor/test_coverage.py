@@ -62,7 +62,10 @@ def test_quick_counts_only_what_it_checked(ask: Any, tmp_path: Path) -> None:
     assert quick["checks"] < full["checks"] < full["checks_known"]
     assert quick["checks_in_part"].keys() == {"checkpoint-damaged"}
     line = ask(tmp_path / "runs", "--quick").out.splitlines()[-1]
-    assert f"{quick['checks']} of {quick['checks_known']} checks made" in line and f"kernel-log, names, slow-writes: {QUICK}" in line
+    assert (
+        f"{quick['checks']} of {quick['checks_known']} checks made" in line
+        and f"kernel-log, names, slow-writes: {QUICK}" in line
+    )
 
 
 def test_nothing_is_counted_of_what_is_not_there() -> None:
@@ -96,7 +99,13 @@ def test_a_failed_probe_is_never_a_made_check(label: str) -> None:
 
 def test_a_run_that_cannot_be_read_is_checked_for_that_alone() -> None:
     """If a run's log is unreadable, only that is checked; checks of the other run count in part."""
-    bad = replace(HEALTHY.runs[0], name="bad", path="/data/runs/bad", error=Trouble("corrupt", "its log is damaged"), checkpoints=())
+    bad = replace(
+        HEALTHY.runs[0],
+        name="bad",
+        path="/data/runs/bad",
+        error=Trouble("corrupt", "its log is damaged"),
+        checkpoints=(),
+    )
     alone = coverage(replace(HEALTHY, runs=(bad,)))
     assert "run-unreadable" in alone.made and alone.left_out["stopped"] == "its log is damaged"
     both = coverage(replace(HEALTHY, runs=(*HEALTHY.runs, bad)))
@@ -105,10 +114,12 @@ def test_a_run_that_cannot_be_read_is_checked_for_that_alone() -> None:
 
 def test_every_probe_has_its_fields() -> None:
     """Each probe's label in ``facts_…`` has its fields in ``FIELDS``, so that a failure of a new probe is counted."""
-    text = "".join(path.read_text(encoding="utf-8") for path in DOCTOR.glob("facts_*.py")) + (DOCTOR / "collect.py").read_text(
-        encoding="utf-8"
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCTOR.glob("facts_*.py")) + (
+        DOCTOR / "collect.py"
+    ).read_text(encoding="utf-8")
+    labels = set(re.findall(r'(?:seen|probes\.at)\(\s*"([^"{]+)"', text)) | set(
+        re.findall(r'unseen\["([^"{]+)"\] =', text)
     )
-    labels = set(re.findall(r'(?:seen|probes\.at)\(\s*"([^"{]+)"', text)) | set(re.findall(r'unseen\["([^"{]+)"\] =', text))
     assert labels - {"log", "nodes"} <= FIELDS.keys()
 
 
@@ -120,7 +131,9 @@ def test_incidents_are_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     store, opened = open_bytes(str(tmp_path / "runs")), []
     get = type(store).get
     monkeypatch.setattr(type(store), "get", lambda self, name, most: (opened.append(name), get(self, name, most))[1])
-    assert [recent.life for recent in recent_incidents(store, "demo", time.time() - WEEK_S, 200)] == [49] and len(opened) == 1
+    assert [recent.life for recent in recent_incidents(store, "demo", time.time() - WEEK_S, 200)] == [49] and len(
+        opened
+    ) == 1
     for number in range(50, 60):
         put(tmp_path / "runs", incident(number, age_s=600 - number))
     put(tmp_path / "runs", RecoveryRecord(id=incident(59, age_s=541.0).id, restored=9, steps_lost=1, seconds={}))

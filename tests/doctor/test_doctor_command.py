@@ -63,7 +63,9 @@ def test_a_finding_is_whole_and_fits_a_screen(ask, tmp_path: Path) -> None:  # n
     assert len(lines) <= 24 and "1 error, 1 warning" in lines[-1]
     result = ask(tmp_path / "runs" / "demo", "--json")
     assert (
-        result.code == 1 and not result.json["ok"] and [finding["severity"] for finding in result.json["findings"]] == ["error", "warning"]
+        result.code == 1
+        and not result.json["ok"]
+        and [finding["severity"] for finding in result.json["findings"]] == ["error", "warning"]
     )
 
 
@@ -91,7 +93,11 @@ def test_fix_removes_what_it_shows_and_no_checkpoint(ask, tmp_path: Path, memory
     left = leave(tmp_path / "runs", memory)
     mine = supervised(memory, os.getpid())
     answer = ask(tmp_path / "runs", "--fix", "--yes", "--json")
-    assert answer.code == 0 and answer.json["findings"] == [] and len(answer.json["fix"]["removed"]) == 3 == len(answer.json["fix"]["plan"])
+    assert (
+        answer.code == 0
+        and answer.json["findings"] == []
+        and len(answer.json["fix"]["removed"]) == 3 == len(answer.json["fix"]["plan"])
+    )
     assert not any(path.exists() for path in left) and mine.exists()
     assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()} == before
     assert "nothing that can be fixed" in ask(tmp_path / "runs", "--fix", "--yes").out
@@ -101,7 +107,10 @@ def test_fix_keeps_what_a_damaged_log_might_need(ask, tmp_path: Path, memory: Pa
     """If a record is damaged, ``--fix`` keeps leftovers, because they may belong to its checkpoint."""
     at_hand.fill(tmp_path / "runs")
     left = leave(tmp_path / "runs", memory)
-    at_hand.flip(sorted(path for path in (tmp_path / "runs" / "demo" / LOG_DIR).iterdir() if not path.name.startswith("."))[3], 40)
+    at_hand.flip(
+        sorted(path for path in (tmp_path / "runs" / "demo" / LOG_DIR).iterdir() if not path.name.startswith("."))[3],
+        40,
+    )
     answer = ask(tmp_path / "runs", "--fix", "--yes", "--json")
     assert answer.code == 1 and left[0].exists()
 

@@ -72,7 +72,10 @@ def compared(paths: list[Path], count: int, spoil: dict[str, bytes] | None = Non
         seen = collect_nodes(facts, rank, count, board.of(rank), 0.3)
         findings[rank] = {finding.name for finding in judge(DoctorFacts(nodes=seen)) if finding.part == "nodes"}
 
-    threads = [threading.Thread(target=check_node, args=(rank, collect(str(path), quick=True))) for rank, path in enumerate(paths)]
+    threads = [
+        threading.Thread(target=check_node, args=(rank, collect(str(path), quick=True)))
+        for rank, path in enumerate(paths)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -114,7 +117,9 @@ def test_a_silent_or_invalid_node_is_missing_and_the_rest_is_compared(place: Pat
 
 def test_no_value_of_a_setting_is_shown() -> None:
     """Nodes compare digests, and the finding shows neither digests nor values."""
-    (finding,) = [finding for finding in judge(nodes(settings={"RELIGHT_KEY": "2f"})) if finding.name == "node-settings"]
+    (finding,) = [
+        finding for finding in judge(nodes(settings={"RELIGHT_KEY": "2f"})) if finding.name == "node-settings"
+    ]
     assert "2f" not in f"{finding.evidence}{finding.what}"
     assert "node 1 (b)" in finding.where
 
@@ -167,8 +172,11 @@ def start(place: Path, rank: int, count: int, port: int, **settings: str) -> sub
     command = [sys.executable, "-m", "relight", "doctor", str(place), "--quick", "--nodes", "--json", "--within", "8"]
     return subprocess.Popen(
         [*command, "--meet", f"127.0.0.1:{port}", "--node", f"{rank}/{count}"],
-        env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.slow

@@ -91,7 +91,9 @@ def test_the_newest_proofs_stay_and_invalid_files_are_skipped(tmp_path: Path) ->
     assert Proof("prove", True, "", at="yesterday").time_s is None
 
 
-def test_a_store_that_cannot_be_written_is_verified_all_the_same(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_written_is_verified_all_the_same(
+    place: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the proof cannot be recorded, output and exit code are unchanged."""
 
     def refuse(self: LocalStore, key: str, data: bytes) -> bool:
@@ -109,6 +111,10 @@ def test_a_store_that_cannot_be_written_is_verified_all_the_same(place: Path, ca
 def test_a_long_list_of_checkpoints_is_cut(tmp_path: Path) -> None:
     """A proof names at most the newest thousand checkpoints."""
     store = LocalStore(tmp_path / "runs")
-    remember_proof(store, "demo", Proof("verify", True, "", checkpoints=tuple(Verified(str(number), number) for number in range(3000))))
+    remember_proof(
+        store,
+        "demo",
+        Proof("verify", True, "", checkpoints=tuple(Verified(str(number), number) for number in range(3000))),
+    )
     (proof,) = proofs_of(store, "demo")
     assert (len(proof.checkpoints), proof.checkpoints[-1].step) == (1000, 2999)

@@ -42,13 +42,18 @@ def excellent() -> DoctorFacts:
     facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
     set_up = ConfigFacts(
-        settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True
+        settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}),
+        key_files=(KeyFile("/k", 0o600, False),),
+        grace=True,
     )
     set_up = replace(set_up, assigned=frozenset({"alerts.to", "environment.audit"}), roles={"admin": 1, "viewer": 4})
     limits = {"open files": 65536, "memlock": 1 << 40}
     return replace(
-        facts, store=replace(facts.store, encrypted=True, keys=keys), config=set_up, machine=replace(facts.machine, limits=limits)
-    )  # fmt: skip
+        facts,
+        store=replace(facts.store, encrypted=True, keys=keys),
+        config=set_up,
+        machine=replace(facts.machine, limits=limits),
+    )
 
 
 def test_an_excellent_set_up_gets_an_a_in_every_part() -> None:
@@ -80,13 +85,25 @@ LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
     ("recovery was rehearsed", run(), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(script="", why_not=("no", "it drilled the drill's own job")),)), 0.0),
+    (
+        "recovery was rehearsed",
+        run(drills=(DRILLED._replace(script="", why_not=("no", "it drilled the drill's own job")),)),
+        0.0,
+    ),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
     ("recovery was rehearsed", run(drills=(DRILLED,), environment={}), 0.5),
-    ("recovery was rehearsed", run(drills=(DRILLED, DRILLED._replace(why_not=("no", "of other settings"), ok=False))), 1.0),
-    ("a copy survives the loss of this disk", run(tiers=(TierFacts("cold", "/data/cold/demo", same_device=True),)), 0.0),
+    (
+        "recovery was rehearsed",
+        run(drills=(DRILLED, DRILLED._replace(why_not=("no", "of other settings"), ok=False))),
+        1.0,
+    ),
+    (
+        "a copy survives the loss of this disk",
+        run(tiers=(TierFacts("cold", "/data/cold/demo", same_device=True),)),
+        0.0,
+    ),
     ("an older version can be restored", run(checkpoints=(stored(5),)), 0.0),
     ("an older version can be restored", run(checkpoints=(stored(4), stored(5))), 0.5),
     ("an older version can be restored", run(checkpoints=(stored(5),), pinned=1), 1.0),
@@ -97,7 +114,11 @@ LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
     ("dashboard tokens have limited roles", config(), None),
     ("dashboard tokens have limited roles", config(roles={"admin": 3}), 0.5),
     ("a failure loses little training", run(checkpoints=(stored(5),)), None),
-    ("a failure loses little training", run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))), 0.25),
+    (
+        "a failure loses little training",
+        run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))),
+        0.25,
+    ),
     ("commits are exclusive", store(exclusive=False), 0.0),
     ("commits are exclusive", store(exclusive=None), None),
     ("checkpoints survive a power cut", store(fsync_s=1e-6), 0.0),
@@ -160,7 +181,9 @@ def test_a_store_without_a_run_is_graded_as_far_as_it_can_be() -> None:
         assert grade(facts, judge(facts)).grade() != "A"
 
 
-@pytest.mark.parametrize(("score", "letter"), [(1.0, "A"), (0.9, "A"), (0.89, "B"), (0.75, "B"), (0.5, "C"), (0.25, "D"), (0.0, "F")])
+@pytest.mark.parametrize(
+    ("score", "letter"), [(1.0, "A"), (0.9, "A"), (0.89, "B"), (0.75, "B"), (0.5, "C"), (0.25, "D"), (0.0, "F")]
+)
 def test_letters(score: float, letter: str) -> None:
     """Grades begin at 90, 75, 50 and 25 %."""
     assert grade_of(score) == letter
@@ -193,7 +216,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     remember(open_bytes(tmp_path / "runs"), "demo", replaced(drill(ok=True), made_of=of_script([__file__], Path.cwd())))
     after = ready("--json", "--measure")
     assert "does not record its script" in line(after, "recovery was rehearsed")["evidence"]
-    assert line(after, "recovery was rehearsed")["score"] == 0.5 and "1 passed" in line(after, "recovery was rehearsed")["evidence"]
+    assert (
+        line(after, "recovery was rehearsed")["score"] == 0.5
+        and "1 passed" in line(after, "recovery was rehearsed")["evidence"]
+    )
     assert "4.4 kB in " in line(after, "a restore is fast")["evidence"]
     assert after.json["score"] > before.json["score"]
     of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
@@ -219,7 +245,9 @@ def test_the_healthy_values_are_graded_as_the_doctor_sees_them() -> None:
         assert grade(facts, judge(facts)).score() < base, name
 
 
-def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Drills of a changed script, of other settings or of the drill's own job do not count; comments in settings do not matter."""
     monkeypatch.chdir(tmp_path)
     for name in ("RELIGHT_SUPERVISE__SAME", "RELIGHT_SETTINGS"):

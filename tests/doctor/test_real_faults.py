@@ -236,7 +236,10 @@ def test_a_server_that_ignores_conditions(s3_server: Server, s3: str, monkeypatc
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         finding = named(collect(f"{s3}/runs"), "conditional-writes")
-        assert finding.section == "This server ignores 'create if absent'" and finding.command == "export RELIGHT_SINGLE_WRITER=1"
+        assert (
+            finding.section == "This server ignores 'create if absent'"
+            and finding.command == "export RELIGHT_SINGLE_WRITER=1"
+        )
         monkeypatch.setenv("RELIGHT_SINGLE_WRITER", "1")
         assert named(collect(f"{s3}/runs"), "conditional-writes").command == ""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.address)
@@ -311,7 +314,9 @@ for which, value in (("NOFILE", 200), ("FSIZE", 1 << 20), ("AS", 3 << 30), ("MEM
     resource.setrlimit(getattr(resource, f"RLIMIT_{which}"), (value, value))
 print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 """
-    done = subprocess.run([sys.executable, "-c", script, str(runs)], capture_output=True, text=True, env=at_hand.environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(runs)], capture_output=True, text=True, env=at_hand.environment(), check=True
+    )
     assert {"open-files", "file-size", "address-space", "memlock"} <= set(json.loads(done.stdout))
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 200
 
@@ -396,7 +401,11 @@ def test_a_pack_that_was_cut(runs: Path) -> None:
     (pack,) = at_hand.directory(runs, 3).glob("pack-*")
     os.truncate(pack, 100)
     finding = named(collect(str(runs / "demo")), "checkpoint-damaged")
-    assert pack.name in finding.evidence and "100 bytes" in finding.evidence and finding.section == "A checkpoint is skipped"
+    assert (
+        pack.name in finding.evidence
+        and "100 bytes" in finding.evidence
+        and finding.section == "A checkpoint is skipped"
+    )
 
 
 def test_all_checkpoints_gone(runs: Path) -> None:
@@ -459,7 +468,9 @@ def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> Non
     assert "stale" not in names(tmp_path / "runs")
     folder = supervised(memory, os.getpid())
     make_page(folder / "heartbeat-0")
-    HeartbeatPage(folder / "heartbeat-0").write(Heartbeat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
+    HeartbeatPage(folder / "heartbeat-0").write(
+        Heartbeat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo")
+    )
     assert "stale" in names(tmp_path / "runs" / "demo")
 
 

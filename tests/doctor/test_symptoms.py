@@ -218,10 +218,14 @@ def flipped_on_the_way(tmp_path: Path) -> str:
 
 def another_optimizer(tmp_path: Path) -> str:
     model = nn.Linear(2, 2)
-    with relight.Checkpointer(tmp_path / "run", background=False, model=model, optimizer=torch.optim.AdamW(model.parameters())) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", background=False, model=model, optimizer=torch.optim.AdamW(model.parameters())
+    ) as ckpt:
         ckpt.save(0)
     with pytest.raises(RelightError) as caught:
-        relight.Checkpointer(tmp_path / "run", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).restore()
+        relight.Checkpointer(
+            tmp_path / "run", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+        ).restore()
     return printed(caught.value)
 
 
@@ -273,7 +277,9 @@ def test_a_symptom_is_made_and_known_again(heading: str, tmp_path: Path) -> None
     assert explained.line and explained.means and explained.do
 
 
-def test_a_server_without_conditions_is_known_again(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_conditions_is_known_again(
+    s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error of a save to such a server leads to its section."""
     with proxied(s3_server.address, lambda request: "unconditional" if request.conditional else "") as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -291,7 +297,11 @@ def test_no_heading_is_without_its_symptom() -> None:
 
 
 KINDS_OF_ERRORS: dict[str, Exception] = {
-    **{error.kind: error("something") for error in vars(errors).values() if isinstance(error, type) and issubclass(error, RelightError)},
+    **{
+        error.kind: error("something")
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, RelightError)
+    },
     "uncertain": Uncertain("something"),
     "late_ranks": RankTimeout("something"),
     "others_failed": OthersFailed("something"),
@@ -338,10 +348,18 @@ def test_others_errors_are_of_the_supervisors_kinds(text: str, kind: str, sectio
         ("OSError: [Errno 12] Kein Speicher", "memory", PROGRAMS),
         ("OSError: [Errno 24] Zu viele offene Dateien", "user", PROGRAMS),
         ("ConnectionResetError: [Errno 104] Verbindung zurückgesetzt", "network", PROGRAMS),
-        ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory", "storage", PROGRAMS),
+        (
+            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+            "storage",
+            PROGRAMS,
+        ),
         ("Killed", "killed", PROGRAMS),
         ("run.sh: line 3: 4711 Killed                  python train.py", "killed", PROGRAMS),
-        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.", "memory", PROGRAMS),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
+            "memory",
+            PROGRAMS,
+        ),
         ("[node] NCCL WARN NET/IB: ibv_poll_cq() failed with error", "network", PROGRAMS),
         ("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", "memory", PROGRAMS),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", "preemption", PROGRAMS),
@@ -382,10 +400,14 @@ def test_the_cause_counts_not_its_consequence() -> None:
     assert explain(f"{text}\n{late([1, 2], 'saving', 3.0)}").section == "no_space"
 
 
-@pytest.mark.parametrize("cause", ["EROFS, Read-only file system", "EACCES, Permission denied", "EIO, Input/output error"])
+@pytest.mark.parametrize(
+    "cause", ["EROFS, Read-only file system", "EACCES, Permission denied", "EIO, Input/output error"]
+)
 def test_the_cause_in_the_line_of_a_failed_save_counts(cause: str) -> None:
     """A failed save was explained as "read its cause in the lines that follow", although its own line has the cause."""
-    symptom = explain(f"relight: the save at step 124 failed: making a directory failed: {cause} [/data/runs/demo]; training continues")
+    symptom = explain(
+        f"relight: the save at step 124 failed: making a directory failed: {cause} [/data/runs/demo]; training continues"
+    )
     assert symptom.section == "store"
     assert explain("relight: the save at step 124 failed: something").section == "save_failed"
 
@@ -410,7 +432,9 @@ def test_a_log_of_any_size_is_read_at_its_end(tmp_path: Path) -> None:
             read_log(str(wrong))
 
 
-def test_the_command_explains(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_explains(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """``--error``, ``--log``, an unknown text, and both options at once."""
     answer = at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "No space left on device"])
     assert answer.code == 0 and "storage" in answer.out and "troubleshooting.md: no_space" in answer.out

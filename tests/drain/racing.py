@@ -175,7 +175,12 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
     for child in children.values():
         child.kill()
         child.wait()
-    facts = [tuple(json.loads(line)) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines() if line.endswith("]")]
+    facts = [
+        tuple(json.loads(line))
+        for path in folder.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+        if line.endswith("]")
+    ]
     errors = sorted({f"{fact[1]}: {fact[2]}" for fact in facts if fact[0] == "error"})
     wrong = [str(fact[1]) for fact in facts if fact[0] == "wrong"] + settle(
         near, far, [fact for fact in facts if fact[0] not in ("error", "wrong")]
@@ -203,7 +208,9 @@ def settle(near: str, far: str, facts: list[tuple[str, ...]]) -> list[str]:
         log = Log(place, RUN)
         wrong += [problem for problem in examine(place, log, known) if "tag" not in problem] + leftovers(place, log)
     newest = fold(Log(store, RUN).read()).live[-1:]
-    if newest and newest[0].id not in {checkpoint.body.origin or checkpoint.id for checkpoint in fold(Log(other, RUN).read()).live}:
+    if newest and newest[0].id not in {
+        checkpoint.body.origin or checkpoint.id for checkpoint in fold(Log(other, RUN).read()).live
+    }:
         wrong.append("the newest checkpoint is not in the further tier")
     return wrong
 
@@ -221,7 +228,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "facts").mkdir()
-        result = race(f"{place}/near", f"{place}/far", Path(place) / "facts", seconds=options.seconds, seed=options.seed)
+        result = race(
+            f"{place}/near", f"{place}/far", Path(place) / "facts", seconds=options.seconds, seed=options.seed
+        )
     print(json.dumps(result, indent=1))
     sys.exit(1 if result["wrong"] else 0)
 

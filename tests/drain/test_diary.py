@@ -43,7 +43,9 @@ def test_incidents_and_accounts_survive_the_near_disk(tmp_path: Path) -> None:
     assert [account_read.seconds for account_read in read_accounts(far, "run")] == [180.0]
 
 
-def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the diary cannot be copied, the save is copied and reported. The diary follows with the next."""
     attempt = begin(tmp_path)
     attempt.store.put_once(f"run/{DIRECTORY}/0000000000001-abc.json", b"{}")

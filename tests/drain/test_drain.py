@@ -94,7 +94,9 @@ def test_a_tier_gets_what_stands_for_a_milestone_once(tmp_path: Path, often: boo
             copied += [step for _ in drain(attempt.store, "run").copied]
         execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
     drain(attempt.store, "run")
-    assert live(tmp_path, "far") == [4, 8, 10, 15, 16], "nothing was saved from 12 to 15 steps, so the one after 11 stays"
+    assert live(tmp_path, "far") == [4, 8, 10, 15, 16], (
+        "nothing was saved from 12 to 15 steps, so the one after 11 stays"
+    )
     execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
     assert live(tmp_path, "near") == [16]
     if often:
@@ -226,7 +228,9 @@ def test_an_interrupted_drain_is_resumed(tmp_path: Path) -> None:
     (copied,) = Run(LocalStore(tmp_path / "far"), "run").history().live
     assert copied.id != checkpoint and copied.body.origin == checkpoint
     assert drain(attempt.store, "run").copied == [], "the copy is recognised by its origin"
-    assert merge([attempt.history(), Run(LocalStore(tmp_path / "far"), "run").history()]).copies[checkpoint][1].place == 1
+    assert (
+        merge([attempt.history(), Run(LocalStore(tmp_path / "far"), "run").history()]).copies[checkpoint][1].place == 1
+    )
     begin(tmp_path)
     drain(attempt.store, "run")
     execute_sweep(plan_sweep(LocalStore(tmp_path / "far"), "run"), LocalStore(tmp_path / "far"))
@@ -269,7 +273,9 @@ def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
     execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
     names, merged, errors = residency(attempt.store, "run")
     assert names == ["near", "warm", "cold"] and errors == [None, None, None]
-    places = {checkpoint.step: [copy.place for copy in merged.copies[checkpoint.id]] for checkpoint in merged.history.live}
+    places = {
+        checkpoint.step: [copy.place for copy in merged.copies[checkpoint.id]] for checkpoint in merged.history.live
+    }
     assert places == {0: [2], 1: [2], 2: [0, 1, 2]}
     assert [checkpoint.step for checkpoint in merged.history.live] == [0, 1, 2]
 
@@ -326,7 +332,9 @@ def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_the
     _, merged, errors = residency(LocalStore(tmp_path / "near"), "run")
     assert [checkpoint.step for checkpoint in merged.history.live] == [10] and isinstance(errors[1], ConfigError)
     with pytest.raises(ConfigError, match="holds another run"):
-        read_further([("far", LocalStore(tmp_path / "far"), "run")], Run(LocalStore(tmp_path / "near"), "run").history())
+        read_further(
+            [("far", LocalStore(tmp_path / "far"), "run")], Run(LocalStore(tmp_path / "near"), "run").history()
+        )
 
 
 def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path: Path) -> None:
@@ -334,8 +342,12 @@ def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path
     far = save(Attempt.begin(LocalStore(tmp_path / "far"), "run"), 50)
     item = Item("t", "uint8", (4,), "param", Bytes(bytes(4)), None, True)
     attempt = begin(tmp_path)
-    take_over(Log(LocalStore(tmp_path / "far"), "run"), attempt.history().attempts[-1])  # as a Checkpointer does before its first save
-    attempt.save(SaveRequest(SaveInfo(step=60, parents=[far]), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item]))
+    take_over(
+        Log(LocalStore(tmp_path / "far"), "run"), attempt.history().attempts[-1]
+    )  # as a Checkpointer does before its first save
+    attempt.save(
+        SaveRequest(SaveInfo(step=60, parents=[far]), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])
+    )
     report = drain(LocalStore(tmp_path / "near"), "run")
     assert not report.errors and live(tmp_path, "far") == [50, 60]
     near = Run(LocalStore(tmp_path / "near"), "run").history()

@@ -59,7 +59,9 @@ def test_each_level_s_interval_loses_least_of_all_multiples() -> None:
         best = min(feasible, key=lambda count: waste(base_s * count, 0.85 / 7200, level.costs))  # noqa: B023
         assert plan.multiple == best
         assert plan.interval_s == pytest.approx(best * base_s)
-    near, far = level_intervals(1 / 7200, 20.0, [Level("warm", Costs(1, 30, 120), 0.77), Level("cold", Costs(5, 300, 120), 0.08)])
+    near, far = level_intervals(
+        1 / 7200, 20.0, [Level("warm", Costs(1, 30, 120), 0.77), Level("cold", Costs(5, 300, 120), 0.08)]
+    )
     assert far.multiple % near.multiple == 0
     assert far.multiple > near.multiple > 1
     (bounded,) = level_intervals(1 / 7200, 20.0, [Level("cold", Costs(20.0, 30.0, 120.0), 0.85)], overhead=0.001)
@@ -71,13 +73,19 @@ def begin(folder: Path) -> Attempt:
     from relight.catalog.tiers import announce
 
     attempt = Attempt.begin(LocalStore(folder / "near"), "run")
-    announce(attempt.place.log, Tiers(near=str(folder / "near" / "run"), far=str(folder / "far" / "run")).tiers, attempt.epoch)
+    announce(
+        attempt.place.log,
+        Tiers(near=str(folder / "near" / "run"), far=str(folder / "far" / "run")).tiers,
+        attempt.epoch,
+    )
     return attempt
 
 
 def made(attempt: Attempt, step: int, reason: str = "adaptive, every 1 s") -> str:
     """Save with that reason and return the id."""
-    return attempt.save(SaveRequest(SaveInfo(step=step, reason=of_record(reason, "", "")), tree=encode_tree({}), items=())).id
+    return attempt.save(
+        SaveRequest(SaveInfo(step=step, reason=of_record(reason, "", "")), tree=encode_tree({}), items=())
+    ).id
 
 
 def paced(attempt: Attempt, **data: object) -> None:
@@ -98,14 +106,18 @@ def test_draining_follows_the_schedule_of_the_current_attempt(tmp_path: Path) ->
     postponed = made(attempt, 1)
     assert drain(attempt.store, "run").copied == []
     asked = made(attempt, 2, "asked")
-    assert [copy[1] for copy in drain(attempt.store, "run").copied] == [asked], "and the postponed one before it is never copied"
+    assert [copy[1] for copy in drain(attempt.store, "run").copied] == [asked], (
+        "and the postponed one before it is never copied"
+    )
     made(attempt, 3)
     assert [copy[1] for copy in drain(attempt.store, "run", at_pace=False).copied] != [postponed]
     made(attempt, 4)
     assert drain(attempt.store, "run").copied == []
     paced(attempt, **{NOW: True})
     paced(attempt, far=3600.0)
-    assert len(drain(attempt.store, "run").copied) == 1, "once a caller waits, each is copied at once, whatever a later note states"
+    assert len(drain(attempt.store, "run").copied) == 1, (
+        "once a caller waits, each is copied at once, whatever a later note states"
+    )
     for nonsense in (-1.0, 0, "often", None):
         fresh = Attempt.begin(attempt.store, "run")
         made(fresh, 5)
@@ -152,11 +164,15 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
     save = relight.adaptive(at_most=0.2, overhead=0.9)
     undo = subscribe(events.append)
     try:
-        with relight.Checkpointer(tiers, model=model, save=save, background=False, limits=relight.Limits(deadline_s=40)) as ckpt:
+        with relight.Checkpointer(
+            tiers, model=model, save=save, background=False, limits=relight.Limits(deadline_s=40)
+        ) as ckpt:
             for step in range(ckpt.restore(), 150):
                 time.sleep(0.02)
                 ckpt.step(step)
-                for _ in range(REMEMBERED if step == 20 else 0):  # more entries than real copies, as some of those take under 20 steps
+                for _ in range(
+                    REMEMBERED if step == 20 else 0
+                ):  # more entries than real copies, as some of those take under 20 steps
                     emit("drain.done", tier="cold", id="x", seconds=60.0)
         began = time.monotonic()
     finally:
@@ -168,7 +184,9 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
     assert far[-1].step == near[-1].step == 149
     paced_events = [event for event in events if event.name == "tiers.paced"]
     assert paced_events and "costs the steps" in paced_events[0].fields["reason"]
-    from_step = max(event.fields["step"] for event in events[: events.index(paced_events[0])] if event.name == "save.durable")
+    from_step = max(
+        event.fields["step"] for event in events[: events.index(paced_events[0])] if event.name == "save.durable"
+    )
     postponed = [checkpoint.step for checkpoint in near if from_step + 20 < checkpoint.step < 149]
     assert len(postponed) >= 3 and not {checkpoint.step for checkpoint in far} & set(postponed)
     assert time.monotonic() - began < 60

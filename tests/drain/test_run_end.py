@@ -36,15 +36,20 @@ def stored(path: Path) -> int:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_capacity_bounds_a_tier_if_copies_are_slower_than_saves(tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_bounds_a_tier_if_copies_are_slower_than_saves(
+    tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty saves of 0.4 MB never take more than 2 MB near, and the last one is copied outwards in the end."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     tiers = relight.Tiers(
-        near=relight.tier(tmp_path / "near" / "run", capacity=2 * MB), far=relight.tier(tmp_path / "far" / "run", bytes_per_second=MB)
+        near=relight.tier(tmp_path / "near" / "run", capacity=2 * MB),
+        far=relight.tier(tmp_path / "far" / "run", bytes_per_second=MB),
     )
     state, most = {"t": torch.zeros(100_000)}, 0
     limits = relight.Limits(when_busy="queue", deadline_s=30)
-    with relight.Checkpointer(tiers, save=relight.every(steps=1), background=background, signals=False, limits=limits, **state) as ckpt:
+    with relight.Checkpointer(
+        tiers, save=relight.every(steps=1), background=background, signals=False, limits=limits, **state
+    ) as ckpt:
         for step in range(ckpt.restore(), 20):
             state["t"].add_(1)
             ckpt.step(step)
@@ -82,7 +87,10 @@ def test_a_checkpoint_that_is_being_copied_stays_near(tmp_path: Path) -> None:
         ckpt.save(0)
         log = ckpt._session.attempt.place.log  # type: ignore[union-attr]
         ends = time.monotonic() + 20
-        while not any(getattr(note.body, "topic", "") == "copying outwards" for note in fold(log.read()).notes) and time.monotonic() < ends:
+        while (
+            not any(getattr(note.body, "topic", "") == "copying outwards" for note in fold(log.read()).notes)
+            and time.monotonic() < ends
+        ):
             time.sleep(0.02)
         for step in range(1, 4):
             ckpt.save(step)
@@ -95,7 +103,9 @@ def test_the_end_waits_for_a_tier_that_answers_late(tmp_path: Path) -> None:
     state = {"t": torch.zeros(10)}
     (tmp_path / "far").write_text("a file where a directory should be")
     tiers = relight.Tiers(near=tmp_path / "near" / "run", far=tmp_path / "far" / "run")
-    ckpt = relight.Checkpointer(tiers, save=None, background=False, signals=False, limits=relight.Limits(deadline_s=40), **state)
+    ckpt = relight.Checkpointer(
+        tiers, save=None, background=False, signals=False, limits=relight.Limits(deadline_s=40), **state
+    )
     ckpt.restore()
     ckpt.save(0)
     threading.Timer(1.5, (tmp_path / "far").unlink).start()
@@ -111,7 +121,9 @@ def test_the_end_names_what_is_not_copied(tmp_path: Path) -> None:
     state = {"t": torch.zeros(10)}
     (tmp_path / "far").write_text("a file where a directory should be")
     tiers = relight.Tiers(near=tmp_path / "near" / "run", far=tmp_path / "far" / "run")
-    ckpt = relight.Checkpointer(tiers, save=None, background=False, signals=False, limits=relight.Limits(deadline_s=2), **state)
+    ckpt = relight.Checkpointer(
+        tiers, save=None, background=False, signals=False, limits=relight.Limits(deadline_s=2), **state
+    )
     ckpt.restore()
     save, began = ckpt.save(0), time.monotonic()
     ended = ckpt.close()
@@ -159,5 +171,7 @@ def test_a_stopped_copier_holds_no_end(tmp_path: Path, monkeypatch: pytest.Monke
             if copier.is_running():
                 copier.kill()
     assert time.monotonic() - before < 150
-    assert [event.fields["action"] for event in seen if event.name == "agent.stopped"] == ["continued" if wakes else "ended"]
+    assert [event.fields["action"] for event in seen if event.name == "agent.stopped"] == [
+        "continued" if wakes else "ended"
+    ]
     assert len(started) >= (1 if wakes else 2)

@@ -182,7 +182,9 @@ def test_events_are_passed_to_the_callback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"])
-def test_a_repair_that_is_cut_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+def test_a_repair_that_is_cut_off_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     """The repaired file replaces the damaged one only when it is complete: its sound chunks are still useful until
     then."""
     attempt = begin(tmp_path)
@@ -211,5 +213,7 @@ def test_a_superseded_attempt_does_not_define_the_tiers(tmp_path: Path) -> None:
     attempt = begin(tmp_path)
     Attempt.begin(attempt.store, RUN)
     with pytest.raises(Fenced):
-        announce(attempt.place.log, Tiers(hot=tmp_path / "hot" / RUN, warm=tmp_path / "warm" / RUN).tiers, attempt.epoch)
+        announce(
+            attempt.place.log, Tiers(hot=tmp_path / "hot" / RUN, warm=tmp_path / "warm" / RUN).tiers, attempt.epoch
+        )
     assert [tier.name for tier in tiers_of(attempt.history())] == ["warm", "cold"]

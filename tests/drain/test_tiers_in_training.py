@@ -119,7 +119,8 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     alive = os.environ["AWS_ENDPOINT_URL"]
     far = f"{s3}/far/run"
     tiers = relight.Tiers(
-        hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)), far=relight.tier(far, keep=relight.keep(every=4, last=1))
+        hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)),
+        far=relight.tier(far, keep=relight.keep(every=4, last=1)),
     )
     monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "0.5")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -132,7 +133,9 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     assert counters["tier.unreachable"] > before
     monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
     limits = relight.Limits(deadline_s=5)  # bounds how long close() waits for the silent tier
-    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, limits=limits)
+    ckpt = relight.Checkpointer(
+        tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, limits=limits
+    )
     assert ckpt.restore() == 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for step in range(6):
@@ -201,7 +204,9 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
     """Two of three tiers are enough: with one unwritable tier a save counts as drained and is released, with two it
     does not."""
     (tmp_path / "no").write_text("a file where a directory should be")
-    cold = relight.tier(tmp_path / "a" / "run", tmp_path / "no" / "run", tmp_path / "c" / "run", quorum=2, keep=relight.keep(every=1))
+    cold = relight.tier(
+        tmp_path / "a" / "run", tmp_path / "no" / "run", tmp_path / "c" / "run", quorum=2, keep=relight.keep(every=1)
+    )
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)), cold=cold)
     model, optimizer = parts()
     with relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
@@ -246,7 +251,11 @@ def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight
     state = {"t": torch.randn(1 << 18)}
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", capacity="3.5MB"), cold=cold)
     ckpt = relight.Checkpointer(
-        tiers, background=True, limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"), save=relight.every(steps=1), **state
+        tiers,
+        background=True,
+        limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"),
+        save=relight.every(steps=1),
+        **state,
     )
     ckpt.restore()
     return ckpt, state
@@ -364,7 +373,10 @@ def test_two_places_one_run(tmp_path: Path) -> None:
     first.close()
     assert counters["drain.fenced"] > before
     assert steps(str(tmp_path / "cold")) == [0, 1]
-    assert Run(LocalStore(tmp_path / "cold"), "run").history().live[-1].id == Run(LocalStore(tmp_path / "two"), "run").history().live[-1].id
+    assert (
+        Run(LocalStore(tmp_path / "cold"), "run").history().live[-1].id
+        == Run(LocalStore(tmp_path / "two"), "run").history().live[-1].id
+    )
 
 
 def test_invalid_tiers_are_refused_at_once(tmp_path: Path) -> None:
@@ -376,7 +388,9 @@ def test_invalid_tiers_are_refused_at_once(tmp_path: Path) -> None:
         lambda: relight.Tiers(**{"No name": "a/run"}),
         lambda: relight.tier(""),
         lambda: relight.tier("a/run", bytes_per_second=0),
-        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold="ftp://host/run"), save=None, model=model),
+        lambda: relight.Checkpointer(
+            relight.Tiers(hot=tmp_path / "run", cold="ftp://host/run"), save=None, model=model
+        ),
         lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run"), save=None, run="x", model=model),
     ):
         refuses(ConfigError, make)
@@ -404,7 +418,11 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.
 def for_good(url: str) -> set[int]:
     """Return the saved steps that the far tier's rules keep for good."""
     records = Run(open_bytes(url), "run").view().records
-    return {record.body.step for record in records if isinstance(record.body, CommitBody) and (record.body.step + 1) % 10 == 0}
+    return {
+        record.body.step
+        for record in records
+        if isinstance(record.body, CommitBody) and (record.body.step + 1) % 10 == 0
+    }
 
 
 def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) -> None:

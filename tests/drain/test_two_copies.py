@@ -86,7 +86,9 @@ def both(far: ByteStore, seed: int, source: Run, *, in_charge: bool, gives_way: 
     def copy(name: str) -> None:
         store = Taking(far, lambda: turns.wait(name))
         try:
-            outcomes[name] = copy_one(source.open(source.history().live[-1]), store, Log(store, "run"), None, charge, gives_way=gives_way)
+            outcomes[name] = copy_one(
+                source.open(source.history().live[-1]), store, Log(store, "run"), None, charge, gives_way=gives_way
+            )
         except BaseException as error:
             outcomes[name] = error
         finally:
@@ -160,7 +162,13 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
         if len(waits) == 2:
             far.delete(f"{begun}/part-00000.msgpack")
             far.delete_dir(begun)
-            copy_one(Run(attempt.store, "run").open(Run(attempt.store, "run").history().live[-1]), far, Log(far, "run"), None, 1)
+            copy_one(
+                Run(attempt.store, "run").open(Run(attempt.store, "run").history().live[-1]),
+                far,
+                Log(far, "run"),
+                None,
+                1,
+            )
 
     monkeypatch.setattr(outwards.time, "sleep", finished)
     report = drain(attempt.store, "run", notify=lambda name, message, fields: events.append((name, fields["id"])))
@@ -172,7 +180,9 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     monkeypatch.setattr(outwards, "ABANDONED_AFTER_S", 0.2)
     report = drain(attempt.store, "run")
-    assert not report.errors and [id_ for _, id_, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
+    assert (
+        not report.errors and [id_ for _, id_, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
+    )
 
 
 def test_a_quicker_copy_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

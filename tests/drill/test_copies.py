@@ -42,8 +42,14 @@ def test_an_undamaged_run_passes_all_rehearsals_unchanged(store: Path, tmp_path:
     """Every rehearsal passes, in order. No file is left, and restores fall back to the previous checkpoint."""
     before = files(store)
     done = drilled(store)
-    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [(name, PASSED) for name in ALL], lines_of(done)
-    assert [outcome.steps_lost for outcome in done.outcomes if outcome.name in ("damage", "lost", "torn")] == [50, 50, 50]
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [(name, PASSED) for name in ALL], lines_of(
+        done
+    )
+    assert [outcome.steps_lost for outcome in done.outcomes if outcome.name in ("damage", "lost", "torn")] == [
+        50,
+        50,
+        50,
+    ]
     assert files(store) == before and done.copies and "only copies of its checkpoints" in markdown(done)
     remember(open_bytes(store), "demo", done)
     assert drills_of(open_bytes(store), "demo") == [done]
@@ -63,7 +69,9 @@ def test_a_run_that_is_damaged_fails_before_anything_is_rehearsed(store: Path) -
     """A damaged checkpoint is found when it is copied, because every byte is read."""
     flip(max(directory(store, 3).glob("*.safetensors"), key=lambda path: path.stat().st_size), 4104)
     done = drilled(store)
-    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [("copy", FAILED)] and "damaged" in done.outcomes[0].why
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [
+        ("copy", FAILED)
+    ] and "damaged" in done.outcomes[0].why
 
 
 def test_a_restore_that_does_not_notice_fails(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +90,23 @@ def test_without_room_nothing_is_copied(store: Path, monkeypatch: pytest.MonkeyP
     usage = shutil.disk_usage(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
     done = drilled(store)
-    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [("copy", FAILED)] and "are free" in done.outcomes[0].why
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [
+        ("copy", FAILED)
+    ] and "are free" in done.outcomes[0].why
     monkeypatch.undo()
     monkeypatch.setattr(copies, "available_bytes", lambda: 100)
     done = drilled(store)
-    assert {outcome.name for outcome in done.outcomes if outcome.verdict == SKIPPED} == {"restore", "damage", "lost", "torn"} and done.ok
+    assert {outcome.name for outcome in done.outcomes if outcome.verdict == SKIPPED} == {
+        "restore",
+        "damage",
+        "lost",
+        "torn",
+    } and done.ok
 
 
-def test_an_encrypted_run_is_not_copied_into_the_clear(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encrypted_run_is_not_copied_into_the_clear(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a key for the copies, nothing is written. With a key, they are encrypted, and the possible rehearsals run."""
     key = tmp_path / "key"
     key.write_text("ab" * 32)
@@ -102,13 +119,17 @@ def test_an_encrypted_run_is_not_copied_into_the_clear(store: Path, tmp_path: Pa
     source = Run(open_bytes(secret), "demo")
     kept = tmp_path / "kept"
     done = run(DrillOptions(copies=source, keep=kept))
-    assert done.ok and {outcome.name for outcome in done.outcomes if outcome.verdict == SKIPPED} <= {"damage", "lost", "torn"}, lines_of(
-        done
-    )
+    assert done.ok and {outcome.name for outcome in done.outcomes if outcome.verdict == SKIPPED} <= {
+        "damage",
+        "lost",
+        "torn",
+    }, lines_of(done)
     assert not any(b"layer.weight" in data for data in files(kept).values())
     monkeypatch.delenv("RELIGHT_KEY")
     done = run(DrillOptions(copies=source))
-    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [("copy", FAILED)] and "would not be" in done.outcomes[0].why
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [
+        ("copy", FAILED)
+    ] and "would not be" in done.outcomes[0].why
 
 
 def test_only_what_is_named_is_rehearsed(store: Path) -> None:

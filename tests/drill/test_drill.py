@@ -72,7 +72,9 @@ def test_an_incident_that_is_not_fails(changes: dict[str, Any], pattern: str) ->
 
 def test_rehearsals_expect_the_actions_of_the_page() -> None:
     """The rehearsals expect the first actions of the table in docs/recovery.md."""
-    rows = re.findall(r"^\| `([a-z ]+)` \| [^|]* \| ([a-z ]+) \|", (DOCS / "recovery.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z ]+)` \| [^|]* \| ([a-z ]+) \|", (DOCS / "recovery.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     actions = {kind: action.strip() for kind, action in rows}
     expected = {rehearsal.kind: rehearsal.action for rehearsal in REHEARSALS.values() if rehearsal.kind}
     assert expected and {kind: actions[kind] for kind in expected} == expected
@@ -87,7 +89,9 @@ def test_every_rehearsal_is_on_the_page() -> None:
 def test_limits() -> None:
     """Limits of steps and seconds; an unmeasured value exceeds no limit."""
     shown = RehearsalResult("it resumed", back_s=4.5, steps_lost=3)
-    assert not over_limits(shown, DrillOptions()) and not over_limits(shown, DrillOptions(max_lost_steps=3, max_seconds=4.5))
+    assert not over_limits(shown, DrillOptions()) and not over_limits(
+        shown, DrillOptions(max_lost_steps=3, max_seconds=4.5)
+    )
     assert "3 steps were lost, and 2 are allowed" in over_limits(shown, DrillOptions(max_lost_steps=2))
     assert "after 4.5 s, and 4 s are allowed" in over_limits(shown, DrillOptions(max_seconds=4))
     assert not over_limits(RehearsalResult("nothing was measured"), DrillOptions(max_lost_steps=0, max_seconds=0))
@@ -107,11 +111,18 @@ def test_which_rehearsals_are_chosen() -> None:
 
 def test_a_script_is_found_and_gets_its_store(tmp_path: Path) -> None:
     """The script follows torchrun's flags; {store} in its arguments and in --env is replaced everywhere."""
-    target = target_of(["--nproc-per-node", "4", "train.py", "--store={store}/demo", "-n", "3"], "x.toml", ["RUNS={store}"])
+    target = target_of(
+        ["--nproc-per-node", "4", "train.py", "--store={store}/demo", "-n", "3"], "x.toml", ["RUNS={store}"]
+    )
     assert (target.flags, target.script[0], target.built_in) == (("--nproc-per-node", "4"), "train.py", False)
     command = target.command(tmp_path, tmp_path / "store", "--more")
     position = command.index("relight.drill.script")
-    assert command[position - 1] == "-m" and command[position + 3 :] == ["train.py", f"--store={tmp_path}/store/demo", "-n", "3"]
+    assert command[position - 1] == "-m" and command[position + 3 :] == [
+        "train.py",
+        f"--store={tmp_path}/store/demo",
+        "-n",
+        "3",
+    ]
     assert command[command.index("--settings") + 1] == "x.toml" and "--more" in command[:position]
     assert target.environment(tmp_path / "store") == {"RUNS": f"{tmp_path}/store"}
     module = target_of(["-m", "train", "{store}"], "", [])
@@ -149,7 +160,8 @@ def test_orders_are_done_once_and_it_is_known_when(tmp_path: Path) -> None:
 def report(*verdicts: str) -> DrillReport:
     """Each order has a rehearsal."""
     outcomes = [
-        RehearsalOutcome(f"r{n}", "it was broken", verdict, f"because {n}", back_s=1.5, steps_lost=n) for n, verdict in enumerate(verdicts)
+        RehearsalOutcome(f"r{n}", "it was broken", verdict, f"because {n}", back_s=1.5, steps_lost=n)
+        for n, verdict in enumerate(verdicts)
     ]
     return DrillReport("17-ab", "2026-11-21T07:39:49Z", "node-3", "train.py", outcomes, 61.0)
 
@@ -184,4 +196,8 @@ def test_drills_are_remembered_with_a_run(tmp_path: Path) -> None:
 def test_the_built_in_job_is_a_target_like_others(tmp_path: Path) -> None:
     """The built-in job is a target with two ranks, the drill's store and a fixed number of steps."""
     target = DrillTarget()
-    assert target.built_in and target.command(tmp_path, tmp_path / "store")[-5:-2] == ["relight.drill.job", str(tmp_path / "store"), "400"]
+    assert target.built_in and target.command(tmp_path, tmp_path / "store")[-5:-2] == [
+        "relight.drill.job",
+        str(tmp_path / "store"),
+        "400",
+    ]

@@ -47,7 +47,9 @@ class FakeJob(stage.DrillJob):
         self.warden = SimpleNamespace(sweep=lambda: None, close=lambda: None)  # type: ignore[assignment]
         self.starts, self.started, self.first = 0, self.machine.now, 0
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
     def start(self, *flags: str, env: Any = None, without: int = -1) -> None:
@@ -59,7 +61,9 @@ class FakeJob(stage.DrillJob):
         """Return the number of steps since the start."""
         if self.starts > self.machine.hangs_at_start:
             return 0
-        return max(0, int((self.machine.now - self.started - START_S * self.machine.slow) / (STEP_S * self.machine.slow)))
+        return max(
+            0, int((self.machine.now - self.started - START_S * self.machine.slow) / (STEP_S * self.machine.slow))
+        )
 
     @property
     def code(self) -> int | None:

@@ -129,16 +129,27 @@ def run_script(folder: Path, where: str, **settings: str) -> subprocess.Complete
         str(folder / "script.py"),
         where,
     ]
-    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def test_a_script_in_a_drill_saves_in_the_drills_store_or_not_at_all(tmp_path: Path) -> None:
     """A store outside the drill's is refused before anything is written there."""
     done = run_script(tmp_path, str(tmp_path / "real" / "demo"))
-    assert done.returncode and "may only write to the drill's own store" in done.stderr and not (tmp_path / "real").exists()
+    assert (
+        done.returncode
+        and "may only write to the drill's own store" in done.stderr
+        and not (tmp_path / "real").exists()
+    )
     done = run_script(tmp_path, str(tmp_path / "store" / "demo"))
     assert done.returncode == 0, done.stderr
-    assert [checkpoint.step for checkpoint in Run(open_bytes(tmp_path / "store"), "demo").history().live] == [1, 3, 5, 7]
+    assert [checkpoint.step for checkpoint in Run(open_bytes(tmp_path / "store"), "demo").history().live] == [
+        1,
+        3,
+        5,
+        7,
+    ]
 
 
 def test_a_script_in_a_drill_is_poisoned_at_the_ordered_step(tmp_path: Path) -> None:
@@ -198,7 +209,9 @@ def test_a_store_comes_back_whatever_is_in_its_place(tmp_path: Path, made: str |
             (store / "pack").touch()
     aside = move_back(tmp_path / "away", store)
     assert [path.name for path in store.iterdir()] == ["relight.json"] and not (tmp_path / "away").exists()
-    assert [[path.name for path in folder.iterdir()] for folder in aside] == ([] if made is None else [["pack"] if made == "full" else []])
+    assert [[path.name for path in folder.iterdir()] for folder in aside] == (
+        [] if made is None else [["pack"] if made == "full" else []]
+    )
 
 
 def test_the_reason_for_an_impossible_rehearsal_is_reported() -> None:

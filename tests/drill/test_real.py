@@ -80,7 +80,13 @@ def test_a_drill_of_the_built_in_job_passes(folder: Path, tmp_path_factory: pyte
         "--json",
     ]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, check=False, timeout=280
+        command,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = outcomes_of(done)
@@ -133,14 +139,20 @@ def under_way(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     assert job.wait(60) == 75, (folder / "log").read_text()
 
 
-def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, under_way: subprocess.Popen[bytes]) -> None:
+def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(
+    folder: Path, under_way: subprocess.Popen[bytes]
+) -> None:
     """Without ``--yes`` the drill is refused. With it, a rank is killed, and the job recovers and continues."""
     ends = time.monotonic() + 120
     while not list(folder.glob("runs/demo/log/0*3.json")):
         assert under_way.poll() is None and time.monotonic() < ends, (folder / "log").read_text()
         time.sleep(0.1)
     refused = relight(folder, "drill", "--live", "runs/demo")
-    assert refused.returncode == 2 and "breaks a real job" in refused.stderr and not (folder / "runs" / "demo" / "incidents").exists()
+    assert (
+        refused.returncode == 2
+        and "breaks a real job" in refused.stderr
+        and not (folder / "runs" / "demo" / "incidents").exists()
+    )
     done = relight(folder, "drill", "--live", "runs/demo", "--yes", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcomes_of(done)["kill"]["verdict"] == "passed" and under_way.poll() is None
@@ -159,7 +171,9 @@ def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, 
     ],
     ids=["no place", "no such rehearsal", "nothing to begin with", "copy", "live"],
 )
-def test_invalid_arguments_are_refused_before_a_process_starts(folder: Path, arguments: list[str], expected: str) -> None:
+def test_invalid_arguments_are_refused_before_a_process_starts(
+    folder: Path, arguments: list[str], expected: str
+) -> None:
     """Invalid arguments give exit code 2 and a message."""
     done = relight(folder, "drill", *arguments)
     assert done.returncode == 2 and expected in done.stderr, done.stderr

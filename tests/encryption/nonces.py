@@ -64,7 +64,9 @@ class Ledger:
 def save(attempt: Attempt, step: int, size: int) -> None:
     """One, of so many bytes."""
     data = Bytes(bytes([step % 251]) * size)
-    attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=[Item("x", "uint8", (size,), "param", data)]))
+    attempt.save(
+        SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=[Item("x", "uint8", (size,), "param", data)])
+    )
 
 
 def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
@@ -79,7 +81,9 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
         if len(beneath._files) > 400:
             beneath = MemoryStore()
             inner = Mortal(beneath)
-        store: ByteStore = EncryptedStore(inner, chain)  # a new process has its own data key; sometimes the same process continues
+        store: ByteStore = EncryptedStore(
+            inner, chain
+        )  # a new process has its own data key; sometimes the same process continues
         attempts += 1
         try:
             attempt = Attempt.begin(store, "run")

@@ -71,14 +71,18 @@ class Lab:
         """Put an unsigned record above the head; by default one that chains to it."""
         last = self.record(self.head())
         seq = self.head() + 1 if seq is None else seq
-        made = msgspec.structs.replace(last, seq=seq, prev=last.file_hash, body=NoteBody(topic="forged", data={}), **changed)
+        made = msgspec.structs.replace(
+            last, seq=seq, prev=last.file_hash, body=NoteBody(topic="forged", data={}), **changed
+        )
         (self.log() / record_file(seq)).write_bytes(encode_record(made))
         return seq
 
     def forge_wrong_prev(self) -> None:
         """Put a record above the head that claims another one below it."""
         head = self.head()
-        made = msgspec.structs.replace(self.record(head), seq=head + 1, prev="ab" * 32, body=NoteBody(topic="forged", data={}))
+        made = msgspec.structs.replace(
+            self.record(head), seq=head + 1, prev="ab" * 32, body=NoteBody(topic="forged", data={})
+        )
         (self.log() / record_file(head + 1)).write_bytes(encode_record(made))
 
     def roll_back(self, keep: int, also: int | None = None) -> None:
@@ -316,7 +320,9 @@ def test_a_reader_that_stays_refuses_another_record_in_place_of_the_anchored_one
 def test_a_trainer_does_not_save_above_a_record_that_refutes_the_anchored_one(unsigned: Lab) -> None:
     """A save that no process could resume fails: the writer refuses the log before it appends."""
     model = torch.nn.Linear(2, 2)
-    with relight.Checkpointer(unsigned.path / "live", model=model, background=False, signals=False, **unsigned.options) as ckpt:
+    with relight.Checkpointer(
+        unsigned.path / "live", model=model, background=False, signals=False, **unsigned.options
+    ) as ckpt:
         assert ckpt.save(1).id is not None
         log = unsigned.path / "live" / "log"
         head = len(list(log.iterdir())) - 1
@@ -329,7 +335,9 @@ def test_a_trainer_does_not_save_above_a_record_that_refutes_the_anchored_one(un
     assert not (log / record_file(head + 2)).exists()
 
 
-def test_a_writer_reports_records_that_its_anchor_does_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_reports_records_that_its_anchor_does_not_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer with records that readers would not trust emits anchor.failed, once for each run, and its own logs still agree."""
     lab = Lab(tmp_path, True, monkeypatch)
     save(lab.open(), 1)
@@ -362,7 +370,9 @@ def test_an_append_does_not_fail_if_its_anchor_cannot_be_read(tmp_path: Path, mo
     assert max(int(name[:12]) for name in lab.pins()) == lab.head()
 
 
-def test_a_record_that_could_not_be_read_for_a_moment_becomes_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_could_not_be_read_for_a_moment_becomes_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The anchor moves past no record that the store failed to return; it counts later, and must count from then on."""
     lab = Lab(tmp_path, True, monkeypatch)
     save(lab.open(), 1)
@@ -382,7 +392,9 @@ def test_a_record_that_could_not_be_read_for_a_moment_becomes_no_gap(tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["beyond the anchor", "below the anchor"])
-def test_a_record_that_a_listing_lacks_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_record_that_a_listing_lacks_is_asked_for_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """A stale listing neither makes a gap of a record nor refuses a sound log."""
     monkeypatch.setattr("relight.log.log.TORN_MAX", 1)
     lab = Lab(tmp_path, True, monkeypatch)
@@ -391,7 +403,9 @@ def test_a_record_that_a_listing_lacks_is_asked_for_by_name(tmp_path: Path, monk
     for _ in range(4):
         note(writer)
     real, hidden = LocalStore.list, record_file(lab.head() - 3)
-    with mock.patch.object(LocalStore, "list", lambda self, prefix: (entry for entry in real(self, prefix) if entry.name != hidden)):
+    with mock.patch.object(
+        LocalStore, "list", lambda self, prefix: (entry for entry in real(self, prefix) if entry.name != hidden)
+    ):
         view = Log(lab.open(), RUN).read()
     assert not view.faults and not list(lab.anchor.rglob("gap-*"))
     assert max(int(name[:12]) for name in lab.pins()) == lab.head()
@@ -403,7 +417,9 @@ def test_a_head_that_does_not_come_just_now_is_not_gone(unsigned: Lab) -> None:
     log, real = Log(store, RUN), LocalStore.list
     log.read()
     with (
-        mock.patch.object(LocalStore, "list", lambda self, prefix: (entry for entry in real(self, prefix) if entry.name != hidden)),
+        mock.patch.object(
+            LocalStore, "list", lambda self, prefix: (entry for entry in real(self, prefix) if entry.name != hidden)
+        ),
         failing("get", hidden, times=99),
         pytest.raises(StoreUnavailable),
     ):

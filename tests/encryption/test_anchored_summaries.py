@@ -66,7 +66,10 @@ def test_an_anchored_log_is_read_from_its_summary(place: Place) -> None:
     place.grow(100)
     assert Log(place.open(), RUN).read().base > view.base
     late = place.open(anchor=str(place.path.parent / "other"))
-    assert Log(late, RUN).read().base > 100 and Log(late, RUN).read().counted == Log(place.open(), RUN, whole=True).read().counted
+    assert (
+        Log(late, RUN).read().base > 100
+        and Log(late, RUN).read().counted == Log(place.open(), RUN, whole=True).read().counted
+    )
     place.grow(70, anchor=str(place.path.parent / "other"))
     assert Log(place.open(anchor=str(place.path.parent / "other")), RUN).read().base > 250
 

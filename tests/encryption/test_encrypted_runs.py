@@ -43,7 +43,13 @@ def train(where: str | relight.Tiers, until: int, **options: object) -> tuple[li
     model, optimizer = parts()
     losses: list[float] = []
     with relight.Checkpointer(
-        where, model=model, optimizer=optimizer, note={"text": MARKER}, metadata={"owner": MARKER}, save=relight.every(steps=2), **options
+        where,
+        model=model,
+        optimizer=optimizer,
+        note={"text": MARKER},
+        metadata={"owner": MARKER},
+        save=relight.every(steps=2),
+        **options,
     ) as ckpt:  # type: ignore[arg-type]
         start = ckpt.restore()
         for step in range(start, until):
@@ -100,9 +106,16 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
     model, optimizer = parts()
     losses = []
     with relight.Checkpointer(
-        tiers, model=model, optimizer=optimizer, note={"text": MARKER}, save=relight.every(steps=2), background=background,
-        limits=relight.Limits(when_busy="queue"), encrypt=key_file, metadata={"owner": MARKER},
-    ) as ckpt:  # fmt: skip
+        tiers,
+        model=model,
+        optimizer=optimizer,
+        note={"text": MARKER},
+        save=relight.every(steps=2),
+        background=background,
+        limits=relight.Limits(when_busy="queue"),
+        encrypt=key_file,
+        metadata={"owner": MARKER},
+    ) as ckpt:
         for step in range(ckpt.restore(), 4):
             optimizer.zero_grad()
             loss = model(torch.randn(4, 300)).square().mean()
@@ -143,7 +156,12 @@ def test_no_process_can_read_the_memory_of_an_agent_with_keys(tmp_path: Path, ke
     """The agent leaves no core dump, and is not dumpable."""
     model, optimizer = parts()
     with relight.Checkpointer(
-        str(tmp_path / "s" / "run"), model=model, optimizer=optimizer, save=relight.every(steps=1), background=True, encrypt=key_file
+        str(tmp_path / "s" / "run"),
+        model=model,
+        optimizer=optimizer,
+        save=relight.every(steps=1),
+        background=True,
+        encrypt=key_file,
     ) as ckpt:
         ckpt.restore()
         ckpt.save(0)
@@ -163,9 +181,12 @@ def test_save_load_and_open(tmp_path: Path, key_file: str) -> None:
     refuses(WrongKey, lambda: relight.open(tmp_path / "run"))
     assert not files_with(tmp_path / "run", secrets_of(key_file))
     done = subprocess.run(
-        [sys.executable, "-m", "relight", "show", str(tmp_path / "run")], env={**os.environ, "RELIGHT_KEY": key_file},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "relight", "show", str(tmp_path / "run")],
+        env={**os.environ, "RELIGHT_KEY": key_file},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "step 1" in done.stdout
 
 
@@ -181,7 +202,9 @@ def test_ranks(tmp_path: Path, key_file: str) -> None:
     assert [result[0]["wrong"] for result in results] == [[], [], []]
     refuses(WrongKey, lambda: relight.load(store / "run"))
     sizes = {str(path.relative_to(store)): path.stat().st_size for path in store.rglob("*") if path.is_file()}
-    assert all(size == 0 or is_clear(name) or b"model/" not in (store / name).read_bytes() for name, size in sizes.items())
+    assert all(
+        size == 0 or is_clear(name) or b"model/" not in (store / name).read_bytes() for name, size in sizes.items()
+    )
 
 
 def test_smaller_saves_are_encrypted_too(tmp_path: Path, key_file: str) -> None:

@@ -257,9 +257,15 @@ def test_every_page_is_where_it_was_written(store: EncryptedStore) -> None:
         return b"".join([*pages, *tags, end])
 
     pages, tags, end = [page(mine, n) for n in range(6)], [tag(mine, n) for n in range(6)], mine[-TRAILER_BYTES:]
-    forged = {"both": theirs, "its end": made(pages, tags, theirs[-TRAILER_BYTES:]), "fewer": made(pages[:5], tags[:5], end)}
+    forged = {
+        "both": theirs,
+        "its end": made(pages, tags, theirs[-TRAILER_BYTES:]),
+        "fewer": made(pages[:5], tags[:5], end),
+    }
     for position in range(6):
-        forged[f"page {position}"] = made([*pages[:position], page(theirs, position), *pages[position + 1 :]], tags, end)
+        forged[f"page {position}"] = made(
+            [*pages[:position], page(theirs, position), *pages[position + 1 :]], tags, end
+        )
         forged[f"page and tag {position}"] = made(
             [*pages[:position], page(theirs, position), *pages[position + 1 :]],
             [*tags[:position], tag(theirs, position), *tags[position + 1 :]],
@@ -267,7 +273,12 @@ def test_every_page_is_where_it_was_written(store: EncryptedStore) -> None:
         )
         other = (position + 1) % 6
         moved, turned = list(pages), list(tags)
-        moved[position], moved[other], turned[position], turned[other] = pages[other], pages[position], tags[other], tags[position]
+        moved[position], moved[other], turned[position], turned[other] = (
+            pages[other],
+            pages[position],
+            tags[other],
+            tags[position],
+        )
         forged[f"exchanged {position}"] = made(moved, turned, end)
         forged[f"tags {position}"] = made(pages, turned, end)
     for what, data in forged.items():

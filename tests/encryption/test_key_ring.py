@@ -136,7 +136,9 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
 
     def both_generations() -> Any:
         inner = encrypted(old, mortal=True)
-        rekey(inner, Keychain.from_specs(old), leaked="*")  # slots of a second generation, and the first one's taken away
+        rekey(
+            inner, Keychain.from_specs(old), leaked="*"
+        )  # slots of a second generation, and the first one's taken away
         save(EncryptedStore(inner, Keychain.from_specs(old)), 3)
         return inner
 
@@ -206,7 +208,10 @@ def test_re_encryption_killed_at_every_step(specs: list[str], what: str) -> None
             if "relight.json" in files_of(inner) and (what != "plain" or slots_in(inner)):
                 view = open_run(with_both, "run").view()
                 assert not view.faults and len(open_run(with_both, "run").history().live) == 2
-                assert not any(verify_checkpoint(with_both, view, checkpoint) for checkpoint in open_run(with_both, "run").history().live)
+                assert not any(
+                    verify_checkpoint(with_both, view, checkpoint)
+                    for checkpoint in open_run(with_both, "run").history().live
+                )
             if not leaked or any(slot.kek == kek(old) for slot in slots_in(inner)) or what == "revoked before":
                 work(inner, again=True)
         assert sound(inner, new) == 2
@@ -228,18 +233,25 @@ def test_only_what_a_leaked_key_could_open_is_written_again(specs: list[str]) ->
     rekey(inner, Keychain.from_specs([first, second]), leaked="*", keep=Keychain.from_specs(second))
     add(inner, Keychain.from_specs(second), resolve(third), "third")
     save(EncryptedStore(inner, Keychain.from_specs(second)), 3)
-    assert rekey(inner, Keychain.from_specs(second), leaked=kek(first), plan_only=True).files == 0, "all it could open is gone"
+    assert rekey(inner, Keychain.from_specs(second), leaked=kek(first), plan_only=True).files == 0, (
+        "all it could open is gone"
+    )
     files = {key: bytes(data) for key, data in files_of(inner).items()}
     report = rekey(inner, Keychain.from_specs(second), leaked="third", keep=Keychain.from_specs(second))
     assert report.files > 10 and report.generation == 3 and not report.left
     changed = {key for key, data in files_of(inner).items() if bytes(data) != files.get(key)}
-    assert all(not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json" for key, data in files_of(inner).items())
+    assert all(
+        not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json"
+        for key, data in files_of(inner).items()
+    )
     assert sound(inner, second) == 3
     refuses(WrongKey, lambda: sound(inner, third))
     refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.from_specs(second), leaked="no such key"))
 
 
-def test_a_process_that_continues_with_the_old_key_is_noticed(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_continues_with_the_old_key_is_noticed(
+    specs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files that a process writes during the re-encryption are found in a second pass.
 
     Later ones still open, and are found later.
@@ -261,7 +273,9 @@ def test_a_process_that_continues_with_the_old_key_is_noticed(specs: list[str], 
     monkeypatch.setattr(module, "_rewrite", rewrite)
     report = rekey(inner, Keychain.from_specs([old, new]), leaked=kek(old), keep=Keychain.from_specs(new))
     assert report.files > 8
-    assert EncryptedStore(inner, Keychain.from_specs(new)).get("run/log/000000000099.json.x", 99) == b"written meanwhile"
+    assert (
+        EncryptedStore(inner, Keychain.from_specs(new)).get("run/log/000000000099.json.x", 99) == b"written meanwhile"
+    )
 
 
 def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> None:
@@ -308,7 +322,11 @@ def test_a_slot_that_appears_between_two_listings(specs: list[str], at: int) -> 
             return iter([*inner.list(prefix)])
 
         def __getattribute__(self, name: str) -> Any:
-            return object.__getattribute__(self, name) if name in ("list", "listings", "__dict__") else getattr(inner, name)
+            return (
+                object.__getattribute__(self, name)
+                if name in ("list", "listings", "__dict__")
+                else getattr(inner, name)
+            )
 
     late = EncryptedStore(Late(), keychain)
     assert late.put_once("run/late", b"late")
@@ -350,7 +368,9 @@ def test_on_a_disk(tmp_path: Path, specs: list[str]) -> None:
     for step in (1, 2):
         save(inner, step)
     report = rekey(inner, Keychain.from_specs(specs[0]))
-    assert report.files == sum(1 for path in (tmp_path / "store" / "run").rglob("*") if path.is_file() and path.stat().st_size)
+    assert report.files == sum(
+        1 for path in (tmp_path / "store" / "run").rglob("*") if path.is_file() and path.stat().st_size
+    )
     assert sound(inner, specs[0]) == 2
     (tmp_path / "store" / "run" / ".rekey-root.json-0123456789abcdef").write_bytes(b"of one that was killed")
     rekey(inner, Keychain.from_specs(specs[:2]), leaked="*", keep=Keychain.from_specs(specs[1]))

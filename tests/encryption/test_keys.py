@@ -66,7 +66,12 @@ def test_texts_that_are_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """32 bytes in base64 or hexadecimal, with or without the comment line, and nothing else."""
     key = os.urandom(32)
     ids = set()
-    for text in (key.hex(), base64.b64encode(key).decode(), f"relight-key-1:{base64.b64encode(key).decode()}", f" {key.hex()}\n"):
+    for text in (
+        key.hex(),
+        base64.b64encode(key).decode(),
+        f"relight-key-1:{base64.b64encode(key).decode()}",
+        f" {key.hex()}\n",
+    ):
         monkeypatch.setenv("A_KEY", text)
         ids.add(resolve("env:A_KEY").kek)
     assert len(ids) == 1
@@ -93,10 +98,20 @@ def test_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "words").write_text("correct horse battery staple\n")
     (tmp_path / "words").chmod(0o600)
     filed = resolve(f"passphrase:file:{tmp_path / 'words'}")
-    assert filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, parameters, BOUND_TO, "").reveal() == RING.reveal()
+    assert (
+        filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, parameters, BOUND_TO, "").reveal() == RING.reveal()
+    )
     assert isinstance(words, Passphrase)
     refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, BOUND_TO, ""))
-    for wrong in ({"memory_kib": 1 << 30}, {"passes": 10**9}, {"lanes": 0}, {"kdf": "md5"}, {"salt": "!"}, {"salt": ""}, {"passes": "3"}):
+    for wrong in (
+        {"memory_kib": 1 << 30},
+        {"passes": 10**9},
+        {"lanes": 0},
+        {"kdf": "md5"},
+        {"salt": "!"},
+        {"salt": ""},
+        {"passes": "3"},
+    ):
         refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, BOUND_TO, ""))  # type: ignore[misc]
     for spec in ("passphrase:correct horse", "passphrase:env:", "passphrase:env:NOT_SET"):
         refuses(ConfigError, lambda spec=spec: resolve(spec))  # type: ignore[misc]
@@ -123,7 +138,16 @@ def test_a_passphrase_without_argon2(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "argon2id" in str(refuses(ConfigError, lambda: words.unwrap(*with_argon, BOUND_TO, "")))
     assert words.unwrap(wrapped, parameters, BOUND_TO, "").reveal() == RING.reveal()
     refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, BOUND_TO, ""))
-    for wrong in ({"n": 1 << 30}, {"n": (1 << 17) - 1}, {"n": 2}, {"r": 0}, {"p": 10**9}, {"p": True}, {"salt": ""}, {"salt": "!"}):
+    for wrong in (
+        {"n": 1 << 30},
+        {"n": (1 << 17) - 1},
+        {"n": 2},
+        {"r": 0},
+        {"p": 10**9},
+        {"p": True},
+        {"salt": ""},
+        {"salt": "!"},
+    ):
         refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, BOUND_TO, ""))  # type: ignore[misc]
 
 
@@ -215,7 +239,9 @@ def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     received = Keychain.from_wire(chain.to_wire())
     monkeypatch.delenv("A_KEY")
     monkeypatch.delenv("WORDS")
-    assert EncryptedStore(store.inner, received).get("x", 9) == b"y", "another process of ours needs neither file nor variable"
+    assert EncryptedStore(store.inner, received).get("x", 9) == b"y", (
+        "another process of ours needs neither file nor variable"
+    )
 
 
 def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
@@ -230,7 +256,11 @@ def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
 
     def limit(**environment: str) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return int(done.stdout)
 
@@ -257,7 +287,11 @@ def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
     def dumped(folder: Path, **environment: str) -> list[Path]:
         folder.mkdir()
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=folder, env={**os.environ, **environment}, capture_output=True, check=False
+            [sys.executable, "-c", program],
+            cwd=folder,
+            env={**os.environ, **environment},
+            capture_output=True,
+            check=False,
         )
         assert done.returncode == -signal.SIGABRT, done.stderr
         return list(folder.iterdir())
@@ -272,7 +306,8 @@ def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["http://vault.lab:8200", "http://10.0.0.7:8200", "http://localhost.evil.example", "HTTP://[2001:db8::1]:8200"]
+    "address",
+    ["http://vault.lab:8200", "http://10.0.0.7:8200", "http://localhost.evil.example", "HTTP://[2001:db8::1]:8200"],
 )
 def test_a_key_service_is_not_asked_over_plain_http(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """The token and the key would be readable on the network: such an address is refused before anything is sent, unless it is permitted."""
@@ -310,7 +345,10 @@ def test_a_key_service_does_not_redirect_to_plain_http(monkeypatch: pytest.Monke
 
 def private_authority(folder: Path) -> Path:
     """A certificate of ``localhost`` that signs itself, and its key in ``key.pem``."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    key, name = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")]),
+    )
     now = datetime.datetime.now(datetime.UTC)
     made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(7)
     made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
@@ -330,7 +368,9 @@ def test_a_vault_with_a_private_authority(tmp_path: Path, monkeypatch: pytest.Mo
     context.load_cert_chain(ca, tmp_path / "key.pem")
     authorities = tmp_path / "authorities"
     authorities.mkdir()
-    hashed = subprocess.run(["openssl", "x509", "-hash", "-noout", "-in", ca], capture_output=True, text=True, check=True).stdout.strip()
+    hashed = subprocess.run(
+        ["openssl", "x509", "-hash", "-noout", "-in", ca], capture_output=True, text=True, check=True
+    ).stdout.strip()
     (authorities / f"{hashed}.0").write_bytes(ca.read_bytes())
     for name in ("VAULT_CACERT", "VAULT_CAPATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
@@ -341,4 +381,6 @@ def test_a_vault_with_a_private_authority(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(variable, str(ca if variable == "VAULT_CACERT" else authorities))
         opens(resolve("vault:transit/training"), "vault:transit/training")
         monkeypatch.setenv(variable, str(tmp_path / "none"))
-        assert "VAULT_CACERT" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO)))
+        assert "VAULT_CACERT" in str(
+            refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO))
+        )

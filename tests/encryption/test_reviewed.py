@@ -91,7 +91,9 @@ def test_a_record_that_is_gone_under_junk_is_a_log_rolled_back(specs: list[str])
         if order == "junk, then gone":
             open_run(AnchoredStore(inner, anchor), "run")
         del inner._files[names[-1]]
-        error = refuses(CorruptCheckpoint, lambda inner=inner, anchor=anchor: open_run(AnchoredStore(inner, anchor), "run"))  # type: ignore[misc]
+        error = refuses(
+            CorruptCheckpoint, lambda inner=inner, anchor=anchor: open_run(AnchoredStore(inner, anchor), "run")
+        )  # type: ignore[misc]
         assert "rolled back" in error.what
 
 
@@ -107,7 +109,9 @@ def test_two_rings_of_one_generation(specs: list[str]) -> None:
     put_slot(inner, slots_in(inner)[0].store, 1, other, resolve(specs[1]))
     both = Keychain.from_specs(specs[:2])
     save(EncryptedStore(inner, both), 2)
-    assert "rekey --all" in refuses(WrongKey, lambda: rotate(inner, both, kek(specs[0]), resolve(specs[2]), "third")).hint
+    assert (
+        "rekey --all" in refuses(WrongKey, lambda: rotate(inner, both, kek(specs[0]), resolve(specs[2]), "third")).hint
+    )
     refuses(RelightError, lambda: revoke(inner, Keychain.from_specs(specs[1]), kek(specs[0])))
     assert sound(inner, *specs[:2]) == 2
     rekey(inner, both, leaked="*", keep=Keychain.from_specs(specs[2]))
@@ -134,7 +138,9 @@ def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> Non
     save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
 
     def opened() -> EncryptedStore:
-        return EncryptedStore(CachedStore(inner, BlockCache(tmp_path / "cache", 1 << 26)), Keychain.from_specs(specs[:2]))
+        return EncryptedStore(
+            CachedStore(inner, BlockCache(tmp_path / "cache", 1 << 26)), Keychain.from_specs(specs[:2])
+        )
 
     pack = next(key for key in inner._files if "pack-" in key)
     into = bytearray(1000)

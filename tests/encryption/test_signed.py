@@ -137,7 +137,16 @@ def test_specs(tmp_path: Path) -> None:
     (tmp_path / "public").write_text(public)
     assert trust_of(f"ed25519:file:{tmp_path / 'public'}").verifiers[0].by == trust_of(public).verifiers[0].by
     write_key_file(str(tmp_path / "shared"))
-    for wrong in ("", "x", "ed25519:", "ed25519:none", f"ed25519:file:{tmp_path / 'shared'}", "hash:", "hash:vault:a/b", "rsa:file:k"):
+    for wrong in (
+        "",
+        "x",
+        "ed25519:",
+        "ed25519:none",
+        f"ed25519:file:{tmp_path / 'shared'}",
+        "hash:",
+        "hash:vault:a/b",
+        "rsa:file:k",
+    ):
         refuses(ConfigError, lambda wrong=wrong: signer_of(wrong))  # type: ignore[misc]
     for wrong in ("", "ed25519:", "ed25519:AAAA", "ed25519:file:/none", "rsa:x", "hash:x"):
         refuses(ConfigError, lambda wrong=wrong: trust_of(wrong))  # type: ignore[misc]
@@ -146,7 +155,11 @@ def test_specs(tmp_path: Path) -> None:
     guard = StoreSecurity.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public)
     assert secret.hex() not in repr(guard) and repr(secret)[2:-1] not in repr(guard)
     received = StoreSecurity.from_wire(guard.to_wire())
-    assert received.trust is not None and received.signer is not None and received.trust.believes(b"x", received.signer.sign(b"x"))
+    assert (
+        received.trust is not None
+        and received.signer is not None
+        and received.trust.believes(b"x", received.signer.sign(b"x"))
+    )
     assert isinstance(signer_of(f"hash:file:{tmp_path / 'shared'}"), HashSigner)
 
 
@@ -210,7 +223,12 @@ def test_all_of_it_in_training(tmp_path: Path, key_file: str) -> None:
     import torch
 
     public = write_signing_key(str(tmp_path / "sign"))
-    guarded = {"encrypt": key_file, "sign": f"ed25519:file:{tmp_path / 'sign'}", "trust": public, "anchor": tmp_path / "anchor"}
+    guarded = {
+        "encrypt": key_file,
+        "sign": f"ed25519:file:{tmp_path / 'sign'}",
+        "trust": public,
+        "anchor": tmp_path / "anchor",
+    }
     for background in (False, True):
         model = torch.nn.Linear(9, 9)
         options: dict[str, Any] = {"model": model, "save": relight.every(steps=1), "background": background, **guarded}
@@ -221,7 +239,10 @@ def test_all_of_it_in_training(tmp_path: Path, key_file: str) -> None:
     assert live(store) == 2 and not open_run(store, "run").view().faults
     assert any((tmp_path / "anchor").rglob("0*"))
     other = write_signing_key(str(tmp_path / "another"))
-    assert live(open_bytes(tmp_path / "s", guard=StoreSecurity.from_settings(**{**guarded, "trust": other, "anchor": ""}))) == 0
+    assert (
+        live(open_bytes(tmp_path / "s", guard=StoreSecurity.from_settings(**{**guarded, "trust": other, "anchor": ""})))
+        == 0
+    )
     (tmp_path / "s" / "run" / "log" / record_file(len(list((tmp_path / "s" / "run" / "log").iterdir())) - 1)).unlink()
     refuses(CorruptCheckpoint, lambda: relight.Checkpointer(tmp_path / "s" / "run", **options).restore())
 
@@ -230,4 +251,6 @@ def test_a_reader_without_keys_gets_an_error(key_file: str) -> None:
     """Nothing of an encrypted store is listed without the key."""
     inner = encrypted(key_file)
     refuses(RelightError, lambda: open_run(inner, "run").view().records[0])
-    refuses(CheckpointNotFound, lambda: open_run(EncryptedStore(inner, StoreSecurity.from_settings(key_file).keys), "none"))  # type: ignore[arg-type]
+    refuses(
+        CheckpointNotFound, lambda: open_run(EncryptedStore(inner, StoreSecurity.from_settings(key_file).keys), "none")
+    )  # type: ignore[arg-type]

@@ -100,7 +100,11 @@ def test_another_runs_records_have_no_effect(stores: dict[str, Path]) -> None:
     assert len(commits) == len(STEPS) + 1  # without one of them there is one less
     for path in commits:
         number = records.index(path)
-        others = [records[number - 1], sorted((whole / "one/b/log").iterdir())[number], sorted((whole / "two/a/log").iterdir())[number]]
+        others = [
+            records[number - 1],
+            sorted((whole / "one/b/log").iterdir())[number],
+            sorted((whole / "two/a/log").iterdir())[number],
+        ]
         for other in others:
             steps = steps_with(whole / "one/a", path, broken, other.read_bytes())
             assert set(steps) < {0, *STEPS}
@@ -135,7 +139,9 @@ def test_what_is_cut_at_its_tags_is_refused(stores: dict[str, Path], cut: int) -
         assert found_damaged(broken / "a") == {1}
 
 
-def test_a_store_with_a_forged_record_of_no_encryption(stores: dict[str, Path], key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_with_a_forged_record_of_no_encryption(
+    stores: dict[str, Path], key_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An attacker with write access changes the store's record to unencrypted, and may delete the key slots.
 
     With a key, readers and writers do not accept the record, and write no plaintext. Without a key nothing can be read,

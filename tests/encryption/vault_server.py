@@ -38,7 +38,8 @@ def vault(*names: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
                 nonce = secrets.token_bytes(12)
                 sealed = key.encrypt(nonce, base64.b64decode(request["plaintext"]), b"")
                 return self._answer(
-                    200, {"data": {"ciphertext": f"vault:v1:{base64.b64encode(nonce + sealed).decode()}", "key_version": 1}}
+                    200,
+                    {"data": {"ciphertext": f"vault:v1:{base64.b64encode(nonce + sealed).decode()}", "key_version": 1}},
                 )
             try:
                 data = base64.b64decode(request["ciphertext"].removeprefix("vault:v1:"))

@@ -128,7 +128,9 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
     model = Model()
     decay = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=3e-3)
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=3e-3
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5) * 0.98**step)
     loader = make_loader(cell)
     ckpt = relight.Checkpointer(
@@ -158,7 +160,9 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
             cast = torch.autocast("cpu", dtype=torch.bfloat16) if cell.autocast else contextlib.nullcontext()
             with cast:
                 logits = model(tokens[:, :-1], noise)
-            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()) / cell.accumulation
+            loss = (
+                nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()) / cell.accumulation
+            )
             loss.backward()
             total += loss.item()
         optimizer.step()
@@ -178,7 +182,11 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """One hash over parameters, buffers and moments."""
-    parts = [t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in model.state_dict().values() if t.ndim]
+    parts = [
+        t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for t in model.state_dict().values()
+        if t.ndim
+    ]
     for state in optimizer.state_dict()["state"].values():
         parts += [value.numpy().tobytes() for value in state.values()]
     return hexdigest(b"".join(parts))

@@ -21,7 +21,10 @@ CELLS = [
     for workers, accumulation, autocast, stateful in itertools.product((0, 2), (1, 4), (False, True), (True, False))
 ]
 WHERE = ("random step", "epoch edge", "step 1", "twice in one epoch", "inside a save")
-SLICE = [(CELLS[i % len(CELLS)], where) for i, where in zip((0, 3, 6, 9, 14, 5, 12, 15), itertools.cycle(WHERE), strict=False)]
+SLICE = [
+    (CELLS[i % len(CELLS)], where)
+    for i, where in zip((0, 3, 6, 9, 14, 5, 12, 15), itertools.cycle(WHERE), strict=False)
+]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch._dynamo", "torchdata.stateful_dataloader", "relight.checkpointer"])

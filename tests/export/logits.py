@@ -16,7 +16,13 @@ from relight.catalog import open_run
 from relight.export import Options, execute_export, plan_export
 from relight.store import open_bytes
 
-SMALL = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 
 
 def configs() -> Iterator[tuple[str, PretrainedConfig]]:
@@ -34,11 +40,15 @@ def check(config: PretrainedConfig, dtype: torch.dtype, shard: int | None, folde
     relight.save(folder / "runs" / "run", {"model": model}, step=1)
     run = open_run(open_bytes(folder / "runs"), "run")
     name = str(dtype).removeprefix("torch.")
-    execute_export(plan_export(run.open(run.history().live[-1]), folder / "out", Options(shard_bytes=shard, dtype=name)))
+    execute_export(
+        plan_export(run.open(run.history().live[-1]), folder / "out", Options(shard_bytes=shard, dtype=name))
+    )
     config.save_pretrained(folder / "out")
     back, loading = AutoModelForCausalLM.from_pretrained(folder / "out", dtype=dtype, output_loading_info=True)
     assert not any(loading.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
-    for parameter in model.parameters():  # not the whole model: buffers that are in no checkpoint are unchanged after the import
+    for (
+        parameter
+    ) in model.parameters():  # not the whole model: buffers that are in no checkpoint are unchanged after the import
         parameter.data = parameter.data.to(dtype)
     tokens = torch.randint(0, 500, (2, 32))
     with torch.no_grad():
@@ -55,7 +65,9 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     same = check(config, dtype, shard, Path(folder))
                 failed += not same
-                print(f"{'same logits' if same else 'OTHER LOGITS'}  {name}, {dtype}, {'one file' if shard is None else 'sharded'}")
+                print(
+                    f"{'same logits' if same else 'OTHER LOGITS'}  {name}, {dtype}, {'one file' if shard is None else 'sharded'}"
+                )
     sys.exit(failed > 0)
 
 

@@ -81,7 +81,13 @@ def saved_by_ranks(path: Path, tensors: Mapping[str, torch.Tensor], world: int) 
             dtype = str(tensor.dtype).removeprefix("torch.")
             items.append(Item(f"model/{name}", dtype, tuple(tensor.shape), "param", Bytes(raw(columns[rank])), box))
         tree = {"model": {name: Leaf("tensor", (index,)) for index, name in enumerate(tensors)}}
-        request = SaveRequest(SaveInfo(step=7), tree=encode_tree(tree if rank == 0 else {**tree, "rank": {}}), items=items, id="0000000007", seat=Participant(rank, world, "0" * 16, 60.0))  # fmt: skip
+        request = SaveRequest(
+            SaveInfo(step=7),
+            tree=encode_tree(tree if rank == 0 else {**tree, "rank": {}}),
+            items=items,
+            id="0000000007",
+            seat=Participant(rank, world, "0" * 16, 60.0),
+        )
         try:
             save_multi_rank(CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch), request)
         except BaseException as error:

@@ -44,12 +44,16 @@ def expected(states: list[dict[str, torch.Tensor]], weights: list[float], name: 
 
 def near(one: torch.Tensor, other: torch.Tensor) -> bool:
     """The same, but for a last bit where a sum of doubles may round otherwise."""
-    return one.dtype == other.dtype and torch.allclose(one.double(), other.double(), rtol=2 * torch.finfo(one.dtype).eps, atol=0)
+    return one.dtype == other.dtype and torch.allclose(
+        one.double(), other.double(), rtol=2 * torch.finfo(one.dtype).eps, atol=0
+    )
 
 
 @pytest.mark.parametrize("elements", [64, at_work.SLAB_ELEMENTS])
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], ema_weights(3, 0.5)], ids=["mean", "ema"])
-def test_the_average_is_the_weighted_mean(tmp_path: Path, weights: list[float], elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_average_is_the_weighted_mean(
+    tmp_path: Path, weights: list[float], elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of floats of every width, whatever the size of a slab; whole numbers that differ are the last one's, and named."""
     monkeypatch.setattr(at_work, "SLAB_ELEMENTS", elements)
     states = models(3)
@@ -57,7 +61,9 @@ def test_the_average_is_the_weighted_mean(tmp_path: Path, weights: list[float], 
     report = execute_export(plan_export(mixed, tmp_path / "a.safetensors"))
     averaged = load_file(tmp_path / "a.safetensors")
     shares = [weight / sum(weights) for weight in weights]
-    assert [name for name in ("w", "h", "b", "d", "rep") if not near(averaged[name], expected(states, shares, name))] == []
+    assert [
+        name for name in ("w", "h", "b", "d", "rep") if not near(averaged[name], expected(states, shares, name))
+    ] == []
     assert averaged["steps"] == 2 and same(averaged["same"], states[0]["same"])
     assert report.from_last == ["model/steps"]
     assert averaged["w"].ne(states[2]["w"]).all()
@@ -103,7 +109,10 @@ def test_it_may_be_a_checkpoint_of_a_run_of_its_own(tmp_path: Path) -> None:
 
 def test_what_cannot_be_averaged_is_named(tmp_path: Path) -> None:
     """Other shapes, other dtypes, tensors that one checkpoint lacks, invalid weights."""
-    states: list[dict[str, torch.Tensor]] = [{"a": torch.ones(3), "b": torch.ones(2)}, {"a": torch.ones(4), "c": torch.ones(1)}]
+    states: list[dict[str, torch.Tensor]] = [
+        {"a": torch.ones(3), "b": torch.ones(2)},
+        {"a": torch.ones(4), "c": torch.ones(1)},
+    ]
     made = checkpoints(tmp_path / "runs", states)
     with pytest.raises(IncompatibleState) as error:
         plan_export(mixture(made, [1, 1]), tmp_path / "a.safetensors")

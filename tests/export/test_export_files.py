@@ -41,7 +41,9 @@ def test_bytes_are_where_they_belong(tmp_path: Path, seed: int, blocks: int, mon
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == bytes(data)
 
 
-def test_tensors_that_are_stored_in_another_order_than_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_are_stored_in_another_order_than_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Widths by turns, so that the file has another order than the pack, and blocks are spilled."""
     monkeypatch.setattr(outfile, "BLOCK_BYTES", 64 << 10)
     monkeypatch.setattr(outfile, "BLOCKS_MAX", 2)

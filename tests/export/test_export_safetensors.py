@@ -47,7 +47,9 @@ def test_several_files_have_an_index_as_transformers_writes_it(tmp_path: Path) -
 
     A file exceeds the limit only if it has one tensor. The sizes add up.
     """
-    model = {f"h.{index}.weight": bits(torch.float32, 50, 10, seed=index) for index in range(9)} | {"big": bits(torch.float16, 5000)}
+    model = {f"h.{index}.weight": bits(torch.float32, 50, 10, seed=index) for index in range(9)} | {
+        "big": bits(torch.float16, 5000)
+    }
     execute_export(plan_export(saved(tmp_path / "runs", model), tmp_path / "out", Options(shard_bytes=5000)))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["metadata"] == {"total_size": sum(tensor.nbytes for tensor in model.values())}
@@ -63,7 +65,9 @@ def test_several_files_have_an_index_as_transformers_writes_it(tmp_path: Path) -
 
 def test_a_single_shard_is_one_file_without_index(tmp_path: Path) -> None:
     """``from_pretrained`` then expects ``model.safetensors``."""
-    execute_export(plan_export(saved(tmp_path / "runs", {"a": torch.ones(3)}), tmp_path / "out", Options(shard_bytes=10**9)))
+    execute_export(
+        plan_export(saved(tmp_path / "runs", {"a": torch.ones(3)}), tmp_path / "out", Options(shard_bytes=10**9))
+    )
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
 
 
@@ -77,13 +81,19 @@ def test_what_ranks_hold_across_is_put_together(tmp_path: Path, world: int) -> N
 
 def test_names_are_renamed_and_chosen(tmp_path: Path) -> None:
     """Rules apply one after the other; patterns take names and what is below them; a component may be named."""
-    checkpoint = saved(tmp_path / "runs", {"model.h.0.w": torch.ones(1), "model.h.1.w": torch.ones(2)}, ema={"w": torch.ones(3)})
+    checkpoint = saved(
+        tmp_path / "runs", {"model.h.0.w": torch.ones(1), "model.h.1.w": torch.ones(2)}, ema={"w": torch.ones(3)}
+    )
     rules = ("model.=", r"re:h\.([0-9]+)=blocks.\1", "=net.")
     assert export(checkpoint, tmp_path / "a.safetensors", rename=rules).keys() == {"net.blocks.0.w", "net.blocks.1.w"}
     assert export(checkpoint, tmp_path / "b.safetensors", only=("model.h.0",)).keys() == {"model.h.0.w"}
     assert export(checkpoint, tmp_path / "c.safetensors", only=("model/model.h.1.*",)).keys() == {"model.h.1.w"}
     assert export(checkpoint, tmp_path / "d.safetensors", component="ema").keys() == {"w"}
-    assert export(checkpoint, tmp_path / "e.safetensors", everything=True).keys() == {"model.model.h.0.w", "model.model.h.1.w", "ema.w"}
+    assert export(checkpoint, tmp_path / "e.safetensors", everything=True).keys() == {
+        "model.model.h.0.w",
+        "model.model.h.1.w",
+        "ema.w",
+    }
     for options, error in [
         (Options(rename=(r"re:h\.[01]=h",)), ConfigError),
         (Options(rename=("re:(=x",)), ConfigError),
@@ -102,7 +112,9 @@ def test_conversion_is_to_the_nearest_as_torch_has_it(source: str, target: str) 
     """Any bits, converted, are what torch makes of them; what is not a number stays so; finite values that become infinite are counted."""
     values = bits(getattr(torch, source), 1 << 16, seed=1)
     if source == "float64":  # torch rounds twice on the way to bfloat16: see the next test
-        values = torch.cat((bits(torch.float32, 1 << 15, seed=2).double(), torch.tensor([1e300, -1e300, 65519.9, 65520.0])))
+        values = torch.cat(
+            (bits(torch.float32, 1 << 15, seed=2).double(), torch.tensor([1e300, -1e300, 65519.9, 65520.0]))
+        )
     out, over = converted(memoryview(bytearray(raw(values))), source, target)
     got = torch.frombuffer(bytearray(out), dtype=getattr(torch, target))
     wanted = values.to(getattr(torch, target))
@@ -114,9 +126,17 @@ def test_conversion_is_to_the_nearest_as_torch_has_it(source: str, target: str) 
 def test_doubles_are_rounded_once() -> None:
     """A value a hair above the middle of two bfloat16 goes up, though float32 would have it at the middle, and so down."""
     middle = 1 + 2**-8
-    values = torch.tensor([middle, middle + 2**-40, middle - 2**-40, -middle - 2**-40, 1 + 3 * 2**-8 - 2**-40], dtype=torch.float64)
+    values = torch.tensor(
+        [middle, middle + 2**-40, middle - 2**-40, -middle - 2**-40, 1 + 3 * 2**-8 - 2**-40], dtype=torch.float64
+    )
     out, _ = converted(memoryview(bytearray(raw(values))), "float64", "bfloat16")
-    assert torch.frombuffer(bytearray(out), dtype=torch.bfloat16).tolist() == [1.0, 1 + 2**-7, 1.0, -1 - 2**-7, 1 + 2**-7]
+    assert torch.frombuffer(bytearray(out), dtype=torch.bfloat16).tolist() == [
+        1.0,
+        1 + 2**-7,
+        1.0,
+        -1 - 2**-7,
+        1 + 2**-7,
+    ]
 
 
 def test_dtype_is_for_floats_and_overflow_is_reported(tmp_path: Path) -> None:
@@ -228,7 +248,9 @@ def test_compact_and_encrypted_checkpoints_go_out_alike(tmp_path: Path) -> None:
 
     write_key_file(str(tmp_path / "key"))
     model = {"w": torch.randn(40_000), "m": torch.zeros(30_000)}
-    with relight.Checkpointer(tmp_path / "runs" / "run", model=dict(model), compact=Compact(), encrypt=f"file:{tmp_path / 'key'}") as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "runs" / "run", model=dict(model), compact=Compact(), encrypt=f"file:{tmp_path / 'key'}"
+    ) as ckpt:
         ckpt.save(1, block=True)
     os.environ["RELIGHT_KEY"] = f"file:{tmp_path / 'key'}"
     try:

@@ -38,7 +38,10 @@ def test_torch_loads_what_went_in_without_running_anything(tmp_path: Path, mmap:
     """
     model = {
         **state(),
-        **{f"more.{dtype}": bits(dtype, 5, 3) for dtype in (torch.uint16, torch.uint64, torch.complex64, torch.float8_e8m0fnu)},
+        **{
+            f"more.{dtype}": bits(dtype, 5, 3)
+            for dtype in (torch.uint16, torch.uint64, torch.complex64, torch.float8_e8m0fnu)
+        },
     }
     path = export(saved(tmp_path / "runs", model), tmp_path / "out.pt", to="pt")
     loaded = torch.load(path, weights_only=True, mmap=mmap)
@@ -80,7 +83,9 @@ VALUES: dict[str, Any] = {
 def test_a_pt_file_has_the_whole_state_unchanged(tmp_path: Path) -> None:
     """Numbers, texts, lists with tensors in them and without, torch's small things: all that may be read without running it."""
     relight.save(
-        tmp_path / "runs" / "run", {"model": {"w": torch.ones(2)}, "rest": VALUES, "frozen": frozenset((1,)), "n": 2**3000}, step=1
+        tmp_path / "runs" / "run",
+        {"model": {"w": torch.ones(2)}, "rest": VALUES, "frozen": frozenset((1,)), "n": 2**3000},
+        step=1,
     )
     plan = plan_export(opened(tmp_path / "runs"), tmp_path / "all.pt", Options(to="pt", everything=True))
     execute_export(plan)
@@ -95,8 +100,15 @@ def test_dcp_loads_it_and_what_it_makes_of_it_is_the_same(tmp_path: Path) -> Non
     """``torch.distributed.checkpoint.load`` fills a model; its converter gives the whole state back."""
     model = {name: tensor for name, tensor in state().items() if tensor.numel()}
     weight = torch.randn(6)
-    checkpoint = saved(tmp_path / "runs", {**model, "tied": weight, "tied2": weight}, extra={"step": 5, "l": [1, torch.ones(2)], 3: "x"})
-    live = {name: torch.zeros_like(tensor) for name, tensor in model.items()} | {"tied": torch.zeros(6), "tied2": torch.zeros(6)}
+    checkpoint = saved(
+        tmp_path / "runs",
+        {**model, "tied": weight, "tied2": weight},
+        extra={"step": 5, "l": [1, torch.ones(2)], 3: "x"},
+    )
+    live = {name: torch.zeros_like(tensor) for name, tensor in model.items()} | {
+        "tied": torch.zeros(6),
+        "tied2": torch.zeros(6),
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(live, checkpoint_id=export(checkpoint, tmp_path / "dcp", to="dcp"))
@@ -155,8 +167,9 @@ def test_sizes_beyond_32_bits(tmp_path: Path) -> None:
     assert loaded["l"].shape == large.shape and loaded["l"][-1] == 5 and loaded["s"].tolist() == [1, 1]
     with zipfile.ZipFile(tmp_path / "x.pt") as file:
         assert [(entry.filename, entry.file_size) for entry in file.infolist() if "/data/" in entry.filename] == [
-            ("x/data/0", large.length), ("x/data/1", small.length),
-        ]  # fmt: skip
+            ("x/data/0", large.length),
+            ("x/data/1", small.length),
+        ]
         assert file.getinfo("x/data/1").header_offset > 5 << 30
 
 
@@ -179,7 +192,9 @@ def test_sums_of_runs_are_the_sum_of_the_whole() -> None:
         assert joined_crc(runs) == zlib.crc32(data)
 
 
-@pytest.mark.parametrize("value", [object(), frozenset(), 2**3000, {"a": [bytearray()]}], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), frozenset(), 2**3000, {"a": [bytearray()]}], ids=lambda value: type(value).__name__
+)
 def test_what_cannot_be_read_without_running_it_is_not_written(value: object) -> None:
     """``IncompatibleState``, wherever it is in the tree."""
     with pytest.raises(IncompatibleState):

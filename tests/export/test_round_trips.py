@@ -55,5 +55,7 @@ def test_in_and_out_and_in_again(tmp_path: Path, source: str, to: str) -> None:
     second = brought(out, tmp_path / "store", "second")
     mine, theirs = tensors_in(first[name]), tensors_in(second.get("model", second))
     assert mine and mine.keys() == theirs.keys()
-    assert all(same(mine[name], theirs[name]) for name in mine), [name for name in mine if not same(mine[name], theirs[name])]
+    assert all(same(mine[name], theirs[name]) for name in mine), [
+        name for name in mine if not same(mine[name], theirs[name])
+    ]
     assert "transformers" not in sys.modules

@@ -67,14 +67,22 @@ def tree() -> dict[str, Any]:
 def request(step: int, **more: Any) -> SaveRequest:
     """Return a save of the state at ``step``."""
     tensors = values(step)
-    items = [Item(name, dtype, shape, role, Bytes(tensors[name]), trainable=t) for name, dtype, shape, role, t in TENSORS]
-    info = SaveInfo(step, metrics={"loss": 1.0 / step}, **{name: more.pop(name) for name in SaveInfo.__struct_fields__ if name in more})
+    items = [
+        Item(name, dtype, shape, role, Bytes(tensors[name]), trainable=t) for name, dtype, shape, role, t in TENSORS
+    ]
+    info = SaveInfo(
+        step,
+        metrics={"loss": 1.0 / step},
+        **{name: more.pop(name) for name in SaveInfo.__struct_fields__ if name in more},
+    )
     return SaveRequest(info, tree=encode_tree(tree()), items=items, **more)
 
 
 def chunked(chunk_bytes: int, group_bytes: int) -> Any:
     """Cut packs into chunks of these sizes within the block."""
-    return mock.patch("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk_bytes, group_bytes=group_bytes))
+    return mock.patch(
+        "relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk_bytes, group_bytes=group_bytes)
+    )
 
 
 @contextmanager

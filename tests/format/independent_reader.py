@@ -10,12 +10,16 @@ from pathlib import Path
 import msgpack
 from blake3 import blake3
 
-SIZES = {f"{kind}{n}": n // 8 for kind in ("float", "bfloat", "int", "uint", "complex", "bits") for n in (16, 32, 64, 128)}
+SIZES = {
+    f"{kind}{n}": n // 8 for kind in ("float", "bfloat", "int", "uint", "complex", "bits") for n in (16, 32, 64, 128)
+}
 
 
 def sealed(data):  # the object in a sealed file, None if a bit of it is off
     frame = data[:9] + data[73:82] + data[-2:] == b'{"seal":"","body":}\n'
-    return json.loads(data[82:-2]) if frame and data[9:73].decode("latin-1") == blake3(data[82:-2]).hexdigest() else None
+    return (
+        json.loads(data[82:-2]) if frame and data[9:73].decode("latin-1") == blake3(data[82:-2]).hexdigest() else None
+    )
 
 
 def need(fact, what):
@@ -39,13 +43,25 @@ def counting(store, run):  # the records that count, newest first: each is judge
 
 def checkpoints(store, run):  # the COMMIT records of the live checkpoints, newest first
     epoch, ever, gone = 0, {}, {}  # gone: None while it is live, True while it may be recalled, then False
-    for kind, body, record in [(record["kind"], record["body"], record) for record in list(counting(Path(store), run))[::-1]]:
-        if kind in ("FENCE", "COMMIT", "TAG", "RETIRE", "RECALL", "SWEEP") and record["epoch"] >= epoch + (kind == "FENCE"):
+    for kind, body, record in [
+        (record["kind"], record["body"], record) for record in list(counting(Path(store), run))[::-1]
+    ]:
+        if kind in ("FENCE", "COMMIT", "TAG", "RETIRE", "RECALL", "SWEEP") and record["epoch"] >= epoch + (
+            kind == "FENCE"
+        ):
             epoch = record["epoch"]
-            if kind == "COMMIT" and body["id"] not in ever and body["dir"] == f"{body['step']:010d}-{body['id']}-e{epoch}":
+            if (
+                kind == "COMMIT"
+                and body["id"] not in ever
+                and body["dir"] == f"{body['step']:010d}-{body['id']}-e{epoch}"
+            ):
                 ever[body["id"]], gone[body["id"]] = record, None
             for id_, now in [(id_, gone[id_]) for id_ in body.get("ids", ()) if id_ in gone]:
-                gone[id_] = {"RETIRE": "undo_s" in body if now is None else now, "RECALL": now and None, "SWEEP": now and False}[kind]
+                gone[id_] = {
+                    "RETIRE": "undo_s" in body if now is None else now,
+                    "RECALL": now and None,
+                    "SWEEP": now and False,
+                }[kind]
     return [ever[id_] for id_ in list(ever)[::-1] if gone[id_] is None]
 
 
@@ -53,16 +69,30 @@ def read(store, run, record):
     """Return the root, and each rank's ``([(name, dtype, shape, box, bytes)], tree)``. ValueError if a byte is off."""
     body, folder, ranks = record["body"], Path(store) / run / record["body"]["dir"], []
     need(blake3(data := (folder / "root.json").read_bytes()).hexdigest() == body["root"], "root.json")
-    root, facts = json.loads(data), {name: record.get(name, body.get(name)) for name in ("store", "run", "id", "step", "epoch", "version")}
-    need(root.items() >= facts.items() and root["features"] in ([], ["short-parts"]) and len(root["parts"]) == root["world"], "root.json")
-    for rank, ref in enumerate(base64.urlsafe_b64decode(r[:43] + "=").hex() if isinstance(r, str) else r["hash"] for r in root["parts"]):
+    root, facts = (
+        json.loads(data),
+        {name: record.get(name, body.get(name)) for name in ("store", "run", "id", "step", "epoch", "version")},
+    )
+    need(
+        root.items() >= facts.items()
+        and root["features"] in ([], ["short-parts"])
+        and len(root["parts"]) == root["world"],
+        "root.json",
+    )
+    for rank, ref in enumerate(
+        base64.urlsafe_b64decode(r[:43] + "=").hex() if isinstance(r, str) else r["hash"] for r in root["parts"]
+    ):
         need(blake3(data := (folder / (file := f"part-{rank:05d}.msgpack")).read_bytes()).hexdigest() == ref, file)
         part, packs, tensors = msgpack.unpackb(data), [], []
         need(part.items() >= (facts | {"rank": rank, "world": root["world"]}).items(), f"{file}: not this one")
         for index, (_, size, chunks) in enumerate(part["packs"]):
             packs.append((folder / (file := f"pack-{rank:05d}-{index:03d}.safetensors")).read_bytes())
             stream = io.BytesIO(packs[-1])
-            need(all(blake3(stream.read(n)).digest() == v for n, v in chunks) and stream.tell() == len(packs[-1]) == size, file)
+            need(
+                all(blake3(stream.read(n)).digest() == v for n, v in chunks)
+                and stream.tell() == len(packs[-1]) == size,
+                file,
+            )
         for name, dtype, shape, _, pack, offset, length, box in part["tensors"]:
             need(length == math.prod(box[1] if box else shape) * SIZES.get(dtype, 1), name)
             tensors.append((name, dtype, tuple(shape), box, packs[pack][offset : offset + length] if length else b""))

@@ -15,7 +15,10 @@ def pack_bytes(run, folder, entry):  # the logical bytes of one entry of a part'
     chunks_file = folder / file.replace(".safetensors", ".chunks")
     files = [
         chunks_file.read_bytes() if own else b"",
-        *((run.parent / directory if "/" in directory else run / directory).joinpath(name).read_bytes() for directory, name in homes),
+        *(
+            (run.parent / directory if "/" in directory else run / directory).joinpath(name).read_bytes()
+            for directory, name in homes
+        ),
     ]
     if len(files[0]) != own or sum(piece[2] for piece in pieces if piece[0] == 0) != own:
         raise ValueError("its own file is not as long as it should be")
@@ -53,7 +56,9 @@ def decoded(stored_bytes, length, base):
         body, begin, shift = stored_bytes[begin : begin + size], begin + size, shift - 8 * plane_width
         plane = zstd.decompress(body) if frame else body
         for number in range(len(elements)):
-            elements[number] |= int.from_bytes(plane[number * plane_width : (number + 1) * plane_width], "little") << shift
+            elements[number] |= (
+                int.from_bytes(plane[number * plane_width : (number + 1) * plane_width], "little") << shift
+            )
     bits, out = 8 * width, []
     for number, element in enumerate(elements):
         if differences:

@@ -55,7 +55,9 @@ def there_and_back(data: bytes, way: Way, base: bytes | None = None) -> None:
     method=st.sampled_from(METHODS),
     repeat=st.sampled_from((1, 1, 200)),
 )
-def test_any_bytes_come_back(kind: ElementKind, raw: bytes, base: bytes | None, single: int, method: str, repeat: int) -> None:
+def test_any_bytes_come_back(
+    kind: ElementKind, raw: bytes, base: bytes | None, single: int, method: str, repeat: int
+) -> None:
     """Every chosen and every possible way is exact."""
     raw = (raw * repeat)[: len(raw) * repeat // kind.width * kind.width]
     base = None if base is None else (base * (len(raw) // max(len(base), 1) + 1))[: len(raw)].ljust(len(raw), b"\0")

@@ -31,7 +31,11 @@ def checked(root: Path) -> str:
         assert tensors == expected
         leaves = [("@", "tensor", (index,), None) for index in range(6)]
         rest = [*leaves[3:], (1, 2.5, None, b"x", "é")]
-        assert tree == {"model": {"w": leaves[0], "b": leaves[1], "tied": leaves[0]}, "optim": {0: leaves[2]}, "rest": rest}
+        assert tree == {
+            "model": {"w": leaves[0], "b": leaves[1], "tied": leaves[0]},
+            "optim": {0: leaves[2]},
+            "rest": rest,
+        }
         return letter
     raise AssertionError("nothing is whole")
 
@@ -76,11 +80,18 @@ def test_the_reader_follows_the_rules_of_the_history(tmp_path: Path) -> None:
         write(forge.files, tmp_path / f"{kinds}")
         assert checked(tmp_path / f"{kinds}") == newest, kinds
         assert Log(LocalStore(tmp_path / f"{kinds}"), RUN).read().faults == ()
-        assert [checkpoint.id[0] for checkpoint in fold(Log(LocalStore(tmp_path / f"{kinds}"), RUN).read()).live][-1] == newest, kinds
+        assert [checkpoint.id[0] for checkpoint in fold(Log(LocalStore(tmp_path / f"{kinds}"), RUN).read()).live][
+            -1
+        ] == newest, kinds
     forge = Forge()
     forge.record(SEQ["retire"], lambda record: record.update(prev="0" * 64), chain=False)
     write(forge.files, tmp_path / "forked")
-    assert [record["body"]["step"] for record in independent_reader.checkpoints(tmp_path / "forked", RUN)] == [30, 20, 10, 5]
+    assert [record["body"]["step"] for record in independent_reader.checkpoints(tmp_path / "forked", RUN)] == [
+        30,
+        20,
+        10,
+        5,
+    ]
 
 
 def test_the_reader_is_short_and_independent() -> None:

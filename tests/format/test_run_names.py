@@ -43,9 +43,9 @@ def test_a_name_and_its_directory_are_one_to_one(name: str) -> None:
     assert run_name(directory) == name
     assert run_dir(directory) == directory == check_run_name(name)
     assert split_run(f"/store/{name}") == ("/store", directory)
-    assert shown(f"run {directory!r} in /store/{directory}, and ({directory}).") == f"run {name!r} in /store/{name}, and ({name}).".replace(
-        repr(name), f"'{name}'"
-    )
+    assert shown(
+        f"run {directory!r} in /store/{directory}, and ({directory})."
+    ) == f"run {name!r} in /store/{name}, and ({name}).".replace(repr(name), f"'{name}'")
 
 
 @pytest.mark.parametrize("name", ["demo", "a.b-c_d", "_-foo", "_-a_zz", "_x_20", "9", "A" * 128, "a_20b", "_-"])
@@ -112,7 +112,9 @@ def test_everything_shows_and_takes_the_name(tmp_path: Path, name: str) -> None:
     assert f"{name}x" in str(caught.value) and "_-" not in str(caught.value)
 
 
-def test_the_command_line_shows_and_takes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_shows_and_takes_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """ls, show, verify, cp, branch and log take real names and print no escaped one."""
     from tests.cli.at_hand import in_process
 

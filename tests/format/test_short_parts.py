@@ -26,7 +26,10 @@ HASH = "A" * 43
 
 def root_of(sizes: list[int], features: list[str]) -> Root:
     rng = random.Random(1)
-    refs = [PartRef(rank=i, file=f"part-{i:05d}.msgpack", size=size, hash=rng.randbytes(32).hex()) for i, size in enumerate(sizes)]
+    refs = [
+        PartRef(rank=i, file=f"part-{i:05d}.msgpack", size=size, hash=rng.randbytes(32).hex())
+        for i, size in enumerate(sizes)
+    ]
     return Root(
         store="0" * 32, run="0" * 32, id="0" * 10, step=1, epoch=1, created="", reason="", world=len(refs), features=features, parts=refs,
         logical_bytes=1, stored_bytes=1, new_bytes=1,
@@ -66,7 +69,10 @@ def test_names_encode_their_fields() -> None:
         ready = Ready(numbers[0], rng.randbytes(3).hex(), rng.randbytes(32).hex(), *numbers[1:])
         assert parse_ready(ready.file) == ready and len(ready.file) < 255
         offset = rng.randrange(len(ready.file))
-        assert parse_ready(ready.file[:offset] + rng.choice("0aZ-_.") + ready.file[offset + 1 :]) != ready or ready.file[offset] in "0aZ-_."
+        assert (
+            parse_ready(ready.file[:offset] + rng.choice("0aZ-_.") + ready.file[offset + 1 :]) != ready
+            or ready.file[offset] in "0aZ-_."
+        )
         assert parse_ready(f"{ready.file}0") is None and parse_ready(f"0{ready.file}") is None
 
 
@@ -77,7 +83,9 @@ def test_the_independent_reader_reads_them(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         store = LocalStore(str(tmp_path))
         row = Item("t", "uint8", (2, 8), "value", Bytes(bytes([rank]) * 8), Box((rank, 0), (1, 8)))
-        request = SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=[row], id="0" * 10, seat=Participant(rank, 2, "0" * 16, 20.0))
+        request = SaveRequest(
+            SaveInfo(step=1), tree=encode_tree({}), items=[row], id="0" * 10, seat=Participant(rank, 2, "0" * 16, 20.0)
+        )
         Attempt(CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)).save(request)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]

@@ -50,7 +50,10 @@ def test_another_reader_finds_the_same_bytes(run: Path) -> None:
         loaded = relight.load(run, checkpoint.id)["model"]
         stored = {row[0]: packs[row[4]][row[5] : row[5] + row[6]] for row in part["tensors"] if row[6]}
         for name, value in loaded.items():
-            assert bytes(value.contiguous().view(torch.uint8).numpy().tobytes()) == stored[f"model/{name}"], (checkpoint.step, name)
+            assert bytes(value.contiguous().view(torch.uint8).numpy().tobytes()) == stored[f"model/{name}"], (
+                checkpoint.step,
+                name,
+            )
     assert all(seen.values()), seen
 
 

@@ -21,7 +21,16 @@ WRONG: list[Any] = [
     ["@", "sensor", [1], None], ["@", 7, [1], None], ["@", ["tensor"], [1], None], ["#", "tensor", [1], None], [["@"], "tensor", [1], None],
     ["@", "tensor", [1]], [], {"a": 1}, ["@", "tensor", [1], {"a": 1}],
 ]  # fmt: skip
-RIGHT: list[Any] = [LEAF, ["@", "numpy", [3], None], ["@", "expanded", [1], ["t", 2]], ["l", 1, 2], "text", 5, ["d", "a", LEAF], None]
+RIGHT: list[Any] = [
+    LEAF,
+    ["@", "numpy", [3], None],
+    ["@", "expanded", [1], ["t", 2]],
+    ["l", 1, 2],
+    "text",
+    5,
+    ["d", "a", LEAF],
+    None,
+]
 
 
 def decoded(values: list[Any], together: int, monkeypatch: pytest.MonkeyPatch) -> Any:

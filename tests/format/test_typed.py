@@ -53,9 +53,12 @@ def test_nothing_else_gives_msgspec_a_type(call: str) -> None:
     """Otherwise two threads may be the first."""
     root = Path(relight.__file__).parent
     lines = [
-        f"{path.relative_to(root)}: {line.strip()}" for path in sorted(root.rglob("*.py")) if path.name != "decode.py"
-        for line in path.read_text().splitlines() if re.search(rf"msgspec.*{call}" if "msgspec" not in call else call, line)
-    ]  # fmt: skip
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in sorted(root.rglob("*.py"))
+        if path.name != "decode.py"
+        for line in path.read_text().splitlines()
+        if re.search(rf"msgspec.*{call}" if "msgspec" not in call else call, line)
+    ]
     assert lines == []
 
 

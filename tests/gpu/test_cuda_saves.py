@@ -24,7 +24,9 @@ QUEUE = relight.Limits(when_busy="queue")
 
 def make(seed: int, width: int = 1024) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width)).cuda()
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width)
+    ).cuda()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 
 
@@ -105,13 +107,17 @@ def test_a_run_resumes_to_the_bit(tmp_path: Path) -> None:
     model, optimizer = make(0)
     straight = [one_step(model, optimizer).item() for _ in range(12)]
     model, optimizer = make(0)
-    with relight.Checkpointer(tmp_path / "s" / "r", model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "r", model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE
+    ) as ckpt:
         losses = []
         for step in range(ckpt.restore(), 7):
             losses.append(one_step(model, optimizer).item())
             ckpt.step(step)
     model, optimizer = make(99)
-    with relight.Checkpointer(tmp_path / "s" / "r", model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "r", model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE
+    ) as ckpt:
         for step in range(ckpt.restore(), 12):
             losses[step:] = [one_step(model, optimizer).item()]
             ckpt.step(step)

@@ -36,7 +36,12 @@ def values(device: str) -> dict[str, torch.Tensor]:
     made = {}
     for dtype in DTYPES:
         raw = torch.randint(
-            0, 2 if dtype == torch.bool else 256, (3000 * dtype.itemsize,), generator=generator, device=device, dtype=torch.uint8
+            0,
+            2 if dtype == torch.bool else 256,
+            (3000 * dtype.itemsize,),
+            generator=generator,
+            device=device,
+            dtype=torch.uint8,
         )
         made[str(dtype)] = raw.view(dtype).reshape(30, 100)
     base = torch.randn(64, 48, generator=generator, device=device)
@@ -47,7 +52,9 @@ def values(device: str) -> dict[str, torch.Tensor]:
         "scalar": torch.tensor(3.5, device=device),
         "empty": torch.empty(0, 4, device=device),
         "large": torch.randn(3 << 20, generator=generator, device=device),
-        "channels last": torch.randn(2, 8, 16, 16, generator=generator, device=device).to(memory_format=torch.channels_last),
+        "channels last": torch.randn(2, 8, 16, 16, generator=generator, device=device).to(
+            memory_format=torch.channels_last
+        ),
     }
 
 
@@ -61,7 +68,8 @@ def test_every_dtype_and_layout(tmp_path: Path, background: bool, saved_on: str,
         ckpt.restore()
         assert ckpt.save(0).error is None
     blank = {
-        name: torch.zeros_like(tensor, device=restored_on) if tensor.numel() else tensor.to(restored_on) for name, tensor in live.items()
+        name: torch.zeros_like(tensor, device=restored_on) if tensor.numel() else tensor.to(restored_on)
+        for name, tensor in live.items()
     }
     blank["strided"] = torch.zeros(400, 900, device=restored_on)[::3, 1::2]
     blank["expanded"] = torch.zeros(1, 48, device=restored_on).expand(5, 48)
@@ -86,7 +94,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def network(seed: int, width: int = 512) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width)).cuda()
+    return nn.Sequential(
+        nn.Linear(64, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width)
+    ).cuda()
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -135,7 +145,12 @@ def test_training_continues_to_the_bit(tmp_path: Path, name: str, scaled: bool) 
         for seed, end in ((0, 7), (99, 12)):
             live = objects(seed)
             with relight.Checkpointer(
-                tmp_path / "r", model=live[0], optimizer=live[1], scaler=live[2], save=relight.every(steps=1), limits=QUEUE
+                tmp_path / "r",
+                model=live[0],
+                optimizer=live[1],
+                scaler=live[2],
+                save=relight.every(steps=1),
+                limits=QUEUE,
             ) as ckpt:
                 begin = ckpt.restore()
                 losses[begin:] = run(range(begin, end), *live, ckpt)
@@ -165,7 +180,9 @@ def test_generators_of_the_device_continue(tmp_path: Path) -> None:
 
 def test_replays_of_a_graph_wait_for_the_copies(tmp_path: Path) -> None:
     """A CUDA graph contains the optimizer's step, which calls no hook: ``barrier()`` before each replay queues it after the copies."""
-    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+    model = nn.Sequential(
+        nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 1024)
+    ).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
     batch = torch.randn(32, 1024, device="cuda")
 
@@ -210,13 +227,17 @@ def test_training_on_a_stream_of_its_own(tmp_path: Path) -> None:
             weight = torch.zeros(8 << 20, device="cuda")
             torch.cuda._sleep(200_000_000)
             weight.add_(1)
-            with relight.Checkpointer(tmp_path / f"{background}", save=None, background=background, limits=QUEUE, weight=weight) as ckpt:
+            with relight.Checkpointer(
+                tmp_path / f"{background}", save=None, background=background, limits=QUEUE, weight=weight
+            ) as ckpt:
                 ckpt.restore()
                 assert ckpt.save(0).error is None
             target = torch.zeros(8 << 20, device="cuda")
             torch.cuda._sleep(200_000_000)
             target.fill_(5)
-            with relight.Checkpointer(tmp_path / f"{background}", save=None, background=background, limits=QUEUE, weight=target) as ckpt:
+            with relight.Checkpointer(
+                tmp_path / f"{background}", save=None, background=background, limits=QUEUE, weight=target
+            ) as ckpt:
                 assert ckpt.restore() == 1
             assert bool((target == 1).all()), background
 
@@ -346,6 +367,17 @@ print("equal")
 """
     path = tmp_path / "job.py"
     path.write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(path), str(tmp_path / "r")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=150, env={**os.environ, "RELIGHT_BACKGROUND": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "1",
+        str(path),
+        str(tmp_path / "r"),
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=150, env={**os.environ, "RELIGHT_BACKGROUND": "1"}
+    )
     assert ended.returncode == 0 and "equal" in ended.stdout, ended.stderr[-4000:]

@@ -370,7 +370,10 @@ STORE_FIELDS: list[tuple[str, str, Any]] = [
 CASES += [
     *(Case(f"relight.json: {name}", _store(field, value), "c", "relight.json") for name, field, value in STORE_FIELDS),
     *(Case(f"relight.json: {name}", lambda f, d=data: f.store_record(d), "c", "relight.json") for name, data in BOMBS),
-    *(Case(f"relight.json file: {n}", lambda f, d=d: f.files.update({"relight.json": d}), "c", "relight.json") for n, d in RAW),
+    *(
+        Case(f"relight.json file: {n}", lambda f, d=d: f.files.update({"relight.json": d}), "c", "relight.json")
+        for n, d in RAW
+    ),
     Case("relight.json: missing", lambda f: f.files.pop("relight.json"), "c", "relight.json"),
     Case("relight.json: of another store", _store("id", "e" * 32), "c"),
 ]

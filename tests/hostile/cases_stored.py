@@ -20,7 +20,9 @@ HEADER, WEIGHT, FLAGS = 0, 2, 5
 """Chunks: a difference from the donor's chunk, a raw chunk, and a chunk of the donor."""
 
 
-def move(forge: Forge, change: Callable[[Any], object] | None = None, *, coded: Callable[[bytes], bytes] = bytes) -> None:
+def move(
+    forge: Forge, change: Callable[[Any], object] | None = None, *, coded: Callable[[bytes], bytes] = bytes
+) -> None:
     """Store the newest checkpoint's chunks as differences, with a donor, and in a file of their own. ``change`` is given ``stored``."""
     pack, donor = forge.files.pop(PACK), forge.files[DONOR]
     own = bytearray()
@@ -34,7 +36,14 @@ def move(forge: Forge, change: Callable[[Any], object] | None = None, *, coded: 
                 assert body is not None
                 body = coded(body)
                 pieces.append(
-                    [0, len(own), len(body), True, blake3(body).digest(), [1, offset, length, False, blake3(theirs).digest(), None]]
+                    [
+                        0,
+                        len(own),
+                        len(body),
+                        True,
+                        blake3(body).digest(),
+                        [1, offset, length, False, blake3(theirs).digest(), None],
+                    ]
                 )
                 own.extend(body)
             elif chunk == theirs:
@@ -155,8 +164,14 @@ WRONG: list[tuple[str, Callable[[Forge], None]]] = [
     ("derived, with a donor", stored(lambda s: s[2].__setitem__(FLAGS, [1, 0, 3, 2, bytes(32), None]))),
     ("derived of a base", piece(HEADER, CODED, 2)),
     ("inexact, as long as its chunk", piece(FLAGS, CODED, 3)),
-    ("differences from what is derived", stored(lambda s: s[2][HEADER].__setitem__(BASE, [1, 0, 3, 2, bytes(32), None]))),
-    ("differences from what is inexact", stored(lambda s: s[2][HEADER].__setitem__(BASE, [1, 0, 3, 3, bytes(32), None]))),
+    (
+        "differences from what is derived",
+        stored(lambda s: s[2][HEADER].__setitem__(BASE, [1, 0, 3, 2, bytes(32), None])),
+    ),
+    (
+        "differences from what is inexact",
+        stored(lambda s: s[2][HEADER].__setitem__(BASE, [1, 0, 3, 3, bytes(32), None])),
+    ),
     ("a piece's hash too short", piece(FLAGS, HASH, bytes(31))),
     ("a piece's hash empty", piece(HEADER, HASH, b"")),
     ("a base for what is not coded", piece(FLAGS, BASE, [1, 0, 5, False, bytes(32), None])),

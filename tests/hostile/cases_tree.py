@@ -87,7 +87,10 @@ NODES: list[tuple[str, Any]] = [
     ("a leaf that points by name", ["@", "tensor", "model/w", None]),
     ("a leaf without meta", ["@", "tensor", [0]]),
     ("a leaf with more than meta", ["@", "tensor", [0], None, None]),
-    ("fifty thousand keys of one hash", ["d", *(x for n in range(50_000) for x in (["i", str(n * _COLLIDE + 2**64)], 0))]),
+    (
+        "fifty thousand keys of one hash",
+        ["d", *(x for n in range(50_000) for x in (["i", str(n * _COLLIDE + 2**64)], 0))],
+    ),
     ("a set of fifty thousand of one hash", ["s", *(["i", str(n * _COLLIDE + 2**65)] for n in range(50_000))]),
 ]
 

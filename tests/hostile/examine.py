@@ -125,7 +125,9 @@ def read_all(opened: Opened, sink: Callable[[int, int], Any], seen: Seen) -> Val
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         tree = decode_tree(part.tree, len(part.tensors), f"{opened.prefix}/{ref.file}")
         seen.trees.setdefault(opened.checkpoint.id, tree)
-        sinks = {index: sink(tensor.length, dtype_named(tensor.dtype).itemsize) for index, tensor in enumerate(part.tensors)}
+        sinks = {
+            index: sink(tensor.length, dtype_named(tensor.dtype).itemsize) for index, tensor in enumerate(part.tensors)
+        }
         read_tensors(opened, part, sinks)
         result |= {tensor.name: bytes(sinks[index].data) for index, tensor in enumerate(part.tensors)}
     return result

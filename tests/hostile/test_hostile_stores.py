@@ -23,7 +23,14 @@ from forge import RUN, STEPS, Forge, values, write
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 
-CASES = [*cases_log.CASES, *cases_root.CASES, *cases_part.CASES, *cases_tree.CASES, *cases_files.CASES, *cases_stored.CASES]
+CASES = [
+    *cases_log.CASES,
+    *cases_root.CASES,
+    *cases_part.CASES,
+    *cases_tree.CASES,
+    *cases_files.CASES,
+    *cases_stored.CASES,
+]
 SECONDS_MAX = 3.0
 BYTES_MAX = 64 << 20
 
@@ -41,7 +48,9 @@ def snapshot(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         kind = path.lstat()
         regular = path.is_file() and not path.is_symlink() and kind.st_size < 1 << 30
-        files[str(path.relative_to(folder))] = hashlib.sha1(path.read_bytes()).hexdigest() if regular else oct(kind.st_mode)  # noqa: S324
+        files[str(path.relative_to(folder))] = (
+            hashlib.sha1(path.read_bytes()).hexdigest() if regular else oct(kind.st_mode)
+        )  # noqa: S324
     return files
 
 

@@ -126,7 +126,9 @@ def test_tensors_that_cannot_be_stored_are_refused_by_name(item: tuple[str, str,
     attempt = Attempt.begin(store, RUN)
     name, dtype, shape, role, data = item
     with pytest.raises(RelightError):
-        attempt.save(SaveRequest(SaveInfo(step=1), tree=encode_tree(None), items=[Item(name, dtype, shape, role, Bytes(data))]))
+        attempt.save(
+            SaveRequest(SaveInfo(step=1), tree=encode_tree(None), items=[Item(name, dtype, shape, role, Bytes(data))])
+        )
     assert not [key for key in store._files if "/log/" not in key and key != "relight.json"]
 
 
@@ -139,7 +141,24 @@ def test_a_step_out_of_range_is_refused(step: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../x", "/etc", "a/b", "a\0b", "-rf", ".x", "log", "a" * 201, "é" * 101, "a\n", "\x1b[31m", " a", "\ud800"],
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "/etc",
+        "a/b",
+        "a\0b",
+        "-rf",
+        ".x",
+        "log",
+        "a" * 201,
+        "é" * 101,
+        "a\n",
+        "\x1b[31m",
+        " a",
+        "\ud800",
+    ],
 )
 def test_no_run_is_named_so(name: str) -> None:
     """A run's name is possible, or refused before the store is touched."""
@@ -174,7 +193,9 @@ def test_no_name_of_a_checkpoint_is_taken_literally(which: Any) -> None:
     assert not unprintable(caught.value.what)
 
 
-@pytest.mark.parametrize("tag", ["", "../x", "/x", "a/../b", "latest", "best", "12", "a\n", "\x1b[31m", "x" * 129, "é", "-x"])
+@pytest.mark.parametrize(
+    "tag", ["", "../x", "/x", "a/../b", "latest", "best", "12", "a\n", "\x1b[31m", "x" * 129, "é", "-x"]
+)
 def test_no_tag_is_named_so(tag: str) -> None:
     """A tag's name is plain, or refused before anything is appended."""
     store = load(Forge().files)

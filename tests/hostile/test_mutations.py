@@ -114,7 +114,9 @@ def mutate(rng: random.Random, forge: Forge) -> str:
     raw = rng.random() < 0.3
     if target == "record":
         payload = forge.payload(seq)
-        forge.record(seq, scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)), chain=rng.random() < 0.5)
+        forge.record(
+            seq, scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)), chain=rng.random() < 0.5
+        )
     elif target == "store":
         payload = json.loads(forge.files["relight.json"])["body"]
         forge.store_record(scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)))
@@ -163,4 +165,6 @@ def test_a_mutation_gives_an_error_or_saved_bytes(batch: int, capsys: pytest.Cap
     assert refused > whole / 10, "the mutations do not bite"
     if batch == BATCHES - 1:
         with capsys.disabled():
-            print(f"\n{COUNT} mutations; of the last {COUNT // BATCHES}, {refused} refused, {whole} harmless or skipped")
+            print(
+                f"\n{COUNT} mutations; of the last {COUNT // BATCHES}, {refused} refused, {whole} harmless or skipped"
+            )

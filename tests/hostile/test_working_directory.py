@@ -24,7 +24,20 @@ from relight.prove import drive
 from relight.serve import tasks_work
 from relight.supervise import spare
 
-NAMES = ("torch", "json", "relight", "msgspec", "multiprocessing", "typing", "runpy", "click", "socket", "numpy", "random", "uuid")
+NAMES = (
+    "torch",
+    "json",
+    "relight",
+    "msgspec",
+    "multiprocessing",
+    "typing",
+    "runpy",
+    "click",
+    "socket",
+    "numpy",
+    "random",
+    "uuid",
+)
 
 
 @pytest.fixture
@@ -35,7 +48,9 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in NAMES:
         package = directory / name
         package.mkdir()
-        (package / "__init__.py").write_text(f"open({str(marks)!r}, 'a').write(__name__ + '\\n')\nraise SystemExit(86)\n")
+        (package / "__init__.py").write_text(
+            f"open({str(marks)!r}, 'a').write(__name__ + '\\n')\nraise SystemExit(86)\n"
+        )
     monkeypatch.chdir(directory)
     return marks
 
@@ -49,7 +64,9 @@ def _starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, 
     """Record the command, environment and directory of each process that is started, and start none."""
     starts: list[tuple[list[str], dict[str, str] | None, Any]] = []
 
-    def start(command: list[str], *_: object, env: dict[str, str] | None = None, cwd: Any = None, **more: object) -> Any:
+    def start(
+        command: list[str], *_: object, env: dict[str, str] | None = None, cwd: Any = None, **more: object
+    ) -> Any:
         starts.append((command, env, cwd))
         raise BlockingIOError("recorded")
 
@@ -93,7 +110,9 @@ def test_no_process_that_relight_starts_imports_from_the_working_directory(
 ) -> None:
     """Agent, drain, warden, spare, the dashboard's drill and a proof's recorder: with each one's own interpreter, environment and directory."""
     (tmp_path / "output").mkdir()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", *filter(None, [os.environ.get("PYTHONPATH")])]))  # "" is the working directory
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(["", *filter(None, [os.environ.get("PYTHONPATH")])])
+    )  # "" is the working directory
     monkeypatch.chdir(trap.parent / "trap")
     starts = _each_start(monkeypatch, tmp_path / "output")
     monkeypatch.chdir(trap.parent / "trap")
@@ -108,7 +127,11 @@ def test_the_child_is_this_relight_and_leaves_the_path_alone(trap: Path) -> None
     """The package is loaded from its own place even where another one of its name comes first on the path."""
     environment = child_environment(PYTHONPATH=str(trap.parent / "trap"))
     done = subprocess.run(
-        child_command("relight.version"), env={**environment, "PYTHONPATH": ""}, check=False, capture_output=True, text=True
+        child_command("relight.version"),
+        env={**environment, "PYTHONPATH": ""},
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0 and not trap.exists(), done.stderr
 
@@ -123,7 +146,9 @@ def test_processes_that_multiprocessing_spawns_are_kept_off_it_too(trap: Path) -
     assert child.exitcode == 0 and not trap.exists() and os.environ.get("PYTHONSAFEPATH") == before
 
 
-def test_a_migration_is_not_made_by_modules_of_the_working_directory(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_is_not_made_by_modules_of_the_working_directory(
+    trap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The variable is set in all of a migration's submits, because its processes are spawned."""
     seen: list[str | None] = []
 

@@ -20,4 +20,6 @@ for name in relight.__all__:
         missing.append(name)
 assert missing in ([], ["Checkpointer", "Save", "failure_policy", "flattened"]), f"without torch there is no {missing}"
 assert "torch" not in sys.modules
-print(f"relight {relight.__version__} from its wheel: {len(relight.__all__) - len(missing)} of {len(relight.__all__)} names need no torch")
+print(
+    f"relight {relight.__version__} from its wheel: {len(relight.__all__) - len(missing)} of {len(relight.__all__)} names need no torch"
+)

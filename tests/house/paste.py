@@ -47,7 +47,9 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """Return all code blocks of a page in order."""
     result = re.finditer(
-        r"(?:^<!-- (needs|no-run): (.+?) -->\n)?^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"(?:^<!-- (needs|no-run): (.+?) -->\n)?^```(\w*)\n(.*?)^```$",
+        page.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     return [
         Block(kind, text, argument if way == "needs" else "", argument if way == "no-run" else "")
@@ -63,7 +65,10 @@ def steps(block: Block) -> list[tuple[str, str]]:
 
 def pattern(output: str) -> str:
     """Return the pattern that matches the page's output."""
-    lines = [r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n" for line in output.splitlines()]
+    lines = [
+        r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in output.splitlines()
+    ]
     return "".join(lines)
 
 
@@ -97,7 +102,9 @@ def give(page: Path, folder: Path) -> None:
 def save(block: Block, folder: Path) -> None:
     """Write a script of the page to the file that it names."""
     name = re.match(r"# ([\w-]+\.py)\n", block.text)
-    assert name is not None, f"Python that is run names its file in the first line, or states why it is not run:\n{block.text}"
+    assert name is not None, (
+        f"Python that is run names its file in the first line, or states why it is not run:\n{block.text}"
+    )
     (folder / name[1]).write_text(block.text, encoding="utf-8")
 
 
@@ -121,7 +128,9 @@ def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None) -> l
                 text=True,
             )
             printed_now = re.sub(r"bash: line 1: +\d+ (?:Killed|Aborted) .*\n", "", done.stdout)
-            assert re.fullmatch(pattern(output), printed_now), f"{page.name}: $ {command}\n{printed_now}\n-- the page:\n{output}"
+            assert re.fullmatch(pattern(output), printed_now), (
+                f"{page.name}: $ {command}\n{printed_now}\n-- the page:\n{output}"
+            )
             assert done.returncode == 0, (page.name, command, printed_now)
             printed.append(printed_now)
     return printed
@@ -153,7 +162,9 @@ def defined(source: Path) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {name.asname or name.name for name in node.names}
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            names |= {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and isinstance(leaf.ctx, ast.Store)}
+            names |= {
+                leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and isinstance(leaf.ctx, ast.Store)
+            }
     return names
 
 
@@ -173,5 +184,7 @@ def unknown_commands(text: str) -> list[str]:
             command = inner
         options = {opt for parameter in command.params for opt in parameter.opts} if command is not None else set()
         if name not in ("run", "prove", "drill"):  # further options belong to torchrun or to a script
-            unknown += [f"relight {name} {option}" for option in re.findall(r"(?<= )--[a-z-]+", rest) if option not in options]
+            unknown += [
+                f"relight {name} {option}" for option in re.findall(r"(?<= )--[a-z-]+", rest) if option not in options
+            ]
     return unknown

@@ -81,7 +81,9 @@ def files() -> dict[str, list[Path]]:
         rooms[room] = sorted(ROOT.glob(f"{room}/**/*.py"))
     rooms["notes"] = sorted(ROOT.glob("docs/notes/*.md"))
     rooms["docs"] = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md")])
-    return {room: [path for path in paths if str(path.relative_to(ROOT)) not in _OWN_PAGES] for room, paths in rooms.items()}
+    return {
+        room: [path for path in paths if str(path.relative_to(ROOT)) not in _OWN_PAGES] for room, paths in rooms.items()
+    }
 
 
 @cache
@@ -146,7 +148,10 @@ def main(arguments: list[str]) -> None:
     for row in [*ROWS, LOCALS]:
         number = sum(rows.get(row, 0) for rows in found.values())
         worst = sorted(found, key=lambda room: -found[room].get(row, 0))[:4]
-        print(f"{row:28} {number:6} {10_000 * number / total:7.1f}   " + ", ".join(f"{room} {found[room].get(row, 0)}" for room in worst))
+        print(
+            f"{row:28} {number:6} {10_000 * number / total:7.1f}   "
+            + ", ".join(f"{room} {found[room].get(row, 0)}" for room in worst)
+        )
     print(f"{'class names defined twice':28} {len(repeated_classes()):6}   {total} words")
 
 

@@ -46,11 +46,19 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_every_error_kind_is_in_troubleshooting_next_to_its_error() -> None:
     """Each kind has a row: the kind, its error, its meaning, and what to do. No other kind has one."""
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in page("troubleshooting.md").splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.split(" | ")]
+        for line in page("troubleshooting.md").splitlines()
+        if line.startswith("| `")
+    ]
     described = {row[0].strip("| `"): row for row in rows}
-    assert {kind: name for kind, name in KINDS.items() if kind not in described or f"`{name}`" not in described[kind][1]} == {}
+    assert {
+        kind: name for kind, name in KINDS.items() if kind not in described or f"`{name}`" not in described[kind][1]
+    } == {}
     assert all(len(row) == 4 and all(cell.strip("| ") for cell in row) for row in rows)
-    spoken = {match for path in SOURCES for match in re.findall(r"""\bkind = "([a-z_]+)""", path.read_text(encoding="utf-8"))}
+    spoken = {
+        match for path in SOURCES for match in re.findall(r"""\bkind = "([a-z_]+)""", path.read_text(encoding="utf-8"))
+    }
     assert described.keys() <= KINDS.keys() | spoken
 
 
@@ -80,24 +88,36 @@ def test_every_command_and_option_is_in_the_reference() -> None:
             else {name: command}
         )
     pattern = re.compile(r"`relight (" + "|".join(sorted(commands, key=len, reverse=True)) + r")\b")
-    rows = {match[1]: cell for cell in first_cells(section(page("reference.md"), "Command line")) if (match := pattern.match(cell))}
+    rows = {
+        match[1]: cell
+        for cell in first_cells(section(page("reference.md"), "Command line"))
+        if (match := pattern.match(cell))
+    }
     assert rows.keys() == commands.keys()
     for name, row in rows.items():
         command = commands[name]
-        real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {"--help"}
+        real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {
+            "--help"
+        }
         assert set(re.findall(r"--[a-z-]+", row)) == real, f"relight {name}"
 
 
 def test_every_setting_is_in_the_reference() -> None:
     """A ``RELIGHT_…`` variable that the source reads is in the table of settings, and vice versa."""
-    read = {name for path in SOURCES for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z_]+", path.read_text(encoding="utf-8"))}
+    read = {
+        name for path in SOURCES for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z_]+", path.read_text(encoding="utf-8"))
+    }
     assert {cell.strip("`") for cell in first_cells(section(page("reference.md"), "Settings"))} == read
 
 
 def test_every_event_is_in_the_reference_with_its_level_and_words() -> None:
     """The page's table of events equals the source's."""
-    rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` (\(.*)\|$", section(page("reference.md"), "Events"), re.MULTILINE))
-    assert {name: f"({logging.getLevelName(level).lower()}) | {says} " for name, (level, says) in EVENTS.items()} == rows
+    rows = dict(
+        re.findall(r"^\| `([a-z_]+\.[a-z_]+)` (\(.*)\|$", section(page("reference.md"), "Events"), re.MULTILINE)
+    )
+    assert {
+        name: f"({logging.getLevelName(level).lower()}) | {says} " for name, (level, says) in EVENTS.items()
+    } == rows
 
 
 def test_events_that_are_emitted_are_those_of_the_table() -> None:
@@ -109,7 +129,11 @@ def test_events_that_are_emitted_are_those_of_the_table() -> None:
             # the callbacks of drain and peers emit what they get
             emits = called == "emit" or (called in ("notify", "_notify") and path.parent.name in ("drain", "peers"))
             if emits and node.args:
-                emitted |= {leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
+                emitted |= {
+                    leaf.value
+                    for leaf in ast.walk(node.args[0])
+                    if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+                }
     assert emitted == EVENTS.keys()
 
 
@@ -122,13 +146,17 @@ def test_links_lead_somewhere() -> None:
     """Every relative link leads to an existing file, and to an existing heading in it."""
     broken = []
     for here in PAGES:
-        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", here.read_text(encoding="utf-8"), flags=re.DOTALL)):
+        for target in re.findall(
+            r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", here.read_text(encoding="utf-8"), flags=re.DOTALL)
+        ):
             if re.match(r"[a-z]+:", target):
                 continue
             name, _, anchor = target.partition("#")
             file = here.parent / name if name else here
             if not file.exists() or (
-                anchor and anchor not in {slug(line) for line in re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
+                anchor
+                and anchor
+                not in {slug(line) for line in re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
             ):
                 broken.append(f"{here.name}: {target}")
     assert broken == []
@@ -149,7 +177,9 @@ def test_files_and_targets_that_pages_name_are_there() -> None:
         for name in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
             if name not in targets:
                 missing.append(f"{here.name}: make {name}")
-        for name in re.findall(r"(?:`|-m )relight\.((?:testing|demo|capture|observe|format|layout|store|log)(?:\.[a-z_]+)*)", text):
+        for name in re.findall(
+            r"(?:`|-m )relight\.((?:testing|demo|capture|observe|format|layout|store|log)(?:\.[a-z_]+)*)", text
+        ):
             module = PRODUCT.joinpath(*name.split("."))
             attribute = module.parent / "__init__.py"
             known = attribute.is_file() and re.search(rf"\b{module.name}\b", attribute.read_text(encoding="utf-8"))
@@ -196,7 +226,13 @@ def test_notes_have_their_headings() -> None:
     for note in notes:
         assert re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", note.name), note.name
         headings = re.findall(r"^## (.*)$", note.read_text(encoding="utf-8"), re.MULTILINE)
-        assert [heading for heading in headings if heading in ("Problem", "Decision", "Alternatives", "Caveats", "Tests")] == [
-            "Problem", "Decision", "Alternatives", "Caveats", "Tests",
-        ], note.name  # fmt: skip
+        assert [
+            heading for heading in headings if heading in ("Problem", "Decision", "Alternatives", "Caveats", "Tests")
+        ] == [
+            "Problem",
+            "Decision",
+            "Alternatives",
+            "Caveats",
+            "Tests",
+        ], note.name
     assert len({note.name[:3] for note in notes}) == len(notes)

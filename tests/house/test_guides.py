@@ -65,17 +65,25 @@ def test_snippets_are_run_or_state_the_reason(name: str) -> None:
 
 def test_each_guide_of_a_framework_is_followed() -> None:
     """A new page on moving over is in one of the lists above."""
-    assert {f"guides/{path.name}" for path in (DOCS / "guides").glob("from-*.md")} == {name for name in [*QUICK, *SLOW] if "/from-" in name}
+    assert {f"guides/{path.name}" for path in (DOCS / "guides").glob("from-*.md")} == {
+        name for name in [*QUICK, *SLOW] if "/from-" in name
+    }
 
 
 def test_the_checks_of_snippets_can_fail(tmp_path: Path) -> None:
     """Missing names, commands and options, other output, and a script without a name are all detected."""
     assert unknown_names(Block("python", "import relight\nrelight.Chekpointer()\n")) == ["relight.Chekpointer"]
-    assert unknown_names(Block("python", "from relight.integrations.dcp import Nothing\n")) == ["relight.integrations.dcp.Nothing"]
+    assert unknown_names(Block("python", "from relight.integrations.dcp import Nothing\n")) == [
+        "relight.integrations.dcp.Nothing"
+    ]
     assert unknown_names(Block("python", "from relight.integrations.lightning import LightningCheckpoints\n")) == []
-    assert unknown_commands("$ relight lss runs\n$ relight ls runs --colour\n$ A=1 relight keys nwe f\n$ relight ls --json runs | wc") == [
-        "relight lss", "relight ls --colour", "relight keys  nwe f",
-    ]  # fmt: skip
+    assert unknown_commands(
+        "$ relight lss runs\n$ relight ls runs --colour\n$ A=1 relight keys nwe f\n$ relight ls --json runs | wc"
+    ) == [
+        "relight lss",
+        "relight ls --colour",
+        "relight keys  nwe f",
+    ]
     assert "Checkpointer" in defined(ROOT / "src" / "relight" / "checkpointer" / "checkpointer.py")
     assert re.fullmatch(pattern("a … b\n…\nc\n"), "a 1 b\nx\ny\nc\n") and not re.fullmatch(pattern("a\n"), "b\n")
     page = tmp_path / "page.md"

@@ -43,7 +43,9 @@ BROAD_MAY_STAND = {
 }
 
 
-@pytest.mark.parametrize("command", [["-c", "import relight"], ["-m", "relight", "--help"], ["-m", "relight", "ls", "--help"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [["-c", "import relight"], ["-m", "relight", "--help"], ["-m", "relight", "ls", "--help"]], ids=str
+)
 def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
     """``import relight`` and commands start without torch, numpy and rich.
 
@@ -53,9 +55,7 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
     if command[0] == "-c":
         script += command[1]
     else:
-        script += (
-            f"import runpy; sys.argv = {['relight', *command[2:]]!r}; runpy.run_module('relight', run_name='__main__', alter_sys=True)"
-        )
+        script += f"import runpy; sys.argv = {['relight', *command[2:]]!r}; runpy.run_module('relight', run_name='__main__', alter_sys=True)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     line = next(line for line in done.stdout.splitlines() if line.startswith("MODULES"))
     assert line.endswith("[]"), line
@@ -76,7 +76,10 @@ def test_public_names_are_pinned() -> None:
 
 FORBIDDEN = ("pickle", "marshal", "shelve", "yaml", "dill", "cloudpickle", "joblib", "code", "codeop")
 EXECUTES: dict[tuple[str, str], str] = {
-    ("integrations/dcp_read.py", "torch.save"): "DCP's planner takes values as torch.save'd bytes alone: made in memory, from plain values",
+    (
+        "integrations/dcp_read.py",
+        "torch.save",
+    ): "DCP's planner takes values as torch.save'd bytes alone: made in memory, from plain values",
 }
 """Permitted uses: (file, name) and the reason."""
 
@@ -86,7 +89,11 @@ def test_every_test_states_its_rule() -> None:
     silent = []
     for path in TESTS:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+                and not ast.get_docstring(node)
+            ):
                 silent.append(f"{path.name}: {node.name}")
     assert silent == []
 
@@ -113,7 +120,14 @@ def calls_of_danger(tree: ast.AST) -> list[str]:
             first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
             if name.removeprefix("builtins.") in ("eval", "exec", "__import__"):
                 uses.append(name)
-            if name in ("os.system", "os.popen", "torch.load", "torch.save", "subprocess.getoutput", "subprocess.getstatusoutput"):
+            if name in (
+                "os.system",
+                "os.popen",
+                "torch.load",
+                "torch.save",
+                "subprocess.getoutput",
+                "subprocess.getstatusoutput",
+            ):
                 uses.append(name)
             if last == "import_module" and isinstance(first, str) and first.split(".")[0] in FORBIDDEN:
                 uses.append(f"import_module({first!r})")

@@ -60,7 +60,9 @@ def shown(kind: Any) -> str:
         return f"[{', '.join(shown(element) for element in inner)}]"
     if origin is not None:
         return f"list of {shown(inner[0])}"
-    return {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}.get(kind, "any")
+    return {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}.get(
+        kind, "any"
+    )
 
 
 def named(kind: Any) -> bool:
@@ -87,7 +89,8 @@ def fields_of(kind: Any) -> dict[str, Any]:
         return {**dict.fromkeys(names, str), "began": float, "seconds": float, "lines": list[str]}
     hints = typing.get_type_hints(kind)
     return {
-        name: hints[name] for name in (kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)])
+        name: hints[name]
+        for name in (kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)])
     }
 
 
@@ -99,7 +102,12 @@ def words_of(kind: Any) -> tuple[str, dict[str, str]]:
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             last = node.target.id
-        elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        elif (
+            last
+            and isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             words[last] = " ".join(node.value.value.split())
             last = ""
         else:
@@ -115,14 +123,18 @@ def written() -> str:
         asked = [f"`{param.name}`" for param in route.dependant.query_params]
         role = next(dependency.dependency.role for dependency in route.dependencies)  # type: ignore[union-attr]
         method = next(iter(route.methods))
-        rows.append(f"| {method} | `{route.path}` | {role} | {' '.join(asked)} | {shown(answer_of(route))} | {route.summary} |")
+        rows.append(
+            f"| {method} | `{route.path}` | {role} | {' '.join(asked)} | {shown(answer_of(route))} | {route.summary} |"
+        )
     kinds = list(dict.fromkeys(kind for route in routes() for kind in mentioned(answer_of(route))))
     blocks = []
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
         doc, words = words_of(kind)
         lines = [f"| `{name}` | {shown(inner)} | {words.get(name, '')} |" for name, inner in fields_of(kind).items()]
         blocks.append("\n".join([f"### {kind.__name__}", doc, "", "| field | type | |", "|---|---|---|", *lines]))
-    verbs = [f"| `{verb}` | {ACTIONS[verb]} | {' '.join(f'`{name}`' for name in names)} |" for verb, names in FIELDS.items()]
+    verbs = [
+        f"| `{verb}` | {ACTIONS[verb]} | {' '.join(f'`{name}`' for name in names)} |" for verb, names in FIELDS.items()
+    ]
     audited = [f"| `{name}` | {AUDIT_WORDS[name]} |" for name in AUDIT_FIELDS]
     params = {param.name: param.field_info.description for route in routes() for param in route.dependant.query_params}
     asks = [f"| `{name}` | {text} |" for name, text in params.items()]

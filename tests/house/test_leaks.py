@@ -76,6 +76,8 @@ def test_a_test_that_prints_a_secret_fails(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-rAE", "-p", "no:cacheprovider", "-c", str(tmp_path / "pytest.ini"), str(tmp_path)],
         cwd=ROOT, env={**os.environ, "PYTEST_ADDOPTS": ""}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    wrong = {line.split("::")[1].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR") and "::" in line}
+    wrong = {
+        line.split("::")[1].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR") and "::" in line
+    }
     everyone = {name.split("(")[0] for name in TESTS.split("def ")[1:]}
     assert wrong == everyone - {"test_silent"}, done.stdout

@@ -23,7 +23,9 @@ def rules_table() -> str:
     rows = []
     for name, kind in KINDS.items():
         limit = f"`{kind.limit} = {kind.default:g}`" if kind.limit else ""
-        rows.append(f"| `{name}` | {kind.summary} | {limit} | {kind.severity} | {f'{kind.for_s:g} s' if kind.for_s else ''} |")
+        rows.append(
+            f"| `{name}` | {kind.summary} | {limit} | {kind.severity} | {f'{kind.for_s:g} s' if kind.for_s else ''} |"
+        )
     return "\n".join(["| rule | means | limit | severity | must hold for |", "|---|---|---|---|---|", *rows])
 
 
@@ -38,7 +40,12 @@ def written() -> str:
     """Return the page's text, with the tables from the code."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in (("metrics", metrics_table()), ("rules", rules_table()), ("events", events_table())):
-        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda match: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda match: f"{match[1]}{table}\n{match[2]}",
+            text,
+            flags=re.DOTALL,
+        )
     return text
 
 

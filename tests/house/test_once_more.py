@@ -30,7 +30,9 @@ def test_a_test_that_fails_alone_too_fails_the_run(tmp_path: Path, capfd: pytest
     assert "needs a repair" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("failures", [(), ("test_it.py",), tuple(f"test_it.py::test_passes[{number}]" for number in range(4))])
+@pytest.mark.parametrize(
+    "failures", [(), ("test_it.py",), tuple(f"test_it.py::test_passes[{number}]" for number in range(4))]
+)
 def test_many_failures_and_broken_modules_are_not_run_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], failures: tuple[str, ...]
 ) -> None:

@@ -19,7 +19,11 @@ def unexplained(tree: ast.Module) -> Iterator[str]:
         (target, *_) = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if not isinstance(target, ast.Name) or not (target.id in rebound or _is_empty_container(statement.value)):
             continue
-        if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant) and isinstance(following.value.value, str)):
+        if not (
+            isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        ):
             yield target.id
 
 

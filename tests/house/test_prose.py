@@ -15,7 +15,9 @@ ALLOWED = json.loads(LIMITS.read_text(encoding="utf-8"))
 def test_words_become_rarer(room: str) -> None:
     """No row of docs/writing.md's table stands more often in a room than ``prose.json`` allows."""
     allowed = ALLOWED["rows"].get(room, {})
-    excess = {row: number - allowed.get(row, 0) for row, number in counts()[room].items() if number > allowed.get(row, 0)}
+    excess = {
+        row: number - allowed.get(row, 0) for row, number in counts()[room].items() if number > allowed.get(row, 0)
+    }
     places = [f"{hit.file}:{hit.line}: {hit.text[:120]}" for hit in hits()[0] if hit.room == room and hit.row in excess]
     assert not excess, (
         f"{room}: {excess} more than allowed. Write the plain word of docs/writing.md in the lines you added "
@@ -39,6 +41,10 @@ def test_the_count_sees_a_word() -> None:
     """A word of the table is counted in text, in a docstring and in the middle of a name; a reverse proxy is not counted."""
     from prose import _IDENTIFIER, _PATTERNS
 
-    seen = {row for row, pattern in _PATTERNS.items() if pattern.search(_IDENTIFIER.sub(" ", "def isToldBehind(one): pass_over_it = anew"))}
+    seen = {
+        row
+        for row, pattern in _PATTERNS.items()
+        if pattern.search(_IDENTIFIER.sub(" ", "def isToldBehind(one): pass_over_it = anew"))
+    }
     assert seen == {"tell, say", "behind", "pass over", "anew"}
     assert not _PATTERNS["behind"].search("run it behind a TLS proxy, or behind nginx")

@@ -47,7 +47,9 @@ def test_every_removal_is_listed_with_what_it_removes() -> None:
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if called in CALLS or (
-                    called == "remove" and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"
+                    called == "remove"
+                    and isinstance(node.func, ast.Attribute)
+                    and getattr(node.func.value, "id", "") == "os"
                 ):
                     removals.setdefault(name, []).append(node.lineno)
     assert removals.keys() == OWN.keys(), {
@@ -62,10 +64,13 @@ def test_no_removal_follows_a_glob() -> None:
         name = str(path.relative_to(SOURCE))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.For) and any(
-                isinstance(child, ast.Attribute) and child.attr in ("glob", "rglob", "iterdir") for child in ast.walk(node.iter)
+                isinstance(child, ast.Attribute) and child.attr in ("glob", "rglob", "iterdir")
+                for child in ast.walk(node.iter)
             ):
                 calls = {
-                    child.func.attr for child in ast.walk(node) if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute)
+                    child.func.attr
+                    for child in ast.walk(node)
+                    if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute)
                 }
                 if calls & CALLS:
                     result.add(name)

@@ -39,7 +39,9 @@ def test_a_lock_has_what_is_asked_for_with_hashes_and_without_torch(name: str) -
 
 def test_what_is_installed_has_hashes() -> None:
     """The Makefile installs requirements by hash, except torch (the machine chooses its build) and the tools that make the locks."""
-    installs = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "--requirement " in line]
+    installs = [
+        line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "--requirement " in line
+    ]
     assert len(installs) == 3 and all("--require-hashes" in line and ".txt" in line for line in installs)
 
 

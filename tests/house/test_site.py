@@ -20,6 +20,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     asked = set()
     for page in (tmp_path / "site").rglob("*.html"):
-        asked |= set(re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"(https?:[^\"]+)", page.read_text(encoding="utf-8")))
+        asked |= set(
+            re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"(https?:[^\"]+)", page.read_text(encoding="utf-8"))
+        )
     assert asked == set()
     assert (tmp_path / "site" / "tutorial" / "index.html").is_file()

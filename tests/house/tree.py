@@ -9,7 +9,11 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "src" / "relight"
 SOURCES = sorted(PRODUCT.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "changelog.d").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "changelog.d").glob("*.md")),
+]
 MADE = {".venv", "build", "dist", "out", "runs", "__pycache__", ".git", ".hypothesis"}
 
 
@@ -22,7 +26,11 @@ def files() -> list[Path]:
     """Return the project's files: tracked by git, or untracked and not ignored; in an unpacked archive, all files except build outputs."""
     try:
         done = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         paths = [ROOT / name for name in done.stdout.split("\0") if name]
     except (OSError, subprocess.CalledProcessError):

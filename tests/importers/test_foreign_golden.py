@@ -62,7 +62,9 @@ def test_hugging_face_sharded_folder(tmp_path: Path) -> None:
     """A folder with an index is imported as one module."""
     detected, _, state = imported(GOLDEN / "hugging" / "sharded", tmp_path)
     original = expected("hugging")["model"]
-    assert detected.kind == "hf" and same(state["model"], {key: value for key, value in original.items() if key != "lm_head.weight"})
+    assert detected.kind == "hf" and same(
+        state["model"], {key: value for key, value in original.items() if key != "lm_head.weight"}
+    )
 
 
 def test_lightning(tmp_path: Path) -> None:
@@ -103,10 +105,15 @@ def test_zero_is_put_together_as_deepspeed_does(tmp_path: Path, stage: int) -> N
     trained = {name for name, parts in original.items() if "exp_avg" in parts}
     assert set(state["optimizer"]["state"]) == trained and len(trained) == 6
     for name in trained:
-        assert same(state["model"][name].view(original[name]["fp32"].shape), original[name]["fp32"]), name  # flat in stage 3
+        assert same(state["model"][name].view(original[name]["fp32"].shape), original[name]["fp32"]), (
+            name
+        )  # flat in stage 3
         assert state["model"][name].shape == dict(Net().named_parameters())[name].shape
         for key in ("exp_avg", "exp_avg_sq"):
-            assert same(state["optimizer"]["state"][name][key].view(original[name][key].shape), original[name][key]), (name, key)
+            assert same(state["optimizer"]["state"][name][key].view(original[name][key].shape), original[name][key]), (
+                name,
+                key,
+            )
         assert float(state["optimizer"]["state"][name]["step"]) == 3
     assert state["model"]["frozen.weight"].dtype == torch.bfloat16 and state["model"]["frozen.weight"].shape == (7, 7)
     assert torch.equal(state["model"]["scale"], torch.linspace(0.5, 1.5, 7))
@@ -135,7 +142,9 @@ def test_zero_goes_into_a_plain_script(tmp_path: Path, stage: int) -> None:
     model.frozen.to(torch.bfloat16)
     optimizer = torch.optim.AdamW(groups(model), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
-    relight.Checkpointer(str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler).restore()
+    relight.Checkpointer(
+        str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler
+    ).restore()
     assert same(dict(model.state_dict()), {key: state["model"][key] for key in model.state_dict()})
     assert same(optimizer.state[model.first.weight]["exp_avg"], state["optimizer"]["state"]["first.weight"]["exp_avg"])
     assert scheduler.last_epoch == 3
@@ -148,14 +157,18 @@ def test_deepspeed_without_zero(tmp_path: Path) -> None:
     assert "optimizer" in dict(detected.left_out)
 
 
-@pytest.mark.parametrize("source", ["hugging/checkpoint-3", "light/last.ckpt", "accel/state", "deep/stage2", "deep/universal2"])
+@pytest.mark.parametrize(
+    "source", ["hugging/checkpoint-3", "light/last.ckpt", "accel/state", "deep/stage2", "deep/universal2"]
+)
 def test_none_of_it_needs_torch_or_the_framework(source: str) -> None:
     """Detection imports neither torch nor the framework that wrote the checkpoint."""
     script = (
         "import sys; from relight.importers import detect; detect(sys.argv[1]);"
         "print(sorted({'torch', 'safetensors', 'deepspeed', 'lightning', 'transformers'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(GOLDEN / source)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(GOLDEN / source)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -175,7 +188,10 @@ def test_torchsnapshot(tmp_path: Path) -> None:
     assert same(state["model"], dict(original["model"]))
     optimizer_is(state["optimizer"], original["optimizer"])
     progress = state["imported"]["progress"]
-    assert same(progress, {"step": 3, "note": "kept", "rate": 0.25, "flag": True, "raw": b"abc", "table": {"a": [1, torch.ones(2)]}})
+    assert same(
+        progress,
+        {"step": 3, "note": "kept", "rate": 0.25, "flag": True, "raw": b"abc", "table": {"a": [1, torch.ones(2)]}},
+    )
 
 
 def test_megatron_torch_dist(tmp_path: Path) -> None:
@@ -186,7 +202,9 @@ def test_megatron_torch_dist(tmp_path: Path) -> None:
     assert same(state["model"], {name: tensor for name, tensor in original.items() if not name.startswith("optimizer")})
     for name in state["model"]:
         moments = {**state["optimizer"]["state"][name], "fp32_param": state["optimizer"]["masters"][name]}
-        assert same(moments, {key: original[f"optimizer.state.{key}.{name}"] for key in moments}) and set(moments) == set(KEYS)
+        assert same(moments, {key: original[f"optimizer.state.{key}.{name}"] for key in moments}) and set(
+            moments
+        ) == set(KEYS)
     assert state["optimizer"]["groups"][0]["lr"] == 0.01 and state["scheduler"]["max_lr"] == 0.01
 
 
@@ -208,7 +226,10 @@ def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: P
     (folder,) = {path.parent for path in (tmp_path / "zero").rglob("mp_rank_00_model_states.pt")}
     saved = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)
     if joinable:
-        saved["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.2, "tp_replicated_parameter_patterns": [".*norm.*"]}
+        saved["universal_checkpoint_info"] = {
+            "universal_checkpoint_version": 0.2,
+            "tp_replicated_parameter_patterns": [".*norm.*"],
+        }
     for rank in range(2):
         torch.save(saved, folder / f"mp_rank_{rank:02d}_model_states.pt")
     with pytest.raises(relight.IncompatibleState, match="pieces of 2 model-parallel ranks") as error:
@@ -229,5 +250,8 @@ def test_orbax(tmp_path: Path, form: str) -> None:
     detected, report, state = imported(GOLDEN / "orb" / form, tmp_path)
     original = np.load(GOLDEN / "orb" / "expected.npz")
     assert detected.kind == "orbax" and report.step == 3
-    assert same(state["params"], {"dense.kernel": torch.from_numpy(original["kernel"]), "dense.bias": torch.from_numpy(original["bias"])})
+    assert same(
+        state["params"],
+        {"dense.kernel": torch.from_numpy(original["kernel"]), "dense.bias": torch.from_numpy(original["bias"])},
+    )
     assert same(state["imported"]["half"], torch.arange(5).bfloat16())

@@ -179,13 +179,16 @@ def test_objects_of_unknown_classes_are_left_out_and_named(tmp_path: Path, monke
     config.extra = 1  # type: ignore[attr-defined]
     torch.save({"model": {"w": torch.ones(2)}, "config": config, "epoch": 4}, tmp_path / "x.pt")
     detected = detect(tmp_path / "x.pt")
-    assert detected.tensors == 1 and [what for what, why in detected.left_out if "my_project.settings.Config" in why] == ["imported/config"]
+    assert detected.tensors == 1 and [
+        what for what, why in detected.left_out if "my_project.settings.Config" in why
+    ] == ["imported/config"]
     report = import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
     assert report.tensors == 1
 
 
 @pytest.mark.parametrize(
-    "payload", [b"]" * 40_000_000, b"N\x94" * 20_000_000, b"(" * 40_000_000, b"}" * 30_000_000, b"K\x01\x85" * 13_000_000]
+    "payload",
+    [b"]" * 40_000_000, b"N\x94" * 20_000_000, b"(" * 40_000_000, b"}" * 30_000_000, b"K\x01\x85" * 13_000_000],
 )
 def test_a_pickle_that_asks_for_much_memory(tmp_path: Path, payload: bytes) -> None:
     """Such a pickle is refused within seconds, with 1.5 GB of address space."""
@@ -196,7 +199,9 @@ def test_a_pickle_that_asks_for_much_memory(tmp_path: Path, payload: bytes) -> N
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 29,) * 2)\n"
         "try:\n    detect(sys.argv[1])\nexcept RelightError as error:\n    print('REFUSED', error.what)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.pt")], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "x.pt")], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.startswith("REFUSED"), done.stderr[-500:]
 
 
@@ -211,11 +216,17 @@ def test_values_that_repeat_a_list(tmp_path: Path) -> None:
 def test_tuples_in_tuples_in_tuples(tmp_path: Path, use: str) -> None:
     """A million levels are refused, and the process survives: hashing them by recursion would exhaust the stack."""
     deep = b")" + b"\x85" * 1_000_000
-    pickled = {"as a key": b"}" + deep + b"K\x01s", "in a set": b"\x8f(" + deep + b"\x90", "as a value": b"}K\x01" + deep + b"s"}[use]
+    pickled = {
+        "as a key": b"}" + deep + b"K\x01s",
+        "in a set": b"\x8f(" + deep + b"\x90",
+        "as a value": b"}K\x01" + deep + b"s",
+    }[use]
     archive(tmp_path / "x.pt", b"\x80\x04" + pickled + b".")
     script = "import sys; from relight.importers import detect; from relight.errors import RelightError\n"
     script += "try:\n    detect(sys.argv[1])\nexcept RelightError:\n    print('REFUSED')\n"
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.pt")], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "x.pt")], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout == "REFUSED\n", (done.returncode, done.stderr[-300:])
 
 
@@ -291,18 +302,25 @@ def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], o
     [((5,), (1,), 0), ((4,), (2,), 0), ((4,), (1,), 1), ((2**40,), (1,), 0), ((2**32, 2**32, 0), (1, 1, 1), 0), ((-1,), (1,), 0), ((4,), (-1,), 3),
      ((1 << 20, 1 << 20), (1, 1), 0), ((2,), (1,), -4), ((1 << 30,), (0,), 0)],
 )  # fmt: skip
-def test_tensors_beyond_their_storage(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+def test_tensors_beyond_their_storage(
+    tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> None:
     """Shapes, strides and offsets that exceed the storage, or make a huge tensor of a small one, are refused."""
     refused(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16)}), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("shape", "stride", "offset"), [((2, 0, 4), (0, 0, 1), 1000), ((2, 0), (0, 1), 4), ((0,), (1,), 2**40), ((3, 0, 2), (5, 0, 0), 0)]
+    ("shape", "stride", "offset"),
+    [((2, 0, 4), (0, 0, 1), 1000), ((2, 0), (0, 1), 4), ((0,), (1,), 2**40), ((3, 0, 2), (5, 0, 0), 0)],
 )
-def test_an_empty_tensor_reads_nothing(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+def test_an_empty_tensor_reads_nothing(
+    tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> None:
     """An empty tensor is imported empty, with its shape, for any strides and offset."""
     secret = b"outside of the storage" * 1000
-    detected = detect(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret}))
+    detected = detect(
+        archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret})
+    )
     import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
     (component,) = relight.load(tmp_path / "store/run").values()
     assert tuple(component["w"].shape) == shape
@@ -384,7 +402,19 @@ def test_a_safetensors_header_longer_than_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "a\\b", "", ".", "..", "missing.safetensors", 3, None]
+    "name",
+    [
+        "../outside.safetensors",
+        "/etc/passwd",
+        "sub/x.safetensors",
+        "a\\b",
+        "",
+        ".",
+        "..",
+        "missing.safetensors",
+        3,
+        None,
+    ],
 )
 def test_an_index_that_names_files_elsewhere(tmp_path: Path, name: Any) -> None:
     """Names of shards outside the folder, or of missing files, are refused."""
@@ -483,7 +513,12 @@ def sources(tmp_path: Path) -> dict[str, Path]:
     torch.save({"w": torch.randn(9, 3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save_file({"w": torch.randn(5), "v": torch.ones(2, 2)}, tmp_path / "x.safetensors")
     dcp.save({"model": {"w": torch.randn(4, 3)}, "n": {"step": 3, "text": "x"}}, checkpoint_id=tmp_path / "dcp")
-    paths = {"torch": tmp_path / "x.pt", "old": tmp_path / "old.pt", "safetensors": tmp_path / "x.safetensors", "dcp": tmp_path / "dcp"}
+    paths = {
+        "torch": tmp_path / "x.pt",
+        "old": tmp_path / "old.pt",
+        "safetensors": tmp_path / "x.safetensors",
+        "dcp": tmp_path / "dcp",
+    }
     golden = (
         "hugging/checkpoint-3",
         "hugging/sharded",

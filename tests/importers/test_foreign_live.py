@@ -35,7 +35,9 @@ DTYPES = [
 def script(seed: int = 0, *, tied: bool = True) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
     """Return a module with buffers and tied weights, an optimizer with two groups, and a scheduler."""
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+    )
     if tied:
         model[3].weight = model[2].weight
     groups = [
@@ -47,7 +49,9 @@ def script(seed: int = 0, *, tied: bool = True) -> tuple[torch.nn.Module, torch.
     return model, optimizer, scheduler
 
 
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, steps: int, seed: int) -> list[float]:
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, steps: int, seed: int
+) -> list[float]:
     """Train some steps, and return the losses."""
     losses = []
     for step in range(steps):
@@ -73,11 +77,15 @@ def test_a_script_that_moves_over_goes_on_to_the_bit(tmp_path: Path, zipped: boo
     torch.save(saved, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     detected, report, _ = imported(tmp_path / "x.pt", tmp_path)
     assert (
-        report.step == 2 and detected.metrics == {"loss": 0.5} and list(detected.parts) == ["model", "optimizer", "scheduler", "imported"]
+        report.step == 2
+        and detected.metrics == {"loss": 0.5}
+        and list(detected.parts) == ["model", "optimizer", "scheduler", "imported"]
     )
     wanted = train(*parts, 3, 200)
     model, optimizer, scheduler = parts = script(seed=9)
-    checkpointer = relight.Checkpointer(str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler)
+    checkpointer = relight.Checkpointer(
+        str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler
+    )
     checkpointer.restore()
     assert train(*parts, 3, 200) == wanted
 
@@ -135,7 +143,11 @@ def test_large_strided_and_tiled_tensors_come_in_by_slabs(tmp_path: Path) -> Non
     _, _, state = imported(tmp_path / "x.pt", tmp_path)
     assert same(
         state["model"],
-        {"w": wide.t().contiguous(), "x": wide[:, ::2].contiguous(), "y": wide.view(30, 100, 2000).permute(2, 0, 1).contiguous()},
+        {
+            "w": wide.t().contiguous(),
+            "x": wide[:, ::2].contiguous(),
+            "y": wide.view(30, 100, 2000).permute(2, 0, 1).contiguous(),
+        },
     )
 
 
@@ -148,7 +160,11 @@ def test_safetensors(tmp_path: Path) -> None:
     }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
     detected, _, state = imported(tmp_path / "x.safetensors", tmp_path)
-    assert detected.kind == "safetensors" and same(state["model"], tensors) and state["imported"] == {"metadata": {"format": "pt"}}
+    assert (
+        detected.kind == "safetensors"
+        and same(state["model"], tensors)
+        and state["imported"] == {"metadata": {"format": "pt"}}
+    )
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -156,7 +172,9 @@ def test_dcp(tmp_path: Path, flat: bool) -> None:
     """Module and optimizer, flattened or not, are imported by name, and restored into a plain script."""
     model, optimizer, scheduler = parts = script(tied=False)
     train(*parts, 3, 1)
-    optimizer_state = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+    optimizer_state = get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat)
+    )
     dcp.save(
         {"model": model.state_dict(), "optim": optimizer_state, "step": 3, "scheduler": scheduler.state_dict()},
         checkpoint_id=tmp_path / "dcp",
@@ -165,7 +183,9 @@ def test_dcp(tmp_path: Path, flat: bool) -> None:
     assert detected.kind == "dcp" and report.step == 3 and same(state["model"], dict(model.state_dict()))
     wanted = train(*parts, 2, 7)
     model, optimizer, scheduler = parts = script(seed=4, tied=False)
-    relight.Checkpointer(str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler).restore()
+    relight.Checkpointer(
+        str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler
+    ).restore()
     assert train(*parts, 2, 7) == wanted
 
 
@@ -206,7 +226,9 @@ def test_the_root_records_its_source_and_everything_verifies(tmp_path: Path) -> 
     detected, report, _ = imported(tmp_path / "x.pt", tmp_path)
     opened = relight.open(str(tmp_path / "store" / "run"))
     root = opened.run().open(opened.latest()).root
-    assert root.user["imported"]["name"] == "x.pt" and root.user["imported"]["bytes"] == (tmp_path / "x.pt").stat().st_size
+    assert (
+        root.user["imported"]["name"] == "x.pt" and root.user["imported"]["bytes"] == (tmp_path / "x.pt").stat().st_size
+    )
     assert root.reason == "import" and detected.format in root.exact[0] and report.left_out == []
     assert [findings for _, findings in opened.verify()] == [[]]
 
@@ -235,14 +257,18 @@ def test_the_command(tmp_path: Path) -> None:
     dry = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--dry-run"])
     assert dry.exit_code == 0 and "torch.save file: 2 tensors, 20 B" in dry.output and not (tmp_path / "runs").exists()
     assert max(map(len, dry.output.splitlines())) <= 84
-    done = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--only", "model/w", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["import", str(tmp_path / "x.pt"), run, "--only", "model/w", "--json"], standalone_mode=False
+    )
     answer = json.loads(done.output)
     assert answer["tensors"] == 1 and answer["step"] == 7 and not answer["there"] and answer["left_out"]
     again = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--only", "model/w"], standalone_mode=False)
     assert f"{answer['id']}  step 7 of" in again.output and "is there already" in again.output
     other = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--step", "9"], standalone_mode=False)
     assert "step 9 of" in other.output and other.exit_code == 0
-    nothing = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--only", "nothing/*"], standalone_mode=False)
+    nothing = CliRunner().invoke(
+        cli, ["import", str(tmp_path / "x.pt"), run, "--only", "nothing/*"], standalone_mode=False
+    )
     assert isinstance(nothing.exception, IncompatibleState)
 
 
@@ -268,7 +294,12 @@ def test_a_trainer_that_ran_on_deepspeed(tmp_path: Path) -> None:
     for name in ("trainer_state.json", "rng_state.pth"):
         shutil.copy(GOLDEN / "hugging" / "checkpoint-3" / name, folder)
     detected, _, state = imported(folder, tmp_path)
-    assert detected.kind == "zero" and "Trainer" in detected.format and "rng" in state and len(state["optimizer"]["state"]) == 6
+    assert (
+        detected.kind == "zero"
+        and "Trainer" in detected.format
+        and "rng" in state
+        and len(state["optimizer"]["state"]) == 6
+    )
     assert state["imported"]["trainer_state"]["global_step"] == 3
 
 

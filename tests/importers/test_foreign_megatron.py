@@ -20,7 +20,10 @@ from relight.importers import detect, import_checkpoint
 from relight.store import open_bytes
 
 RANKS = GOLDEN / "mega_ranks"
-_NORMS = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+_NORMS = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
 """Norms have another name in Megatron's sharded checkpoints."""
 
 
@@ -79,7 +82,11 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "without gating": ("tp2", with_arguments(swiglu=None), "arguments lack swiglu"),
     "of another size": ("tp2", with_arguments(ffn_hidden_size=40), "do not make the 40 of its arguments"),
     "experts": ("tp2", with_arguments(num_experts=8), "num_experts 8"),
-    "a layout of stages": ("pp2_untied", with_arguments(pipeline_model_parallel_layout="Et*3|tL"), "pipeline_model_parallel_layout"),
+    "a layout of stages": (
+        "pp2_untied",
+        with_arguments(pipeline_model_parallel_layout="Et*3|tL"),
+        "pipeline_model_parallel_layout",
+    ),
     "other layers": ("tp2_pp2", with_arguments(num_layers=6), "4 layers in 2 stages"),
     "an old order of queries": ("tp2", lambda saved: saved.update(checkpoint_version=1.0), "queries, keys and values"),
     "fewer groups than ranks": ("tp2_gated", with_arguments(num_query_groups=1), "groups of queries"),
@@ -161,13 +168,22 @@ def test_a_tied_copy_that_differs_does_not_come_in(tmp_path: Path) -> None:
 def test_each_ranks_optimizer_is_left_out_and_reported(tmp_path: Path) -> None:
     """Each rank's optimizer is left out with a reason: it has only numbers, different ones on each rank."""
     detected = detect(changed(tmp_path, "tp2", lambda saved: saved.update(optimizer={"state": {}, "param_groups": []})))
-    assert [what for what, _ in detected.left_out] == ["optimizer"] and "numbers its parameters" in detected.left_out[0][1]
+    assert [what for what, _ in detected.left_out] == ["optimizer"] and "numbers its parameters" in detected.left_out[
+        0
+    ][1]
 
 
 def test_a_scripts_own_arguments_come_in_as_values(tmp_path: Path) -> None:
     """An ``argparse.Namespace`` in a file of ``torch.save`` becomes a dict. One that contains itself is refused."""
-    torch.save({"model": {"w": torch.ones(2)}, "args": Namespace(lr=0.1, name="x", inner=Namespace(deep=[1, 2]))}, tmp_path / "a.pt")
-    assert imported(tmp_path / "a.pt", tmp_path)[2]["imported"]["args"] == {"lr": 0.1, "name": "x", "inner": {"deep": [1, 2]}}
+    torch.save(
+        {"model": {"w": torch.ones(2)}, "args": Namespace(lr=0.1, name="x", inner=Namespace(deep=[1, 2]))},
+        tmp_path / "a.pt",
+    )
+    assert imported(tmp_path / "a.pt", tmp_path)[2]["imported"]["args"] == {
+        "lr": 0.1,
+        "name": "x",
+        "inner": {"deep": [1, 2]},
+    }
     within = Namespace()
     within.me = within
     torch.save({"model": {"w": torch.ones(2)}, "args": within}, tmp_path / "b.pt")

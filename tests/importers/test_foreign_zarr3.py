@@ -67,13 +67,21 @@ REFUSED: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], obj
     "a group": (IncompatibleState, "other than an array", lambda metadata: metadata.update(node_type="group")),
     "a dtype": (IncompatibleState, "dtype", lambda metadata: metadata.update(data_type="r24")),
     "a codec": (IncompatibleState, "blosc", lambda metadata: shard(metadata)["codecs"].append({"name": "blosc"})),
-    "byte order": (IncompatibleState, "byte order", lambda metadata: shard(metadata)["codecs"][0]["configuration"].update(endian="big")),
+    "byte order": (
+        IncompatibleState,
+        "byte order",
+        lambda metadata: shard(metadata)["codecs"][0]["configuration"].update(endian="big"),
+    ),
     "order of the index": (
         IncompatibleState,
         "byte order",
         lambda metadata: shard(metadata)["index_codecs"][0]["configuration"].update(endian="big"),
     ),
-    "another index": (IncompatibleState, "index", lambda metadata: shard(metadata).update(index_codecs=[{"name": "gzip"}])),
+    "another index": (
+        IncompatibleState,
+        "index",
+        lambda metadata: shard(metadata).update(index_codecs=[{"name": "gzip"}]),
+    ),
     "shards in shards": (
         IncompatibleState,
         "shards in shards",
@@ -125,7 +133,10 @@ def test_a_chunk_that_was_never_written_is_reported(tmp_path: Path) -> None:
     shutil.copytree(ARRAYS / "shards_first", tmp_path / "one")
     file = tmp_path / "one" / "c" / "0" / "0"
     data = bytearray(file.read_bytes())
-    for wrong, words in ((b"\xff" * 16, "without one of its chunks"), (bytes(8) + b"\xff" * 6 + bytes(2), "without one of its chunks")):
+    for wrong, words in (
+        (b"\xff" * 16, "without one of its chunks"),
+        (bytes(8) + b"\xff" * 6 + bytes(2), "without one of its chunks"),
+    ):
         file.write_bytes(wrong + data[16:])
         with pytest.raises(CorruptCheckpoint, match=words):
             numbers(tmp_path, "one")
@@ -146,7 +157,9 @@ def large(tmp_path: Path, shape: list[int], chunk: list[int], coded: bytes) -> P
     folder = changed(
         tmp_path,
         "packed",
-        lambda metadata: metadata.update(shape=shape) or metadata["chunk_grid"]["configuration"].update(chunk_shape=chunk),
+        lambda metadata: (
+            metadata.update(shape=shape) or metadata["chunk_grid"]["configuration"].update(chunk_shape=chunk)
+        ),
     )
     for path in (folder / "packed" / "c").rglob("*"):
         if path.is_file():
@@ -204,15 +217,18 @@ def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [("longer", "more than"), ("shorter", "instead of"), ("cut", "instead of"), ("window", "cannot be unpacked")]
+    ("wrong", "words"),
+    [("longer", "more than"), ("shorter", "instead of"), ("cut", "instead of"), ("window", "cannot be unpacked")],
 )
 def test_a_large_chunk_of_wrong_length_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
     """A chunk with too many or too few bytes, a cut frame, or a window beyond the limit is refused."""
     size = 3000 * 2000 * 4
     coded = {
-        "longer": lambda: compressed(size + 1), "shorter": lambda: compressed(size - 1), "cut": lambda: compressed(size)[:-8],
+        "longer": lambda: compressed(size + 1),
+        "shorter": lambda: compressed(size - 1),
+        "cut": lambda: compressed(size)[:-8],
         "window": lambda: compressed(size, window_log=27),
-    }[wrong]()  # fmt: skip
+    }[wrong]()
     source = read_zarr3(Files(large(tmp_path, [3000, 2000], [3000, 2000], coded)), "packed").source()
     with pytest.raises(CorruptCheckpoint, match=words):
         source.fill(0, memoryview(bytearray(400)))

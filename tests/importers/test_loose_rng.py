@@ -36,7 +36,12 @@ def states() -> dict[str, Any]:
 
 def flat(states: dict[str, Any]) -> dict[str, Any]:
     """Return the states in the form that most scripts write."""
-    return {"rng_state": states["cpu"], "cuda_rng_state": CUDA, "numpy_rng_state": states["numpy"], "python_rng_state": states["python"]}
+    return {
+        "rng_state": states["cpu"],
+        "cuda_rng_state": CUDA,
+        "numpy_rng_state": states["numpy"],
+        "python_rng_state": states["python"],
+    }
 
 
 SHAPES = {
@@ -59,7 +64,12 @@ def test_the_generators_of_a_script_are_restored(tmp_path: Path, shape: str) -> 
     torch.save({"model": model.state_dict(), "step": 9, **SHAPES[shape](states())}, tmp_path / "old.pt")
     wanted = draws()
     detected = detect(tmp_path / "old.pt")
-    assert detected.parts["rng"].startswith("rng") and detected.left_out == [] and detected.kind == "torch" and detected.step == 9
+    assert (
+        detected.parts["rng"].startswith("rng")
+        and detected.left_out == []
+        and detected.kind == "torch"
+        and detected.step == 9
+    )
     import_checkpoint(detected, open_bytes(str(tmp_path / "runs")), "mine")
     seed(1)
     with relight.Checkpointer(tmp_path / "runs" / "mine", model=model, background=False) as ckpt:
@@ -105,5 +115,8 @@ def test_states_of_other_generators_are_kept_as_values(tmp_path: Path, key: str,
 
 def test_generators_survive_a_dictionary_within_the_dictionary(tmp_path: Path) -> None:
     """A generator's state next to a nested dictionary of components is not lost."""
-    torch.save({"state": {"model": torch.nn.Linear(2, 2).state_dict(), "step": 3}, "rng_state": torch.get_rng_state()}, tmp_path / "old.pt")
+    torch.save(
+        {"state": {"model": torch.nn.Linear(2, 2).state_dict(), "step": 3}, "rng_state": torch.get_rng_state()},
+        tmp_path / "old.pt",
+    )
     assert {"model", "rng"} <= detect(tmp_path / "old.pt").parts.keys()

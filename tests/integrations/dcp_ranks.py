@@ -34,9 +34,19 @@ def rank() -> int:
 def extra(step: int, zero: bool = False) -> dict[str, Any]:
     """Return nested values. The entry ``only<rank>`` exists on this rank alone."""
     if zero:
-        values: dict[str, Any] = {"step": 0, "list": [torch.zeros(3), {"x": None, "t": torch.zeros(())}], "rank": {"a": 0}, "names": None}
+        values: dict[str, Any] = {
+            "step": 0,
+            "list": [torch.zeros(3), {"x": None, "t": torch.zeros(())}],
+            "rank": {"a": 0},
+            "names": None,
+        }
     else:
-        values = {"step": step, "list": [torch.arange(3.0), {"x": (1, 2.5), "t": torch.tensor(4.5)}], "rank": {"a": 1}, "names": {"b", "c"}}
+        values = {
+            "step": step,
+            "list": [torch.arange(3.0), {"x": (1, 2.5), "t": torch.tensor(4.5)}],
+            "rank": {"a": 1},
+            "names": {"b", "c"},
+        }
     values["empty"] = torch.empty(0, 3)
     mine = f"only{rank()}"
     values[mine] = {
@@ -51,7 +61,9 @@ def made(layout: str, zero: bool) -> tuple[Any, Any]:
     return net, layouts.optimizer_of(net, zero)
 
 
-def save(layout: str, place: str, steps: list[int], how: str = "sync", caching: bool = False, native: bool = False) -> dict[str, Any]:
+def save(
+    layout: str, place: str, steps: list[int], how: str = "sync", caching: bool = False, native: bool = False
+) -> dict[str, Any]:
     net, optimizer = made(layout, False)
     writer = None if native else StorageWriter(place, timeout_s=60)
     ids = []
@@ -88,7 +100,10 @@ def load(layout: str, place: str, which: Any = "latest", extras: bool = True) ->
         dcp.load(state, storage_reader=reader)
     except CheckpointException as error:
         return {
-            "error": {str(failed_rank): [type(failure[0]).__name__, str(failure[0])] for failed_rank, failure in error.failures.items()}
+            "error": {
+                str(failed_rank): [type(failure[0]).__name__, str(failure[0])]
+                for failed_rank, failure in error.failures.items()
+            }
         }
     set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     wrong = layouts.wrongs(net, optimizer)
@@ -105,7 +120,10 @@ def refused(layout: str, place: str) -> dict[str, Any]:
         dcp.save(state, storage_writer=StorageWriter(place, step=9, timeout_s=60))
     except CheckpointException as error:
         return {
-            "error": {str(failed_rank): [type(failure[0]).__name__, str(failure[0])] for failed_rank, failure in error.failures.items()}
+            "error": {
+                str(failed_rank): [type(failure[0]).__name__, str(failure[0])]
+                for failed_rank, failure in error.failures.items()
+            }
         }
     return {}
 

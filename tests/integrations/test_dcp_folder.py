@@ -41,9 +41,16 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 def equal(first: tuple[nn.Module, torch.optim.Optimizer], second: tuple[nn.Module, torch.optim.Optimizer]) -> bool:
     ours, theirs = first[1].state_dict(), second[1].state_dict()
     return (
-        all(torch.equal(a, b) for a, b in zip(first[0].state_dict().values(), second[0].state_dict().values(), strict=True))
+        all(
+            torch.equal(a, b)
+            for a, b in zip(first[0].state_dict().values(), second[0].state_dict().values(), strict=True)
+        )
         and ours["param_groups"] == theirs["param_groups"]
-        and all(torch.equal(value, theirs["state"][index][key]) for index, state in ours["state"].items() for key, value in state.items())
+        and all(
+            torch.equal(value, theirs["state"][index][key])
+            for index, state in ours["state"].items()
+            for key, value in state.items()
+        )
     )
 
 
@@ -62,7 +69,14 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
         "words": ["a", "b"],
         "pair": (1, 2.5),
     }
-    state |= {"array": np.arange(4.0), "number": np.float32(2.5), "bytes": b"\0\xff", "set": {1, 2}, "big": -(2**100), "c": 1 + 2j}
+    state |= {
+        "array": np.arange(4.0),
+        "number": np.float32(2.5),
+        "bytes": b"\0\xff",
+        "set": {1, 2},
+        "big": -(2**100),
+        "c": 1 + 2j,
+    }
     state |= {
         "dtype": torch.bfloat16,
         "size": torch.Size([2, 3]),
@@ -88,7 +102,10 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
 
 def test_only_what_matches(tmp_path: Path) -> None:
     """Select by DCP's flat names or by paths. An unreadable value that is not selected causes no error."""
-    dcp.save({"model": {"a.w": torch.ones(2), "b.w": torch.zeros(2)}, "odd": FileSystemWriter, "step": 3}, checkpoint_id=tmp_path / "out")
+    dcp.save(
+        {"model": {"a.w": torch.ones(2), "b.w": torch.zeros(2)}, "odd": FileSystemWriter, "step": 3},
+        checkpoint_id=tmp_path / "out",
+    )
     assert list(interop.read(tmp_path / "out", only=["model.a*"])["model"]) == ["a.w"]
     assert list(interop.read(tmp_path / "out", only=["model", "step"])) == ["model", "step"]
     assert interop.read(tmp_path / "out", only=["model/b.w"])["model"]["b.w"].tolist() == [0, 0]

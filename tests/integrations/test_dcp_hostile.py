@@ -90,7 +90,9 @@ def test_nothing_in_the_metadata_is_executed(folder: Path, tmp_path: Path, proto
             changed.storage_data[MetadataIndex("v")] = Canary(tmp_path / "sang")
         elif place == "key":
             changed.state_dict_metadata = {Canary(tmp_path / "sang"): 1}  # type: ignore[dict-item]
-        (folder / ".metadata").write_bytes(pickle.dumps(Canary(tmp_path / "sang") if place == "alone" else changed, protocol=protocol))
+        (folder / ".metadata").write_bytes(
+            pickle.dumps(Canary(tmp_path / "sang") if place == "alone" else changed, protocol=protocol)
+        )
         assert "mkdir" in refused(folder, UnsafeContent).what
     assert not (tmp_path / "sang").exists()
 
@@ -114,7 +116,10 @@ def test_metadata_of_older_pythons_is_read(folder: Path, protocol: int) -> None:
 
 def test_nothing_in_a_value_is_executed(tmp_path: Path) -> None:
     """Refuse a call in a pickled value of the state dict. The other values can still be read."""
-    dcp.save({"bad": [Canary(tmp_path / "sang")], "deep": (1, {"x": Canary(tmp_path / "sang")}), "good": 1}, checkpoint_id=tmp_path / "out")
+    dcp.save(
+        {"bad": [Canary(tmp_path / "sang")], "deep": (1, {"x": Canary(tmp_path / "sang")}), "good": 1},
+        checkpoint_id=tmp_path / "out",
+    )
     assert "mkdir" in refused(tmp_path / "out", UnsafeContent).what
     assert interop.read(tmp_path / "out", only=["good"]) == {"good": 1}
     assert not (tmp_path / "sang").exists()
@@ -131,7 +136,9 @@ def test_nothing_in_a_tensors_chunk_is_executed(folder: Path, tmp_path: Path) ->
             changed.storage_data[key] = _StorageInfo("evil.distcp", 0, length)
     changed.state_dict_metadata["w"].size = torch.Size([1])  # small enough for its chunk to be read
     changed.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([1]))]
-    changed.storage_data = {MetadataIndex(key.fqn, [0] if key.fqn == "w" else None): value for key, value in changed.storage_data.items()}
+    changed.storage_data = {
+        MetadataIndex(key.fqn, [0] if key.fqn == "w" else None): value for key, value in changed.storage_data.items()
+    }
     put(folder, changed)
     assert "mkdir" in refused(folder, UnsafeContent).what
     assert not (tmp_path / "sang").exists()
@@ -147,7 +154,13 @@ def test_a_function_outside_the_list_is_not_called(name: str) -> None:
     module, _, function = name.rpartition(".")
     for code in (
         f"c{module}\n{function}\n(X\x01\0\0\0atR.".encode(),
-        b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(function)]) + function.encode() + b"\x93)\x81.",
+        b"\x80\x04\x8c"
+        + bytes([len(module)])
+        + module.encode()
+        + b"\x8c"
+        + bytes([len(function)])
+        + function.encode()
+        + b"\x93)\x81.",
         b"\x80\x04\x8c\x05torch\x8c" + bytes([len(name)]) + name.encode() + b"\x93)R.",
     ):
         with pytest.raises(UnsafeContent, match="not on the list"):
@@ -223,7 +236,9 @@ def _gap(content: Metadata) -> None:
 def _one_place(content: Metadata) -> None:
     info = next(value for key, value in content.storage_data.items() if key.fqn == "w")
     chunks = [ChunkStorageMetadata(torch.Size([3 * n, 0]), torch.Size([3, 4])) for n in range(1000)]
-    content.state_dict_metadata["w"] = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([3000, 4]), chunks)
+    content.state_dict_metadata["w"] = TensorStorageMetadata(
+        TensorProperties(torch.float32), torch.Size([3000, 4]), chunks
+    )
     content.storage_data |= {MetadataIndex("w", chunk.offsets): info for chunk in chunks}
 
 
@@ -261,7 +276,20 @@ def _swapped(content: Metadata) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [_outside, _absolute, _huge, _gap, _one_place, _beyond, _negative, _no_storage, _long_list, _other_dtype, _transformed, _swapped],
+    [
+        _outside,
+        _absolute,
+        _huge,
+        _gap,
+        _one_place,
+        _beyond,
+        _negative,
+        _no_storage,
+        _long_list,
+        _other_dtype,
+        _transformed,
+        _swapped,
+    ],
 )
 def test_wrong_metadata_is_refused(folder: Path, change: Callable[[Metadata], None]) -> None:
     """Refuse wrong places, sizes, shapes and kinds before memory is allocated for them."""
@@ -317,9 +345,18 @@ def test_wrong_zip_archives_are_refused(folder: Path) -> None:
         forged.storage_data[key] = _StorageInfo("evil.distcp", 0, (folder / "evil.distcp").stat().st_size)
         put(folder, forged)
 
-    def pickled(count: int = 12, shape: bytes = b"(K\x03K\x04t", stride: bytes = b"(K\x04K\x01t", offset: bytes = b"K\0") -> bytes:
+    def pickled(
+        count: int = 12, shape: bytes = b"(K\x03K\x04t", stride: bytes = b"(K\x04K\x01t", offset: bytes = b"K\0"
+    ) -> bytes:
         storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK" + bytes([count]) + b"tQ"
-        return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + offset + shape + stride + b"\x89ccollections\nOrderedDict\n)RtR."
+        return (
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("
+            + storage
+            + offset
+            + shape
+            + stride
+            + b"\x89ccollections\nOrderedDict\n)RtR."
+        )
 
     archive(pickled(), struct.pack("<12f", *range(12)))
     assert torch.equal(interop.read(folder)["w"], torch.arange(12.0).view(3, 4))

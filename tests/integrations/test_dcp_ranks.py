@@ -40,13 +40,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[dic
     plan: list[list[Any]] = [["save", layout, f"{store}/{layout}-2", {"steps": [3, 4]}] for layout in PAIR]
     plan += [["save", layout, f"{store}/native-{layout}-2", {"steps": [4], "native": True}] for layout in PAIR]
     plan += [["save", "fsdp", f"{store}/thread", {"steps": [3, 4], "how": "thread"}]]
-    plan += [["save", "fsdp", f"{store}/cached", {"steps": [3, 4], "caching": True}], ["refused", "", f"{store}/refused", {}]]
+    plan += [
+        ["save", "fsdp", f"{store}/cached", {"steps": [3, 4], "caching": True}],
+        ["refused", "", f"{store}/refused", {}],
+    ]
     plan += [["load", "ddp", f"{store}/{name}", {"extras": name != "plain-1"}] for name in ("plain-1", "tensor-2")]
     plan += [["load", "fsdp", f"{store}/{name}", {"extras": name != "plain-1"}] for name in (*ALL, "thread")]
     plan += [["load", "columns", f"{store}/{name}", {}] for name in ("fsdp-2", "cached")]
     plan += [["restore", "fsdp", f"{store}/native-{name}", {}] for name in ALL]
     plan += [["restore", "columns", f"{store}/native-tensor-2", {}]]
-    plan += [["save", "fsdp", f"{store}/spoilt", {"steps": [3, 4]}], ["spoil", "", f"{store}/spoilt", {"step": 4, "of": 1}]]
+    plan += [
+        ["save", "fsdp", f"{store}/spoilt", {"steps": [3, 4]}],
+        ["spoil", "", f"{store}/spoilt", {"step": 4, "of": 1}],
+    ]
     plan += [["load", "fsdp", f"{store}/spoilt", {}], ["load", "fsdp", f"{store}/spoilt", {"which": 4}]]
     plan += [["spoil", "", f"{store}/spoilt", {"step": 3, "of": 0}], ["load", "fsdp", f"{store}/spoilt", {}]]
     return store, job(2, plan)
@@ -81,7 +87,11 @@ def test_several_ranks_make_one_checkpoint(saved: tuple[Path, list[list[dict[str
     tree, plain = relight.load(saved[0] / name), relight.load(saved[0] / "plain-1")
     assert all(torch.equal(tree["model"][key], value) for key, value in plain["model"].items())
     assert tree["optim"]["param_groups"] == plain["optim"]["param_groups"]
-    assert torch.equal(tree["list"][0], torch.arange(3.0)) and tree["list"][1]["x"] == (1, 2.5) and float(tree["list"][1]["t"]) == 4.5
+    assert (
+        torch.equal(tree["list"][0], torch.arange(3.0))
+        and tree["list"][1]["x"] == (1, 2.5)
+        and float(tree["list"][1]["t"]) == 4.5
+    )
     assert float(tree["only1"]["scalar"]) == 7 and tree["rank~"] == {"a": 1}
     assert store.latest().body.logical_bytes <= relight.open(saved[0] / "plain-1").latest().body.logical_bytes + 1000
     newest = next((saved[0] / name).glob("0000000004-*"))
@@ -116,11 +126,16 @@ def test_all_ranks_skip_a_checkpoint_that_one_finds_damaged(saved: tuple[Path, l
         latest, by_step, none_left = rank[-3:]
         assert (latest["wrong"], latest["step"]) == ([], 3)
         for report in (by_step, none_left):
-            assert {failure[0] for failure in report["error"].values()} == {"CorruptCheckpoint"} and len(report["error"]) == 2
+            assert {failure[0] for failure in report["error"].values()} == {"CorruptCheckpoint"} and len(
+                report["error"]
+            ) == 2
 
 
 @pytest.mark.slow
 def test_saved_by_another_process(tmp_path: Path) -> None:
     """Use one attempt for all saves of ``async_save`` in DCP's own process."""
     job(2, [["save", "fsdp", f"{tmp_path}/run", {"steps": [3, 4], "how": "process"}]])
-    assert [(checkpoint.step, checkpoint.epoch) for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [(3, 1), (4, 1)]
+    assert [(checkpoint.step, checkpoint.epoch) for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [
+        (3, 1),
+        (4, 1),
+    ]

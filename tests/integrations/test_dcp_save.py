@@ -36,7 +36,12 @@ def a_state() -> dict[str, Any]:
         "none": torch.empty(0, 2),
         "number": torch.tensor(3.5),
         "step": 7,
-        "nested": {"list": [torch.arange(3), {"pair": (1, "two"), "set": {1, 2}}], "text": "é", "big": 2**70, "nothing": None},
+        "nested": {
+            "list": [torch.arange(3), {"pair": (1, "two"), "set": {1, 2}}],
+            "text": "é",
+            "big": 2**70,
+            "nothing": None,
+        },
         "array": np.arange(6, dtype=np.int16).reshape(2, 3),
         "ordered": OrderedDict(a=1.5),
         "rank": {"a": 1},
@@ -129,7 +134,10 @@ def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
     state = {"model": model, "optim": optim}
     dcp.load(state, storage_reader=StorageReader(tmp_path / "run"))
     set_state_dict(other, others, model_state_dict=state["model"], optim_state_dict=state["optim"])
-    assert all(torch.equal(saved, loaded) for saved, loaded in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(saved, loaded)
+        for saved, loaded in zip(net.state_dict().values(), other.state_dict().values(), strict=True)
+    )
     assert others.param_groups[0]["lr"] == 0.125
     for saved, loaded in zip(net.parameters(), other.parameters(), strict=True):
         assert same(dict(optimizer.state[saved]), dict(others.state[loaded]))
@@ -143,7 +151,11 @@ def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
 def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
     """Store tensors inside unflattened values as tensors, and load them into the values."""
     state = {"w": torch.arange(4.0), "inner": {"t": torch.ones(2), "n": [1, 2]}}
-    dcp.save(state, storage_writer=StorageWriter(tmp_path / "run", step=1), planner=DefaultSavePlanner(flatten_state_dict=False))
+    dcp.save(
+        state,
+        storage_writer=StorageWriter(tmp_path / "run", step=1),
+        planner=DefaultSavePlanner(flatten_state_dict=False),
+    )
     loaded: dict[str, Any] = {"w": torch.zeros(4), "inner": None}
     dcp.load(loaded, storage_reader=StorageReader(tmp_path / "run"), planner=DefaultLoadPlanner(False, False))
     assert same(state, loaded)
@@ -189,7 +201,10 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
     loaded = {"a": torch.ones(1 << 19)}
     dcp.load(loaded, storage_reader=StorageReader(run, which=1))
     assert torch.equal(loaded["a"], state["a"])
-    assert isinstance(caught(lambda: dcp.load({"b": torch.ones(1 << 19)}, storage_reader=StorageReader(run, which=1))), CorruptCheckpoint)
+    assert isinstance(
+        caught(lambda: dcp.load({"b": torch.ones(1 << 19)}, storage_reader=StorageReader(run, which=1))),
+        CorruptCheckpoint,
+    )
 
 
 def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
@@ -205,7 +220,9 @@ def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
     assert state["n"] == 5
     with pytest.raises(ConfigError):
         dcp.save({"n": 1}, storage_writer=writer, checkpoint_id="latest")
-    assert isinstance(caught(lambda: dcp.load(state, storage_reader=StorageReader(tmp_path / "run", 6))), CheckpointNotFound)
+    assert isinstance(
+        caught(lambda: dcp.load(state, storage_reader=StorageReader(tmp_path / "run", 6))), CheckpointNotFound
+    )
 
 
 def test_one_attempt_a_writer_and_the_newest_is_in_charge(tmp_path: Path) -> None:
@@ -232,7 +249,8 @@ def test_plans_that_are_cached(tmp_path: Path) -> None:
     assert [float(relight.load(tmp_path / "run", step)["w"][0]) for step in (1, 2, 3)] == [1, 2, 3]
     other = StorageWriter(tmp_path / "run", 4)
     assert isinstance(
-        caught(lambda: dcp.save({"w": torch.ones(3)}, storage_writer=other, planner=Planner(enable_plan_caching=True))), ConfigError
+        caught(lambda: dcp.save({"w": torch.ones(3)}, storage_writer=other, planner=Planner(enable_plan_caching=True))),
+        ConfigError,
     )
 
 
@@ -253,6 +271,11 @@ def test_what_relight_saved_by_itself_is_not_for_dcp(tmp_path: Path) -> None:
 def test_relight_starts_without_torch() -> None:
     """The room is imported by those who ask for it."""
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, relight; assert not {'torch', 'relight.integrations'} & sys.modules.keys()"], check=False
+        [
+            sys.executable,
+            "-c",
+            "import sys, relight; assert not {'torch', 'relight.integrations'} & sys.modules.keys()",
+        ],
+        check=False,
     )
     assert done.returncode == 0

@@ -34,7 +34,9 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
         copies, world = rng.choice(((1, 1), (1, 2), (1, 3), (2, 2), (3, 1), (1, 7)))
-        mesh = Mesh((copies, world) if copies > 1 else (world,), tuple(rng.sample(range(copies * world), copies * world)))
+        mesh = Mesh(
+            (copies, world) if copies > 1 else (world,), tuple(rng.sample(range(copies * world), copies * world))
+        )
         entries: list[list[TableEntry]] = [[] for _ in range(copies * world)]
         expected: dict[tuple[int, str], list[float]] = {}
         values: dict[str, torch.Tensor] = {}
@@ -59,8 +61,13 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
             pieces = roster.pieces(rank)
             for entry, entry_pieces in zip(table.entries, pieces, strict=True):
                 local = torch.tensor(expected[rank, entry.name])
-                expected_parts = [local[piece.at[0] : piece.at[0] + piece.box.elements].view(piece.box.size) for piece in entry_pieces]
-                cut = [values[entry.name][tuple(slice(a, a + n) for a, n in zip(*piece.box, strict=True))] for piece in entry_pieces]
+                expected_parts = [
+                    local[piece.at[0] : piece.at[0] + piece.box.elements].view(piece.box.size) for piece in entry_pieces
+                ]
+                cut = [
+                    values[entry.name][tuple(slice(a, a + n) for a, n in zip(*piece.box, strict=True))]
+                    for piece in entry_pieces
+                ]
                 assert all(map(torch.equal, expected_parts, cut))
                 assert sum(piece.box.elements for piece in entry_pieces) == len(local)
             for work in roster.work(rank):

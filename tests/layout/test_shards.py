@@ -73,7 +73,11 @@ def test_boxes_are_what_torch_cuts(seed: int) -> None:
             assert sum(box.elements for box, _ in pieces) == local.numel()
             sharded = tuple(i for i, placement in zip(coordinate, placements) if not isinstance(placement, Replicate))
             boxes.setdefault(sharded, [box for box, _ in pieces])
-        assert check_tiling(shape, [box for rank_boxes in boxes.values() for box in rank_boxes]) is None, (shape, mesh, placements)
+        assert check_tiling(shape, [box for rank_boxes in boxes.values() for box in rank_boxes]) is None, (
+            shape,
+            mesh,
+            placements,
+        )
 
 
 def test_a_shard_that_is_not_strided_is_one_box() -> None:

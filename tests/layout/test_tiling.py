@@ -22,7 +22,9 @@ def grid(*counts: int, size: int = 2) -> tuple[tuple[int, ...], list[Box]]:
 def covers_once(shape: tuple[int, ...], boxes: list[Box]) -> bool:
     """Element by element."""
     elements = [
-        element for box in boxes for element in itertools.product(*(range(a, a + n) for a, n in zip(box.start, box.size, strict=True)))
+        element
+        for box in boxes
+        for element in itertools.product(*(range(a, a + n) for a, n in zip(box.start, box.size, strict=True)))
     ]
     return sorted(elements) == list(itertools.product(*map(range, shape)))
 

@@ -15,7 +15,23 @@ from relight.errors import CorruptCheckpoint, RelightError, UnsafeContent
 from relight.log import LogView, fold, line_of
 from relight.log.summary import condense, decode, encode
 
-STRANGE: tuple[Any, ...] = (None, True, -1, 0, 2**63 - 1, 10**400, 1e308, "", "x" * 10_000, "../..", [], [[]], {}, [None], {"a": []})
+STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    2**63 - 1,
+    10**400,
+    1e308,
+    "",
+    "x" * 10_000,
+    "../..",
+    [],
+    [[]],
+    {},
+    [None],
+    {"a": []},
+)
 
 
 def a_summary(seed: int = 1) -> bytes:
@@ -27,7 +43,15 @@ def a_summary(seed: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"x", b"x\x9c\x03\x00\x00\x00\x00\x01", zlib.compress(b"[]"), zlib.compress(b"{"), zlib.compress(b"0" * 2**28 + b"0")]
+    "data",
+    [
+        b"",
+        b"x",
+        b"x\x9c\x03\x00\x00\x00\x00\x01",
+        zlib.compress(b"[]"),
+        zlib.compress(b"{"),
+        zlib.compress(b"0" * 2**28 + b"0"),
+    ],
 )
 def test_bytes_of_another_kind_are_refused(data: bytes) -> None:
     """Other bytes in a summary's place raise our own error. Decompression without bound is stopped."""
@@ -69,7 +93,11 @@ def test_any_change_is_refused_or_read(seed: int) -> None:
         except RelightError:
             refused += 1
             continue
-        history = fold(LogView("run", summary.store, summary.run, summary.records, summary.faults, summary.upto, summary.hash, summary))
+        history = fold(
+            LogView(
+                "run", summary.store, summary.run, summary.records, summary.faults, summary.upto, summary.hash, summary
+            )
+        )
         for head in history.live[-3:]:
             line_of(history, head)
     assert refused > 150

@@ -63,7 +63,10 @@ def summary(history: History) -> tuple[list[str], set[str], dict[str, str], int]
 @given(st.lists(st.tuples(bodies, st.integers(0, 3)), max_size=14))
 def test_fold_follows_the_format(entries: list[tuple[Body, int]]) -> None:
     """Records in any order fold to the same result as the sentences of docs/format.md, applied one after the other."""
-    records = [record(0, 0, RunBody(name="run")), *(record(n, epoch, body) for n, (body, epoch) in enumerate(entries, start=1))]
+    records = [
+        record(0, 0, RunBody(name="run")),
+        *(record(n, epoch, body) for n, (body, epoch) in enumerate(entries, start=1)),
+    ]
     assert summary(fold(records)) == naive(records)
 
 

@@ -67,7 +67,13 @@ def grown(store: MemoryStore | LocalStore, records: int, log: Log | None = None)
 def visible_to_all(view: LogView) -> list[object]:
     """Return the head, counts, and NOTEs that every kind of reader must see."""
     history: History = fold(view)
-    return [view.head, view.head_hash, view.counted, len(view.faults), [note.body for note in history.notes[-20:] if _plain(note)]]
+    return [
+        view.head,
+        view.head_hash,
+        view.counted,
+        len(view.faults),
+        [note.body for note in history.notes[-20:] if _plain(note)],
+    ]
 
 
 def _plain(note: Record) -> bool:
@@ -86,7 +92,9 @@ def test_a_first_read_costs_the_same_however_long_the_log_is() -> None:
         view = Log(store, RUN).read()
         costs.append(store.calls.copy())
         assert store.calls["get"] <= 2 * SUMMARY_EVERY + 5 and store.calls["list"] <= 2
-        assert view.base > view.head - 2 * SUMMARY_EVERY and visible_to_all(view) == visible_to_all(Log(store, RUN, whole=True).read())
+        assert view.base > view.head - 2 * SUMMARY_EVERY and visible_to_all(view) == visible_to_all(
+            Log(store, RUN, whole=True).read()
+        )
     assert len(Log(store, RUN, whole=True).read().records) == 4501 or Log(store, RUN).read().head > 4500
 
 
@@ -108,7 +116,10 @@ def test_records_are_in_folders_from_number_1024_on(tmp_path: Path) -> None:
     assert not (log / "000000001024.json").exists()
     seen = [entry.name for entry in log.iterdir() if entry.suffix == ".json"]
     assert len(seen) == 1024 and len(list((log / "000000001").glob("*.json"))) >= 77
-    assert parse_summary_file(sorted(entry.name for entry in log.iterdir() if entry.name.startswith("summary-"))[0]) == SUMMARY_EVERY - 1
+    assert (
+        parse_summary_file(sorted(entry.name for entry in log.iterdir() if entry.name.startswith("summary-"))[0])
+        == SUMMARY_EVERY - 1
+    )
 
 
 def test_a_folder_has_only_the_records_that_belong_there(tmp_path: Path) -> None:
@@ -282,7 +293,9 @@ def test_a_log_that_an_earlier_version_wrote_is_read_and_continued() -> None:
     assert flat.put_once("relight.json", store.get("relight.json", 1 << 20))
     before = Log(store, RUN, whole=True).read()
     for record in before.records:
-        assert flat.put_once(f"{RUN}/log/{flat_record_file(record.seq)}", store.get(f"{RUN}/log/{record_file(record.seq)}", 1 << 20))
+        assert flat.put_once(
+            f"{RUN}/log/{flat_record_file(record.seq)}", store.get(f"{RUN}/log/{record_file(record.seq)}", 1 << 20)
+        )
     view = Log(flat, RUN).read()
     assert visible_to_all(view) == visible_to_all(before) and view.base == -1
     grown(flat, 1600)
@@ -333,7 +346,7 @@ def test_two_writers_at_once_leave_one_line_of_summaries() -> None:
         for log in (first, second):
             assert log.append(lambda view: (NoteBody(topic="n", data={}), 0)) is not None
     view = Log(store, RUN).read()
-    assert not view.faults and visible_to_all(view) == visible_to_all(Log(store, RUN, whole=True).read()) == visible_to_all(
-        first.read()
-    ) == visible_to_all(second.read())
+    assert not view.faults and visible_to_all(view) == visible_to_all(
+        Log(store, RUN, whole=True).read()
+    ) == visible_to_all(first.read()) == visible_to_all(second.read())
     assert 5 <= len(summaries_in(store)) <= 8

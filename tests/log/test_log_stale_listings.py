@@ -40,7 +40,9 @@ class Odd(MemoryStore):
 
 def save(attempt: Attempt, step: int) -> str:
     item = Item("t", "uint8", (4,), "param", Bytes(bytes([step] * 4)), None, True)
-    return attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])).id
+    return attempt.save(
+        SaveRequest(SaveInfo(step=step), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])
+    ).id
 
 
 @pytest.mark.parametrize("missing", [1, 2, 4, 99], ids=lambda n: f"the last {n}")

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from relight.format.names import CheckpointDir
-from relight.format.records import Body, CommitBody, FenceBody, NoteBody, RecallBody, Record, RetireBody, RunBody, SweepBody, TagBody
+from relight.format.records import (
+    Body,
+    CommitBody,
+    FenceBody,
+    NoteBody,
+    RecallBody,
+    Record,
+    RetireBody,
+    RunBody,
+    SweepBody,
+    TagBody,
+)
 from relight.log import FRESH, History, LogView, fold, line_of, newest_good
 from relight.log.ancestors import REBUILT
 from relight.log.history import BEST_BY, REPACKED, REPEATED_WITHIN, ROLLED_BACK
@@ -37,9 +48,18 @@ class Writer:
         """Append a record, which is damaged in 2 % of the cases."""
         seq = len(self.records)
         self.records.append(
-            Record(seq=seq, prev="", store=STORE, run=RUN, epoch=epoch, time=f"2026-01-01T00:{seq // 60 % 60:02d}:{seq % 60:02d}Z",
-                   writer=f"host:{epoch}:x", body=body, file_hash=f"{seq:064x}")
-        )  # fmt: skip
+            Record(
+                seq=seq,
+                prev="",
+                store=STORE,
+                run=RUN,
+                epoch=epoch,
+                time=f"2026-01-01T00:{seq // 60 % 60:02d}:{seq % 60:02d}Z",
+                writer=f"host:{epoch}:x",
+                body=body,
+                file_hash=f"{seq:064x}",
+            )
+        )
         if seq > 1 and self.random.random() < 0.02:
             self.damaged.add(seq)
 
@@ -96,7 +116,11 @@ class Writer:
             self.parent = name
         elif draw < 0.65:
             needed = {donor for checkpoint in history.there for donor in checkpoint.requires}
-            free = [checkpoint.id for checkpoint in live[:-2] if checkpoint.id not in needed and checkpoint.id not in history.tags.values()]
+            free = [
+                checkpoint.id
+                for checkpoint in live[:-2]
+                if checkpoint.id not in needed and checkpoint.id not in history.tags.values()
+            ]
             going = pick.sample(free, min(len(free), pick.randrange(1, 4)))
             if going:
                 self.put(RetireBody(ids=going, reason="keep", undo_s=pick.choice([0.0, 0.0, 60.0])), epoch)
@@ -119,26 +143,53 @@ class Writer:
         elif draw < 0.93:
             self.put(NoteBody(topic=pick.choice([REBUILDING, REBUILT_TOPIC]), data={}), epoch)
         elif draw < 0.95:
-            self.put(TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1))  # void if the epoch is a superseded attempt's
+            self.put(
+                TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1)
+            )  # void if the epoch is a superseded attempt's
         elif draw < 0.97 and history.retired:
-            late = [retired for retired in history.retired.values() if len(self.records) - history.retired_at[retired.id] < REPEATED_WITHIN]
+            late = [
+                retired
+                for retired in history.retired.values()
+                if len(self.records) - history.retired_at[retired.id] < REPEATED_WITHIN
+            ]
             if late := [retired for retired in late if retired.epoch == epoch]:  # a repeated COMMIT
                 self.put(pick.choice(late).body, epoch)
         else:
-            self.put(NoteBody(topic="verified", data={"whole": " ".join(checkpoint.id for checkpoint in live[-3:])}), epoch)
+            self.put(
+                NoteBody(topic="verified", data={"whole": " ".join(checkpoint.id for checkpoint in live[-3:])}), epoch
+            )
 
 
 def compare(brief: LogView, whole: LogView) -> None:
     """Assert that both views fold to the same."""
     folded, expected = fold(brief), fold(whole)
     assert [
-        (checkpoint.id, checkpoint.seq, checkpoint.step, checkpoint.epoch, checkpoint.self_contained, checkpoint.requires)
+        (
+            checkpoint.id,
+            checkpoint.seq,
+            checkpoint.step,
+            checkpoint.epoch,
+            checkpoint.self_contained,
+            checkpoint.requires,
+        )
         for checkpoint in folded.live
     ] == [
-        (checkpoint.id, checkpoint.seq, checkpoint.step, checkpoint.epoch, checkpoint.self_contained, checkpoint.requires)
+        (
+            checkpoint.id,
+            checkpoint.seq,
+            checkpoint.step,
+            checkpoint.epoch,
+            checkpoint.self_contained,
+            checkpoint.requires,
+        )
         for checkpoint in expected.live
     ]
-    assert (folded.tags, folded.epoch, folded.skips, folded.best_by) == (expected.tags, expected.epoch, expected.skips, expected.best_by)
+    assert (folded.tags, folded.epoch, folded.skips, folded.best_by) == (
+        expected.tags,
+        expected.epoch,
+        expected.skips,
+        expected.best_by,
+    )
     assert {key: record.seq for key, record in folded.recallable.items()} == {
         key: record.seq for key, record in expected.recallable.items()
     }
@@ -153,9 +204,13 @@ def compare(brief: LogView, whole: LogView) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_reader_that_begins_at_a_summary_sees_what_one_of_every_record_sees(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_begins_at_a_summary_sees_what_one_of_every_record_sees(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Logs of saves, retirements with and without undo, recalls, tags, roll-backs, attempts and damage, condensed again and again."""
-    within = random.Random(seed).choice([0, 5, 40])  # how long a summary keeps retired ids: in the product longer than these logs
+    within = random.Random(seed).choice(
+        [0, 5, 40]
+    )  # how long a summary keeps retired ids: in the product longer than these logs
     monkeypatch.setattr("relight.log.history.REPEATED_WITHIN", within)
     monkeypatch.setattr("relight.log.summary.REPEATED_WITHIN", within)
     monkeypatch.setattr("tests.log.test_log_summaries.REPEATED_WITHIN", within)

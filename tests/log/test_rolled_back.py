@@ -47,7 +47,11 @@ def test_a_checkpoint_after_a_rollback_is_not_the_latest(monkeypatch: pytest.Mon
     apply_requested_rollback(store, RUN, SINGLE_RANK)
     history = attempt.history()
     assert steps(history) == [20, 10, 40, 30] and history.skips == [(25, 26)]
-    assert resolve(history, "latest").step == 20 and resolve(history, "best").step == 20 and resolve(history, 30).step == 30
+    assert (
+        resolve(history, "latest").step == 20
+        and resolve(history, "best").step == 20
+        and resolve(history, 30).step == 30
+    )
     apply_requested_rollback(store, RUN, SINGLE_RANK)  # the note is written once
     assert len(attempt.history().notes) == 1
     save(attempt, 24)
@@ -66,13 +70,18 @@ def test_a_fresh_run_may_skip_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "skip"), [(None, None), ("25", "x-y"), (True, "1-2-3"), (2.5, 7), (-(10**30), "9" * 40), ("", "-")], ids=str
+    ("before", "skip"),
+    [(None, None), ("25", "x-y"), (True, "1-2-3"), (2.5, 7), (-(10**30), "9" * 40), ("", "-")],
+    ids=str,
 )
 def test_an_invalid_note_is_ignored(before: object, skip: object) -> None:
     """An invalid note rolls nothing back and skips no step."""
     attempt = Attempt.begin(MemoryStore(), RUN)
     save(attempt, 10)
-    attempt.note(ROLLED_BACK, {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip})  # type: ignore[dict-item]
+    attempt.note(
+        ROLLED_BACK,
+        {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip},
+    )  # type: ignore[dict-item]
     history = attempt.history()
     assert not history.skips and not history.rolled_back_ids
 
@@ -140,7 +149,10 @@ def test_schedulers_of_schedulers_continue_with_lower_rates(kind: str) -> None:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], rate, momentum=0.9)
         if kind == "CyclicLR":
             return optimizer, schedulers.CyclicLR(optimizer, rate, 10 * rate, step_size_up=5)
-        inner = [schedulers.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3)), schedulers.CosineAnnealingLR(optimizer, 20)]
+        inner = [
+            schedulers.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3)),
+            schedulers.CosineAnnealingLR(optimizer, 20),
+        ]
         if kind == "ChainedScheduler":
             return optimizer, schedulers.ChainedScheduler([inner[0]], optimizer)
         return optimizer, schedulers.SequentialLR(optimizer, inner, [3])
@@ -152,10 +164,14 @@ def test_rates_that_were_not_restored_are_not_lowered_again(tmp_path: Path) -> N
     """Restoring only the weights of an older checkpoint does not lower restored rates a second time."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.4)
-    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False
+    ) as ckpt:
         ckpt.save(10, tag="kept")
     Attempt.begin(open_bytes(str(tmp_path)), "run").note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 0.5})
-    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False
+    ) as ckpt:
         for only, rate in ((None, 0.2), (["model/*"], 0.2), (["optimizer/*"], 0.2), (None, 0.2)):
             ckpt.restore("kept", only=only)
             assert optimizer.param_groups[0]["lr"] == pytest.approx(rate), only

@@ -59,11 +59,19 @@ def possible(row: Row) -> bool:
 def try_cell(row: Row, seed: int, folder: Path, server: Server) -> str:
     """Run one cell, and return what is wrong with it: an empty string if nothing is."""
     rng = random.Random(seed)
-    urls = [f"s3://{server.new_bucket()}/store/run" if place == "objects" else str(folder / f"store-{n}" / "run")
-            for n, place in enumerate(row["stores"].split(", "))]  # fmt: skip
+    urls = [
+        f"s3://{server.new_bucket()}/store/run" if place == "objects" else str(folder / f"store-{n}" / "run")
+        for n, place in enumerate(row["stores"].split(", "))
+    ]
     environment = {**server.environment, "RELIGHT_BACKGROUND": str(int(row["by"] == "agent"))} | _keys(row, folder)
     layout, _, world = row["layout"].rpartition("-")
-    order = {"verb": "save", "urls": urls, "options": _options(row), "pause_s": rng.choice([0.0, 0.01, 0.05]), "nodes": layout == "nodes"}
+    order = {
+        "verb": "save",
+        "urls": urls,
+        "options": _options(row),
+        "pause_s": rng.choice([0.0, 0.01, 0.05]),
+        "nodes": layout == "nodes",
+    }
     order["layout"] = {"rank 0 writes": "fsdp", "nodes": "ddp"}.get(layout, layout)
     with _environment(environment):
         safe, far = _save_until_killed(order, int(world), rng, row["source"] == "far")
@@ -81,12 +89,18 @@ def _keys(row: Row, folder: Path) -> dict[str, str]:
     key.write_text(os.urandom(32).hex())
     key.chmod(0o600)
     settings = {"RELIGHT_KEY": f"file:{key}"}
-    return settings if row["cipher"] == "key" else settings | {"RELIGHT_SIGN": f"hash:file:{key}", "RELIGHT_TRUST": f"hash:file:{key}"}
+    return (
+        settings
+        if row["cipher"] == "key"
+        else settings | {"RELIGHT_SIGN": f"hash:file:{key}", "RELIGHT_TRUST": f"hash:file:{key}"}
+    )
 
 
 def _options(row: Row) -> dict[str, Any]:
     codec = row["codec"]
-    options: dict[str, Any] = {"compact": {"reuse": row["reuse"] == "yes", "codecs": "always" if codec == "differences" else codec}}
+    options: dict[str, Any] = {
+        "compact": {"reuse": row["reuse"] == "yes", "codecs": "always" if codec == "differences" else codec}
+    }
     if codec == "differences":
         options["compact"]["full_every"] = 4
     if row["layout"].startswith("rank 0 writes"):
@@ -132,7 +146,9 @@ def _lose(row: Row, urls: list[str], world: int) -> str:
     _end_agents(urls, world)
     if row["source"] == "far":
         ends = time.monotonic() + 5
-        while Path(urls[0]).parent.exists() and time.monotonic() < ends:  # a process that ends may still write or remove a file
+        while (
+            Path(urls[0]).parent.exists() and time.monotonic() < ends
+        ):  # a process that ends may still write or remove a file
             shutil.rmtree(Path(urls[0]).parent, ignore_errors=True)
         if Path(urls[0]).exists():
             return "a process still writes to the nearest store"

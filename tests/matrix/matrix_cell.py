@@ -46,7 +46,9 @@ def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
     return base + 1e-3 * torch.randn(shape, generator=generator)
 
 
-def held(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def held(
+    net: nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Yield each tensor of model and optimizer with its name and its expected values at the end of a step."""
     for name, tensor in layouts.named(net).items():
         expected = value(name, tuple(tensor.shape), step)
@@ -69,7 +71,9 @@ def advance(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None
 
 def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[str]:
     """Return the names of tensors with wrong bits at the end of a step. Collective."""
-    return [name for name, tensor, expected in held(net, optimizer, step) if not torch.equal(layouts.full(tensor), expected)]
+    return [
+        name for name, tensor, expected in held(net, optimizer, step) if not torch.equal(layouts.full(tensor), expected)
+    ]
 
 
 def options_of(order: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +89,11 @@ def options_of(order: dict[str, Any]) -> dict[str, Any]:
 def where(order: dict[str, Any]) -> Any:
     """Return a path or tiers."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    urls = order["urls"] if order["options"].get("writer") != "rank 0" or not rank else [f"nowhere://{url}" for url in order["urls"]]
+    urls = (
+        order["urls"]
+        if order["options"].get("writer") != "rank 0" or not rank
+        else [f"nowhere://{url}" for url in order["urls"]]
+    )
     return urls[0] if len(urls) == 1 else relight.Tiers(hot=urls[0], cold=urls[1])
 
 
@@ -108,10 +116,14 @@ def save(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer
                     print_json(**{what: number})
 
 
-def restore(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer, ckpt: relight.Checkpointer) -> None:
+def restore(
+    order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer, ckpt: relight.Checkpointer
+) -> None:
     """Report the restored step, its source and its wrong tensors; then save once more."""
     source: dict[str, Any] = {}
-    relight.observe.subscribe(lambda event: source.update(source=event.fields["source"]) if event.name == "restore.done" else None)
+    relight.observe.subscribe(
+        lambda event: source.update(source=event.fields["source"]) if event.name == "restore.done" else None
+    )
     start = ckpt.restore()
     wrong = wrongs(net, optimizer, start - 1) if start else []
     advance(net, optimizer, start)

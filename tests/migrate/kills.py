@@ -33,7 +33,9 @@ def packs(folder: Path) -> set[Path]:
             return set(folder.rglob("pack-*"))
 
 
-def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float) -> list[int]:
+def kill_often(
+    folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float
+) -> list[int]:
     """Make ``count`` old checkpoints, begin to migrate them ``kills`` times, and a last time to the end. How many were left before each.
 
     A kill comes up to ``work_s`` after this start has written some packs. Every second kill comes at most ``begin_s``
@@ -48,12 +50,16 @@ def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, beg
         with open(folder / "output", "wb") as output:
             started = subprocess.Popen(command(old, new, engine), stdout=output, stderr=output, start_new_session=True)
         ends = time.monotonic() + draw.uniform(0, begin_s) if number % 2 == 0 else math.inf
-        share = draw.randint(1, max(1, left[-1] // (kills - number)))  # on a fast machine, too, the last start has work left
+        share = draw.randint(
+            1, max(1, left[-1] // (kills - number))
+        )  # on a fast machine, too, the last start has work left
         while started.poll() is None and time.monotonic() < ends:
             if len(packs(new) - before) >= share:
                 ends = min(ends, time.monotonic() + draw.uniform(0, work_s))
             time.sleep(0.005)
-        assert started.poll() != 0, f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
+        assert started.poll() != 0, (
+            f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
+        )
         assert started.poll() is None, (started.returncode, (folder / "output").read_text())
         os.kill(started.pid, signal.SIGKILL)  # this process alone: its children must end by themselves
         started.wait()
@@ -81,7 +87,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         left = kill_often(Path(folder), given.count, given.kills, given.seed, given.engine, given.begin, given.work)
-    print(f"{given.engine}: {given.count} checkpoints, {given.kills} kills (seed {given.seed}), left before each: {left}")
+    print(
+        f"{given.engine}: {given.count} checkpoints, {given.kills} kills (seed {given.seed}), left before each: {left}"
+    )
     print(f"complete, each once, verified, compared with what they were made of; {time.monotonic() - started:.0f} s")
 
 

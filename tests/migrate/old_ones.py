@@ -45,7 +45,9 @@ def check_arrived(new: Path, made: dict[str, tuple[str, int]]) -> None:
         run = Run(store, name)
         view, history = run.view(), run.history()
         assert history.retired == {}, "something came twice, or was taken back"
-        assert [checkpoint.step for checkpoint in history.live] == sorted(step for where, step in made.values() if where == name)
+        assert [checkpoint.step for checkpoint in history.live] == sorted(
+            step for where, step in made.values() if where == name
+        )
         for checkpoint in history.live:
             assert verify_checkpoint(store, view, checkpoint) == []
             opened = run.open(checkpoint)

@@ -20,7 +20,15 @@ from old_ones import check_arrived, make, state
 from safetensors.torch import save_file
 
 import relight
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, NoSpace, StoreUnavailable, UnsafeContent
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    IncompatibleState,
+    NoSpace,
+    StoreUnavailable,
+    UnsafeContent,
+)
 from relight.importers import detect, import_checkpoint
 from relight.importers.bucket import BLOCK_BYTES, Listing, is_bucket
 from relight.migrate import execute_migration, plan_migration, roll_back
@@ -97,7 +105,9 @@ def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkey
         assert size <= sum(asked) <= size + 12 * BLOCK_BYTES, name
 
 
-def test_only_a_tensor_that_is_not_contiguous_is_copied_to_a_file(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_tensor_that_is_not_contiguous_is_copied_to_a_file(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A transposed tensor is gathered through an unnamed file.
 
     Without room for it the import fails and commits nothing.
@@ -216,7 +226,9 @@ def test_a_listing_without_an_end_ends(s3: str, monkeypatch: pytest.MonkeyPatch)
     call = ObjectStore._call
 
     def lists(pages: Any) -> None:
-        monkeypatch.setattr(ObjectStore, "_call", lambda self, name: (lambda *a, **k: pages) if name == "list" else call(self, name))
+        monkeypatch.setattr(
+            ObjectStore, "_call", lambda self, name: (lambda *a, **k: pages) if name == "list" else call(self, name)
+        )
 
     def for_ever() -> Any:
         while True:
@@ -253,7 +265,14 @@ def test_short_reads_are_made_of_blocks(s3: str) -> None:
     put(open_bytes(f"{s3}/old"), "one", data)
     files = BucketFiles.from_url(f"{s3}/old/one")
     with files.open("") as handle:
-        for offset, length in ((0, 1), (BLOCK_BYTES - 3, 9), (5, BLOCK_BYTES - 1), (len(data) - 80, 80), (7, 2 * BLOCK_BYTES), (3, 0)):
+        for offset, length in (
+            (0, 1),
+            (BLOCK_BYTES - 3, 9),
+            (5, BLOCK_BYTES - 1),
+            (len(data) - 80, 80),
+            (7, 2 * BLOCK_BYTES),
+            (3, 0),
+        ):
             assert pread(handle, offset, length, "one") == data[offset : offset + length]
         with pytest.raises(CorruptCheckpoint, match="too soon"):
             pread(handle, len(data) - 3, 4, "one")

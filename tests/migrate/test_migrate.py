@@ -228,7 +228,11 @@ def test_the_command_reports_what_it_does(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "thing").write_text("x")
     refused = subprocess.run(
-        [sys.executable, "-m", "relight", "migrate", "old", "some"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "relight", "migrate", "old", "some"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert refused.returncode == 2 and "not a store" in refused.stderr
 

@@ -82,9 +82,15 @@ def prometheus(where: Path, target: str, rules: Path) -> Iterator[Callable[[str]
     )
     with open(where / "log", "wb") as log:
         process = subprocess.Popen(
-            ["prometheus", f"--config.file={where}/prometheus.yml", f"--storage.tsdb.path={where}/data", f"--web.listen-address=127.0.0.1:{port}"],
-            stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                "prometheus",
+                f"--config.file={where}/prometheus.yml",
+                f"--storage.tsdb.path={where}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
 
     def ask(query: str) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.request.quote(query)}"

@@ -34,7 +34,9 @@ from relight.monitoring.trace import saves_in, trace_of
 from relight.observe import counters, subscribe
 from relight.observe.metrics import METRICS
 
-pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # apprise asks for it where it is there
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'imghdr' is deprecated:DeprecationWarning"
+)  # apprise asks for it where it is there
 SAVED = {"event": "save.durable", "step": 100, "id": id_of(0), "seconds": 2.0, "blocked_s": 0.004, "bytes": 2000}
 
 
@@ -67,7 +69,9 @@ def test_the_page_is_what_promtool_takes(late: Watcher) -> None:
     """``promtool check metrics`` finds no fault in names, units, types and helps."""
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool")
-    done = subprocess.run(["promtool", "check", "metrics"], input=Collector(late.poll).text(), capture_output=True, check=False)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=Collector(late.poll).text(), capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
@@ -194,7 +198,9 @@ def four_ranks(events: Path, url: str) -> None:
     """
     for rank in range(4):
         host, shift = ("near", 0.0) if rank < 2 else ("far", 500.0)
-        keep_events(events, url, *spans(rank, shift, 0.8 if rank == 2 else 0.1 * rank), name=f"{rank}", rank=rank, host=host)
+        keep_events(
+            events, url, *spans(rank, shift, 0.8 if rank == 2 else 0.1 * rank), name=f"{rank}", rank=rank, host=host
+        )
     drain = {"event": "drain.done", "id": id_of(0), "tier": "cold", "seconds": 3.0, "bytes": 5, "time": 116.5}
     keep_events(events, url, drain, drain, name="0")
 
@@ -238,7 +244,9 @@ def test_traces_arrive_at_a_receiver(tmp_path: Path) -> None:
     (root,) = [span for span in spans if not span.parent_span_id]
     assert root.name == "save" and all(span.parent_span_id == root.span_id for span in spans if span is not root)
     write = [
-        span for span in spans if span.name == "write" and {key.key: key.value for key in span.attributes}["relight.rank"].int_value == 2
+        span
+        for span in spans
+        if span.name == "write" and {key.key: key.value for key in span.attributes}["relight.rank"].int_value == 2
     ]
     assert (write[0].end_time_unix_nano - write[0].start_time_unix_nano) / 1e9 == pytest.approx(1.75)
     assert {key.key: key.value for key in write[0].attributes}["relight.critical"].bool_value

@@ -74,6 +74,9 @@ def test_without_the_setting_no_events_are_kept(tmp_path: Path) -> None:
         "assert 'relight-events' not in [one.name for one in threading.enumerate()]"
     )
     subprocess.run(
-        [sys.executable, "-c", script], check=True, cwd=tmp_path, env={**os.environ, "RELIGHT_EVENTS": "0", "TMPDIR": str(tmp_path)}
+        [sys.executable, "-c", script],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "RELIGHT_EVENTS": "0", "TMPDIR": str(tmp_path)},
     )
     assert list(tmp_path.iterdir()) == []

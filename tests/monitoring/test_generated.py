@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.monitoring.generated import alert_rules, camel, dashboard, expression, metrics_in, write_dashboard, write_rules
+from relight.monitoring.generated import (
+    alert_rules,
+    camel,
+    dashboard,
+    expression,
+    metrics_in,
+    write_dashboard,
+    write_rules,
+)
 from relight.monitoring.rules import KINDS, AlertRule, usual_rules
 from relight.monitoring.settings import Alerting
 from relight.observe import EVENTS
@@ -54,7 +62,12 @@ def test_metrics_are_made_of_events_and_fields_that_there_are() -> None:
     for metric in METRICS:
         if metric.made is not None:
             fields = CARRIES[metric.made.event]
-            wanted = {*metric.made.once, *(metric.field_of(label) for label in metric.labels), metric.made.field, metric.made.less} - {""}
+            wanted = {
+                *metric.made.once,
+                *(metric.field_of(label) for label in metric.labels),
+                metric.made.field,
+                metric.made.less,
+            } - {""}
             assert wanted <= set(fields), metric.name
 
 
@@ -63,8 +76,16 @@ def emitted() -> dict[str, set[str]]:
     fields: dict[str, set[str]] = {}
     for text in [text for path in SOURCES if "emit(" in (text := path.read_text(encoding="utf-8"))]:
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "emit" and node.args:
-                names = [leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)]
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", getattr(node.func, "attr", "")) == "emit"
+                and node.args
+            ):
+                names = [
+                    leaf.value
+                    for leaf in ast.walk(node.args[0])
+                    if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+                ]
                 for name in names:
                     fields.setdefault(name, set()).update(word.arg for word in node.keywords if word.arg)
     return fields
@@ -73,7 +94,9 @@ def emitted() -> dict[str, set[str]]:
 def test_fields_of_events_are_those_of_the_table() -> None:
     """Every event has its row. The row has each emitted field, and a meaning with its unit for each."""
     assert CARRIES.keys() == EVENTS.keys()
-    assert {name: fields - set(CARRIES[name]) for name, fields in emitted().items() if fields - set(CARRIES[name])} == {}
+    assert {
+        name: fields - set(CARRIES[name]) for name, fields in emitted().items() if fields - set(CARRIES[name])
+    } == {}
     assert {field for fields in CARRIES.values() for field in fields} == FIELDS.keys()
 
 
@@ -81,13 +104,25 @@ def test_grafana_reads_the_dashboard(tmp_path: Path) -> None:
     """The dashboard fits the schema: unique ids, panels that do not overlap in 24 columns, a letter per query, a data
     source."""
     board = json.loads(write_dashboard(tmp_path).read_text())
-    assert {"uid", "title", "schemaVersion", "panels", "templating", "time", "refresh", "tags", "annotations"} <= board.keys()
+    assert {
+        "uid",
+        "title",
+        "schemaVersion",
+        "panels",
+        "templating",
+        "time",
+        "refresh",
+        "tags",
+        "annotations",
+    } <= board.keys()
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         position = panel["gridPos"]
         cells = {
-            (x, y) for x in range(position["x"], position["x"] + position["w"]) for y in range(position["y"], position["y"] + position["h"])
+            (x, y)
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         }
         assert not cells & taken and position["x"] + position["w"] <= 24
         taken |= cells
@@ -119,7 +154,11 @@ def misfits(value: dict[str, object], model: dict[str, object], needed: set[str]
     for name, item in value.items():
         wanted = model.get(name)
         kinds = wanted if isinstance(wanted, tuple) and all(isinstance(kind, type) for kind in wanted) else (wanted,)
-        fits = item in wanted if isinstance(wanted, tuple) and kinds is not wanted else any(type(item) is kind for kind in kinds)
+        fits = (
+            item in wanted
+            if isinstance(wanted, tuple) and kinds is not wanted
+            else any(type(item) is kind for kind in kinds)
+        )
         if not fits:
             wrong.append(f"{name} is {item!r}")
     return wrong
@@ -141,11 +180,22 @@ def test_the_dashboard_fits_grafanas_model() -> None:
         assert misfits(panel, PANEL, {"id", "type", "title", "gridPos"}) == [], panel["title"]
         position = panel["gridPos"]
         assert set(position) == {"h", "w", "x", "y"} and all(type(number) is int for number in position.values())
-        assert position["h"] >= 1 and 1 <= position["w"] <= 24 and 0 <= position["x"] <= 24 - position["w"] and position["y"] >= 0
+        assert (
+            position["h"] >= 1
+            and 1 <= position["w"] <= 24
+            and 0 <= position["x"] <= 24 - position["w"]
+            and position["y"] >= 0
+        )
         if panel["type"] == "timeseries":
             options = panel["options"]
-            assert options["legend"]["displayMode"] in ("list", "table", "hidden") and options["legend"]["placement"] in ("bottom", "right")
-            assert options["tooltip"]["mode"] in ("single", "multi", "none") and options["tooltip"]["sort"] in ("none", "asc", "desc")
+            assert options["legend"]["displayMode"] in ("list", "table", "hidden") and options["legend"][
+                "placement"
+            ] in ("bottom", "right")
+            assert options["tooltip"]["mode"] in ("single", "multi", "none") and options["tooltip"]["sort"] in (
+                "none",
+                "asc",
+                "desc",
+            )
             assert panel["targets"] and all(
                 re.fullmatch("[A-Z]", target["refId"]) and target["legendFormat"] for target in panel["targets"]
             )
@@ -175,12 +225,18 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     """``promtool check rules``, and ``promtool test rules``: each rule fires on what is wrong, and on nothing else."""
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool")
-    rules = (*(rule for rule in usual_rules() if rule.kind != "risk"), AlertRule("risk", 0.8, "warning", 0.0, ("demo", 'a"\\*')))
+    rules = (
+        *(rule for rule in usual_rules() if rule.kind != "risk"),
+        AlertRule("risk", 0.8, "warning", 0.0, ("demo", 'a"\\*')),
+    )
     path = write_rules(tmp_path, Alerting(rules=rules))
     subprocess.run(["promtool", "check", "rules", str(path)], check=True, capture_output=True)
     labels = 'store="s",run="demo"'
     wrong = {
-        "no_good_checkpoint": [f"relight_checkpoint_good_age_seconds{{{labels}}} 4000", f"relight_run_active{{{labels}}} 1"],
+        "no_good_checkpoint": [
+            f"relight_checkpoint_good_age_seconds{{{labels}}} 4000",
+            f"relight_run_active{{{labels}}} 1",
+        ],
         "saves_failing": [f"relight_saves_failed_in_a_row{{{labels}}} 3"],
         "slow_save": [f"relight_save_last_seconds{{{labels}}} 700"],
         "tier_full": [f'relight_tier_full_ratio{{{labels},tier="hot"}} 0.95'],
@@ -196,15 +252,30 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
         "unreadable": [f"relight_store_up{{{labels}}} 0"],
     }
     assert wrong.keys() == KINDS.keys()
-    fine = ["relight_checkpoint_good_age_seconds 60", "relight_run_active 1", "relight_saves_failed_in_a_row 0", "relight_store_up 1"]
+    fine = [
+        "relight_checkpoint_good_age_seconds 60",
+        "relight_run_active 1",
+        "relight_saves_failed_in_a_row 0",
+        "relight_store_up 1",
+    ]
     groups = []
     for name, series in {**wrong, "": [f"{line.split()[0]}{{{labels}}} {line.split()[1]}" for line in fine]}.items():
         inputs = [{"series": line.rsplit(" ", 1)[0], "values": f"{line.rsplit(' ', 1)[1]}x10"} for line in series]
-        tests = [{"expr": f'count(ALERTS{{alertname="{camel(kind)}",alertstate="firing"}}) or vector(0)', "eval_time": "5m",
-                  "exp_samples": [{"labels": "{}", "value": int(kind == name)}]} for kind in KINDS]  # fmt: skip
+        tests = [
+            {
+                "expr": f'count(ALERTS{{alertname="{camel(kind)}",alertstate="firing"}}) or vector(0)',
+                "eval_time": "5m",
+                "exp_samples": [{"labels": "{}", "value": int(kind == name)}],
+            }
+            for kind in KINDS
+        ]
         groups.append({"interval": "1m", "input_series": inputs, "promql_expr_test": tests})
-    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": [path.name], "evaluation_interval": "1m", "tests": groups}))
-    done = subprocess.run(["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tmp_path / "tests.yml").write_text(
+        json.dumps({"rule_files": [path.name], "evaluation_interval": "1m", "tests": groups})
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -35,9 +35,12 @@ def test_a_firing_alert_keeps_its_start_and_is_reported_as_resolved() -> None:
     later = Alarms(SETTINGS, state, ledger)
     assert later.update([BAD], 4600.0).changes == ()
     assert [(alert.kind, alert.state, alert.since) for alert in later.alerts] == [
-        ("no_good_checkpoint", FIRING, 1000.0), ("risk", PENDING, 4600.0),
-    ]  # fmt: skip
-    assert [alert.state for alert in later.update([BAD._replace(unprotected_s=1.0, risk=0.0)], 4615.0).changes] == ["resolved"]
+        ("no_good_checkpoint", FIRING, 1000.0),
+        ("risk", PENDING, 4600.0),
+    ]
+    assert [alert.state for alert in later.update([BAD._replace(unprotected_s=1.0, risk=0.0)], 4615.0).changes] == [
+        "resolved"
+    ]
     assert [alert.state for alert in Alarms(SETTINGS).update([BAD], 4600.0).changes] == [FIRING], (
         "without the stored state it is reported again"
     )
@@ -68,7 +71,15 @@ def test_what_makes_no_sense_is_nothing() -> None:
     _, data = poll_once(1000.0)
     nothing = ({}, Ledger())
     assert decode_alarms(data, 999.0) == nothing
-    for stored in (b"", b"{", b"[]", b"\xff", data[:-9], data.replace(b'"at":1000.0', b'"at":null'), b" " * (BYTES_MAX + 1)):
+    for stored in (
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        data[:-9],
+        data.replace(b'"at":1000.0', b'"at":null'),
+        b" " * (BYTES_MAX + 1),
+    ):
         assert decode_alarms(stored, 2000.0) == nothing
     strange = data.replace(b"no_good_checkpoint", b"a_kind_of_tomorrow")
     state, ledger = decode_alarms(strange, 2000.0)

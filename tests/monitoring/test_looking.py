@@ -42,7 +42,11 @@ def test_a_run_is_what_its_log_has(tmp_path: Path) -> None:
 def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> None:
     """The newest good checkpoint is the newest without a known fault. The faults of the others are given."""
     url = make_run(tmp_path / "runs", 4, suspect=(3,))
-    keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "message": "a flipped bit"})
+    keep_events(
+        tmp_path / "events",
+        url,
+        {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "message": "a flipped bit"},
+    )
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
     assert (seen.step, seen.good_step, seen.damaged) == (400, 200, 2)
     assert dict(seen.bad)[id_of(2)] == "a flipped bit"
@@ -75,7 +79,9 @@ def test_a_second_poll_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytes
     assert seen.goodput == 0.9 and seen.checkpoints == 50
     add_commits(url, range(50, 52))
     reads.clear()
-    keep_events(events, url, {"event": "save.durable", "step": 9, "id": "z", "seconds": 1.0, "blocked_s": 0.1, "bytes": 5})
+    keep_events(
+        events, url, {"event": "save.durable", "step": 9, "id": "z", "seconds": 1.0, "blocked_s": 0.1, "bytes": 5}
+    )
     (seen,) = watcher.poll(BEGAN + 9999.0)
     assert seen.checkpoints == 52 and seen.saving.saves == 1
     assert len([key for key in reads if f"{RUN}/log/" in key]) <= 3
@@ -171,7 +177,9 @@ def test_what_all_ranks_report_counts_once(tmp_path: Path) -> None:
     metrics = values(seen)
     assert (metrics["relight_saves_total"], metrics["relight_saved_bytes_total"]) == (1, 10)
     assert metrics["relight_save_blocked_seconds"] == 2.0
-    assert sum(next(sample for sample in seen.samples if sample.metric.name == "relight_save_blocked_seconds").counts) == 4
+    assert (
+        sum(next(sample for sample in seen.samples if sample.metric.name == "relight_save_blocked_seconds").counts) == 4
+    )
     assert (seen.saving.saves, seen.saving.last_s, seen.saving.blocked_s) == (1, 2.0, 0.5)
 
 
@@ -180,7 +188,9 @@ def test_values_of_a_label_have_an_end(tmp_path: Path) -> None:
     url = make_run(tmp_path / "runs", 1)
     keep_events(tmp_path / "events", url, *({"event": "save.failed", "kind": f"k{number}"} for number in range(200)))
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
-    kinds = {sample.labels: sample.value for sample in seen.samples if sample.metric.name == "relight_saves_failed_total"}
+    kinds = {
+        sample.labels: sample.value for sample in seen.samples if sample.metric.name == "relight_saves_failed_total"
+    }
     assert len(kinds) == LABEL_VALUES_MAX + 1
     assert kinds[("other",)] == 200 - LABEL_VALUES_MAX
 
@@ -210,7 +220,9 @@ def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
 def test_random_bytes_do_not_stop_a_read(tmp_path: Path) -> None:
     """Each of two hundred mutations of a file of events is read to its end."""
     url = make_run(tmp_path / "runs", 1)
-    path = keep_events(tmp_path / "events", url, *[{"event": "save.span", "span": "write", "id": "a", "start": 1.0, "end": 2.0}] * 5)
+    path = keep_events(
+        tmp_path / "events", url, *[{"event": "save.span", "span": "write", "id": "a", "start": 1.0, "end": 2.0}] * 5
+    )
     whole, chance = path.read_bytes(), random.Random(5)
     for _ in range(200):
         data = bytearray(whole)

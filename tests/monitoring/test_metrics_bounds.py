@@ -26,7 +26,9 @@ def port() -> Iterator[int]:
 def ask(port: int, host: str | None) -> int:
     """Return the status of one scrape."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\n" + (f"Host: {host}\r\n".encode() if host is not None else b"") + b"\r\n")
+        connection.sendall(
+            b"GET /metrics HTTP/1.1\r\n" + (f"Host: {host}\r\n".encode() if host is not None else b"") + b"\r\n"
+        )
         return int(connection.recv(200).split()[1])
 
 
@@ -43,13 +45,20 @@ def test_idle_connections_do_not_keep_a_scraper_out(port: int) -> None:
     once."""
     others = set(threading.enumerate())  # of other tests' servers
     with ExitStack() as stack:
-        connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(3 * CONNECTIONS_MAX)]
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            for _ in range(3 * CONNECTIONS_MAX)
+        ]
         for connection in connections:
             connection.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert ask(port, "localhost") == 200
         connections[0].settimeout(5)
         assert connections[0].recv(1) == b"", "the oldest was closed"
-        workers = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name and thread not in others]
+        workers = [
+            thread
+            for thread in threading.enumerate()
+            if "process_request_thread" in thread.name and thread not in others
+        ]
         assert len(workers) <= CONNECTIONS_MAX + 4
 
 

@@ -60,12 +60,16 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``alerts check`` fails with the reason once ``relight run`` has stopped. A new attempt ends the alert."""
     write(run, incident(7200, "crash", "resume"))
     assert fired(run) == {}
     write(run, incident(3600, "crash", "stop"))
-    assert fired(run) == {"job_given_up": "relight run stopped the job 60.0 min ago, and no attempt has begun since: why stop"}
+    assert fired(run) == {
+        "job_given_up": "relight run stopped the job 60.0 min ago, and no attempt has begun since: why stop"
+    }
     assert command.main(["check", str(run)], standalone_mode=False) == 1 and "job_given_up" in capsys.readouterr().out
     append(run, FenceBody(attempt="second", reason="resumed"), 60, epoch=2)
     assert fired(run) == {}
@@ -73,7 +77,11 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, ca
 
 def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
     """A superseded supervisor stops, and the run continues in another job. An old stop is no alert."""
-    write(run, incident(3600, "fenced", "stop"), msgspec.structs.replace(incident(3500, "network", "stop"), reason=f"{FENCED}, since"))
+    write(
+        run,
+        incident(3600, "fenced", "stop"),
+        msgspec.structs.replace(incident(3500, "network", "stop"), reason=f"{FENCED}, since"),
+    )
     assert fired(run) == {}
     old = run.with_name("old")
     make_run(old, 1, began=int(NOW) - 2_000_000)
@@ -86,7 +94,12 @@ def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path
     write(run, incident(90000, "hardware", "exclude_node", "n1"), incident(89000, "numerical", "roll back"))
     append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 89000)
     assert fired(run) == {}
-    write(run, incident(7000, "hardware", "resume"), incident(6000, "hardware", "exclude_node"), incident(500, "numerical", "roll back"))
+    write(
+        run,
+        incident(7000, "hardware", "resume"),
+        incident(6000, "hardware", "exclude_node"),
+        incident(500, "numerical", "roll back"),
+    )
     assert fired(run) == {
         "node_excluded": "1 node has left the job within a day; the last: n7: why exclude_node",
         "hardware_failure": "2 hardware failures within a day; the last: n7: hardware failed",
@@ -108,5 +121,7 @@ def test_the_last_decision_is_a_metric(run: Path) -> None:
     (seen,) = Watcher([str(run)]).poll(NOW)
     values = {sample.labels: sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision"}
     assert values == {(action,): float(action == "stop") for action in ACTIONS}
-    (decided_at,) = [sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision_time_seconds"]
+    (decided_at,) = [
+        sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision_time_seconds"
+    ]
     assert decided_at == pytest.approx(NOW - 60, abs=0.01)

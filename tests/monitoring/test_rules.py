@@ -26,12 +26,27 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "slow_save": ({"saving": SaveTimes(0.1, 2.0, 700.0, 3, 0, FINE.saving.last)}, "save of step 300 took"),
     "tier_full": ({"tiers": (TierSeen("hot", "u", 3, 300, 0, 0.0, 95, 100),)}, "hot is 95% full"),
     "tier_behind": ({"tiers": (TierSeen("cold", "u", 1, 100, 2, 5000.0, 1, None),)}, "cold lacks 2 checkpoints"),
-    "damaged": ({"damaged": 1, "bad": (("abc", "a flipped bit"), ("def", ROLLED_BACK_WORDS))}, "abc does not count as good: a flipped bit"),
+    "damaged": (
+        {"damaged": 1, "bad": (("abc", "a flipped bit"), ("def", ROLLED_BACK_WORDS))},
+        "abc does not count as good: a flipped bit",
+    ),
     "risk": ({"risk": 0.9, "risk_why": "memory fills up"}, "0.90: memory fills up"),
-    "job_given_up": ({"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")}, "stopped the job 10.0 min ago"),
-    "node_excluded": ({"outcomes": Outcomes(excluded=("n7: Xid 79",))}, "1 node has left the job within a day; the last: n7: Xid 79"),
-    "rolled_back": ({"outcomes": Outcomes(roll_backs=2, roll_back_why="loss is nan")}, "was rolled back 2 times within a day: loss is nan"),
-    "hardware_failure": ({"outcomes": Outcomes(hardware=1, hardware_why="n7: Xid 79")}, "1 hardware failure within a day; the last: n7"),
+    "job_given_up": (
+        {"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")},
+        "stopped the job 10.0 min ago",
+    ),
+    "node_excluded": (
+        {"outcomes": Outcomes(excluded=("n7: Xid 79",))},
+        "1 node has left the job within a day; the last: n7: Xid 79",
+    ),
+    "rolled_back": (
+        {"outcomes": Outcomes(roll_backs=2, roll_back_why="loss is nan")},
+        "was rolled back 2 times within a day: loss is nan",
+    ),
+    "hardware_failure": (
+        {"outcomes": Outcomes(hardware=1, hardware_why="n7: Xid 79")},
+        "1 hardware failure within a day; the last: n7",
+    ),
     "crash_loop": ({"recent_failures": 3}, "3 failures within an hour"),
     "retention_blocked": ({"retention_failed": 3, "retention_why": "not permitted"}, "not permitted"),
     "unreadable": ({"error": "it does not answer\nmore"}, "it does not answer"),
@@ -106,7 +121,9 @@ def test_rules_are_for_the_runs_that_they_name() -> None:
 # -- sending
 
 
-def alert(kind: str = "risk", severity: str = "warning", state: str = FIRING, run: str = "demo", at: float = 0.0) -> Alert:
+def alert(
+    kind: str = "risk", severity: str = "warning", state: str = FIRING, run: str = "demo", at: float = 0.0
+) -> Alert:
     """Return an alert."""
     return Alert(kind, severity, "runs", run, "", state, "why", at, at)
 
@@ -115,7 +132,9 @@ def send(
     changes: list[Alert], now: float, ledger: Ledger, settings: Alerting, state: list[Alert] | None = None
 ) -> tuple[list[Message], Ledger]:
     """Plan the messages of one round."""
-    open_alerts = {alert_.key: alert_ for alert_ in (state if state is not None else changes) if alert_.state != RESOLVED}
+    open_alerts = {
+        alert_.key: alert_ for alert_ in (state if state is not None else changes) if alert_.state != RESOLVED
+    }
     return plan_messages(changes, open_alerts, ledger, settings, now)
 
 

@@ -17,7 +17,15 @@ from relight.store import open_bytes
 RUN = "demo"
 
 
-def make_run(where: Path, steps: int, *, run: str = RUN, began: int = 1_700_000_000, every: int = 60, suspect: tuple[int, ...] = ()) -> str:
+def make_run(
+    where: Path,
+    steps: int,
+    *,
+    run: str = RUN,
+    began: int = 1_700_000_000,
+    every: int = 60,
+    suspect: tuple[int, ...] = (),
+) -> str:
     """A run of so many checkpoints, in its log alone: a minute apart, a hundred steps each. The store's URL."""
     url = str(where)
     add_commits(url, range(steps), run=run, began=began, every=every, suspect=suspect)
@@ -25,7 +33,13 @@ def make_run(where: Path, steps: int, *, run: str = RUN, began: int = 1_700_000_
 
 
 def add_commits(
-    url: str, numbers: range, *, run: str = RUN, began: int = 1_700_000_000, every: int = 60, suspect: tuple[int, ...] = ()
+    url: str,
+    numbers: range,
+    *,
+    run: str = RUN,
+    began: int = 1_700_000_000,
+    every: int = 60,
+    suspect: tuple[int, ...] = (),
 ) -> None:
     """Append a commit with each of these numbers to the run's log."""
     times = iter([began - 1, began, *(began + number * every for number in numbers)])
@@ -61,7 +75,12 @@ def stamp(seconds: float) -> str:
 
 
 def keep_events(
-    directory: Path, store: str, *events: dict[str, Any], run: str = RUN, name: str = "0000000000001-1-000001", **head: Any
+    directory: Path,
+    store: str,
+    *events: dict[str, Any],
+    run: str = RUN,
+    name: str = "0000000000001-1-000001",
+    **head: Any,
 ) -> Path:
     """Append events to a file as a process keeps them, with a head if the file is new. An event without ``time`` has
     1.0."""
@@ -79,4 +98,7 @@ def keep_events(
 
 def values(seen: RunSeen) -> dict[str, float]:
     """The numbers of a run's metrics, those with labels by ``name{value,…}``."""
-    return {sample.metric.name + ("{" + ",".join(sample.labels) + "}" if sample.labels else ""): sample.value for sample in seen.samples}
+    return {
+        sample.metric.name + ("{" + ",".join(sample.labels) + "}" if sample.labels else ""): sample.value
+        for sample in seen.samples
+    }

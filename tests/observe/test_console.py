@@ -53,7 +53,10 @@ def some_events() -> None:
     emit("save.failed", "the save at step 3 failed: no room\n  → make room\n  training continues", step=3, kind="store")
 
 
-SHOWN = ["relight: run 'demo' starts from scratch", "relight: the save at step 3 failed: no room → make room training continues"]
+SHOWN = [
+    "relight: run 'demo' starts from scratch",
+    "relight: the save at step 3 failed: no room → make room training continues",
+]
 
 
 def test_the_few_lines_are_shown_without_configuration(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +66,12 @@ def test_the_few_lines_are_shown_without_configuration(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("value", "lines"), [("quiet", 0), ("warnings", 1), ("default", 2), ("info", 3), ("debug", 3), ("QUIET ", 0), ("nonsense", 2)]
+    ("value", "lines"),
+    [("quiet", 0), ("warnings", 1), ("default", 2), ("info", 3), ("debug", 3), ("QUIET ", 0), ("nonsense", 2)],
 )
-def test_the_variable_chooses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str, lines: int) -> None:
+def test_the_variable_chooses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str, lines: int
+) -> None:
     """``RELIGHT_LOG`` chooses how much is shown; an unknown value counts as the default."""
     monkeypatch.setenv("RELIGHT_LOG", value)
     some_events()
@@ -162,7 +168,9 @@ def test_the_place_is_left_out_where_it_is_not_known(capsys: pytest.CaptureFixtu
     assert lines_shown(capsys) == ["relight: first save: step 2 (18.2 kB, 0.05 s)"]
 
 
-def test_postponed_saves_have_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postponed_saves_have_a_line_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many postponed saves make one line a minute, which counts the others."""
     for step in range(9):
         emit("save.coalesced", f"step {step}: save postponed", step=step)

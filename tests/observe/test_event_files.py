@@ -119,7 +119,9 @@ def test_a_flood_is_counted_and_blocks_no_thread(tmp_path: Path, monkeypatch: py
     assert lost + sum(event.name == "save.coalesced" for event in events) == 1000
 
 
-def test_a_full_disk_costs_events_and_nothing_else(kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_events_and_nothing_else(
+    kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Events of a failed write are dropped; the next write is tried."""
     writer, directory = kept
     writer.flush(10)
@@ -137,13 +139,17 @@ def test_a_full_disk_costs_events_and_nothing_else(kept: tuple[EventWriter, Path
     assert [event.fields["step"] for event in EventFiles(directory).new()] == [2]
 
 
-def test_fields_of_any_kind_and_length_make_a_line(kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_of_any_kind_and_length_make_a_line(
+    kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values that JSON cannot express are written as text.
 
     An event that is too long for a line loses its texts, not its numbers.
     """
     writer, directory = kept
-    monkeypatch.setattr(logging.getLogger("relight"), "disabled", True)  # pytest-xdist cannot send a lone surrogate in a test's report
+    monkeypatch.setattr(
+        logging.getLogger("relight"), "disabled", True
+    )  # pytest-xdist cannot send a lone surrogate in a test's report
     emit("signal.received", signal={1, 2})
     emit("save.durable", "y" * 100_000, step=1, seconds=2.5)
     emit("save.failed", "\ud800", step=2)
@@ -177,7 +183,11 @@ flush_events(5)
 """
     for asks, steps in (([], [1, 4]), (["ask"], [1, 3, 4])):
         where = tmp_path / f"events{len(asks)}"
-        subprocess.run([sys.executable, "-W", "ignore", "-c", script, *asks], check=True, env={**os.environ, "RELIGHT_EVENTS": str(where)})
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, *asks],
+            check=True,
+            env={**os.environ, "RELIGHT_EVENTS": str(where)},
+        )
         events = list(EventFiles(where).new())
         assert sorted(event.fields["step"] for event in events) == steps
         assert len({event.head.pid for event in events}) == 1 + len(asks)
@@ -186,7 +196,9 @@ flush_events(5)
 def test_what_was_emitted_last_is_there_when_the_process_has_ended(tmp_path: Path) -> None:
     """A process that ends at once has written its events."""
     script = "from relight.observe import emit, write_events; write_events('s', 'r'); emit('save.coalesced', step=5)"
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "RELIGHT_EVENTS": str(tmp_path / "events")})
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env={**os.environ, "RELIGHT_EVENTS": str(tmp_path / "events")}
+    )
     assert [event.fields["step"] for event in EventFiles(tmp_path / "events").new()] == [5]
 
 

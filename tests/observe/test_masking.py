@@ -56,7 +56,16 @@ def test_a_text_is_masked() -> None:
 
 
 @pytest.mark.parametrize(
-    "long", ["a" * 1_000_000, "a-" * 500_000, "a=" * 500_000, "://" * 300_000, "x." * 500_000, " " * 1_000_000, "token" * 200_000]
+    "long",
+    [
+        "a" * 1_000_000,
+        "a-" * 500_000,
+        "a=" * 500_000,
+        "://" * 300_000,
+        "x." * 500_000,
+        " " * 1_000_000,
+        "token" * 200_000,
+    ],
 )
 def test_a_long_argument_takes_no_time(long: str) -> None:
     """The time for a text grows with its length at most, and what is cut off is not stored."""
@@ -68,4 +77,7 @@ def test_a_long_argument_takes_no_time(long: str) -> None:
 
 def test_a_secret_at_the_end_of_a_long_text_is_not_stored() -> None:
     """A text that is cut off loses its rest, so a secret in it is masked or gone."""
-    assert SECRET not in mask_text("x " * 5000 + f"api_key={SECRET}") and SECRET not in mask_arguments(["y" * 5000 + f",token={SECRET}"])[0]
+    assert (
+        SECRET not in mask_text("x " * 5000 + f"api_key={SECRET}")
+        and SECRET not in mask_arguments(["y" * 5000 + f",token={SECRET}"])[0]
+    )

@@ -108,7 +108,9 @@ def test_a_name_of_another_form_is_never_removed(tmp_path: Path) -> None:
     assert names(tmp_path / "events") == {*OURS, *OTHERS}
 
 
-def test_a_temporary_directory_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_directory_that_another_user_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The directory above the default one is checked as well: its owner could replace its contents."""
     monkeypatch.delenv("RELIGHT_EVENTS", raising=False)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
@@ -123,7 +125,9 @@ def test_a_temporary_directory_that_another_user_made_is_refused(tmp_path: Path,
     make_private(directory)
 
 
-def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a setting could have a data set deleted, so it is refused. It may switch events off.
 
     A settings file that the user named may name directories.
@@ -137,7 +141,11 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(tmp
             take_environment()
     script = "import relight, torch; relight.Checkpointer('runs/x', model=torch.nn.Linear(1, 1), background=False, save=None).save(0)"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env={**os.environ, "RELIGHT_EVENTS": ""}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "RELIGHT_EVENTS": ""},
     )
     assert "only in a file that is named" in done.stderr
     assert names(tmp_path / "data") == {*OURS, *OTHERS}

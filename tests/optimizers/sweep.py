@@ -35,7 +35,14 @@ import relight
 Build = Callable[[torch.nn.Module], torch.optim.Optimizer]
 BEFORE, AFTER = 3, 4
 """Steps before the save, and after it."""
-EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG = "exact", "refused", "reported", "needs arguments", "differs alone", "wrong"
+EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG = (
+    "exact",
+    "refused",
+    "reported",
+    "needs arguments",
+    "differs alone",
+    "wrong",
+)
 
 
 class Outcome(NamedTuple):
@@ -166,13 +173,17 @@ def resumed(build: Build, step: Callable[[torch.nn.Module, Any], float], straigh
         model, optimizer = fresh(build, 0)
         saving = restoring = None
         try:
-            saving = relight.Checkpointer(f"{root}/x", model=model, optimizer=optimizer, save=None, background=False, signals=False)
+            saving = relight.Checkpointer(
+                f"{root}/x", model=model, optimizer=optimizer, save=None, background=False, signals=False
+            )
             losses = [step(model, optimizer) for _ in range(BEFORE)]
             saving.save(BEFORE - 1)
             missed = [*saving.describe_state()["missed"]]
             saving.close(save=False)
             model, optimizer = fresh(build, 9)
-            restoring = relight.Checkpointer(f"{root}/x", model=model, optimizer=optimizer, save=None, background=False, signals=False)
+            restoring = relight.Checkpointer(
+                f"{root}/x", model=model, optimizer=optimizer, save=None, background=False, signals=False
+            )
             restoring.restore()
             losses += [step(model, optimizer) for _ in range(AFTER)]
         except relight.IncompatibleState as error:
@@ -234,7 +245,10 @@ def _of_class(kind: Any, **arguments: Any) -> list[Build]:
     def parted(model: torch.nn.Module) -> Any:
         return [{"params": _matrices(model), "use_muon": True}, {"params": _vectors(model), "use_muon": False}]
 
-    ways = [of(everything, more) for more in ({}, {"lr": 1e-2}, {"momentum": 0.9}, {"lr": 1e-2, "momentum": 0.9}, {"lr": None})]
+    ways = [
+        of(everything, more)
+        for more in ({}, {"lr": 1e-2}, {"momentum": 0.9}, {"lr": 1e-2, "momentum": 0.9}, {"lr": None})
+    ]
     ways += [of(everything, {"num_iterations": 100}), of(everything, {"num_data": 64})]
     ways += [of(lambda model: model, {}), of(lambda model: model, {"lr": 1e-2})]
     return [*ways, of(parted, {}), of(parted, {"lr": 1e-2}), of(_matrices, {}), of(_matrices, {"lr": 1e-2})]
@@ -344,7 +358,10 @@ def prodigyopt() -> dict[str, list[Build]]:
 def torchao() -> dict[str, list[Build]]:
     """Optimizers with quantised states, of blocks small enough for this model."""
     module = importlib.import_module("torchao.optim")
-    return {name: _of_class(kind, block_size=32) if name != "_AdamW" else _of_class(kind) for name, kind in _classes(module).items()}
+    return {
+        name: _of_class(kind, block_size=32) if name != "_AdamW" else _of_class(kind)
+        for name, kind in _classes(module).items()
+    }
 
 
 def galore() -> dict[str, list[Build]]:
@@ -377,7 +394,12 @@ LIBRARIES: dict[str, Callable[[], dict[str, list[Build]]]] = {
 def table(results: dict[str, dict[str, Outcome]]) -> str:
     """Return the page with the counts of each library, and each optimizer that is not exact."""
     kinds = (EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG)
-    lines = ["# Table: optimizers", "", "`make optimizers` writes this page. [Optimizers](optimizers.md) explains the columns.", ""]
+    lines = [
+        "# Table: optimizers",
+        "",
+        "`make optimizers` writes this page. [Optimizers](optimizers.md) explains the columns.",
+        "",
+    ]
     lines += [f"torch {torch.__version__}, relight {relight.__version__}.", ""]
     lines += ["| library | version | " + " | ".join(kinds) + " |", "|---|---|" + "---:|" * len(kinds)]
     total: Counter[str] = Counter()

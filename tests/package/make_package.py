@@ -33,9 +33,13 @@ class Wrong(Exception):
 def run(command: list[str | Path], cwd: Path = ROOT, **more: str) -> str:
     """Run a command and return its standard output. Raise ``Wrong`` with its output if it fails."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise Wrong(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        raise Wrong(
+            f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
     return done.stdout
 
 
@@ -58,7 +62,15 @@ def build(source: Path, out: Path, *targets: str, **more: str) -> list[Path]:
     """Build ``source`` with hatchling. Return the files, sorted."""
     out.mkdir(parents=True, exist_ok=True)
     run(
-        [sys.executable, "-m", "hatchling", "build", "-d", out, *(part for target in targets for part in ("-t", target))],
+        [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-d",
+            out,
+            *(part for target in targets for part in ("-t", target)),
+        ],
         cwd=source,
         **more,
     )
@@ -109,11 +121,15 @@ def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
         shutil.copyfile(ROOT / name, target)
         target.chmod((ROOT / name).stat().st_mode & 0o700)
         os.utime(target, (1_000_000_000, 1_000_000_000))
-    same(first, build(copy, work / "again", SOURCE_DATE_EPOCH=epoch, TZ="Asia/Kathmandu", LC_ALL="C", PYTHONHASHSEED="7"))
+    same(
+        first, build(copy, work / "again", SOURCE_DATE_EPOCH=epoch, TZ="Asia/Kathmandu", LC_ALL="C", PYTHONHASHSEED="7")
+    )
     report(f"built twice, elsewhere under another umask, time zone, locale: the same bytes (SOURCE_DATE_EPOCH={epoch})")
     sdist, wheel = (next(path for path in first if path.suffix == suffix) for suffix in (".gz", ".whl"))
     with tarfile.open(sdist) as archive:
-        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it; this archive is ours
+        safe: dict[str, Any] = (
+            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        )  # Python 3.11.4 has it; this archive is ours
         archive.extractall(work / "unpacked", **safe)
     (inside,) = (work / "unpacked").iterdir()
     same([wheel], build(inside, work / "from-sdist", "wheel", SOURCE_DATE_EPOCH=epoch))
@@ -160,7 +176,9 @@ def bill_of_materials(bin_: Path, to: Path) -> None:
     bare = [name for name, (_, hashes) in listed.items() if not hashes]
     if bare:
         raise Wrong(f"without hashes in the bill: {', '.join(bare[:8])}")
-    report(f"bill of materials: {len(listed)} packages, {sum(hashes for _, hashes in listed.values())} hashes, in {to.relative_to(ROOT)}")
+    report(
+        f"bill of materials: {len(listed)} packages, {sum(hashes for _, hashes in listed.values())} hashes, in {to.relative_to(ROOT)}"
+    )
 
 
 def bill(read: dict[str, Any]) -> dict[str, tuple[str, int]]:
@@ -168,7 +186,10 @@ def bill(read: dict[str, Any]) -> dict[str, tuple[str, int]]:
     components = {}
     for component in read["components"]:
         references = component.get("externalReferences", [])
-        components[canonical(component["name"])] = (component["version"], sum(len(reference.get("hashes", [])) for reference in references))
+        components[canonical(component["name"])] = (
+            component["version"],
+            sum(len(reference.get("hashes", [])) for reference in references),
+        )
     return components
 
 
@@ -180,13 +201,17 @@ def canonical(name: str) -> str:
 def pins(name: str) -> dict[str, str]:
     """Return the versions that a requirements file pins, by name."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
-    return {canonical(package): version for package, version in re.findall(r"^([\w.-]+)==([\w.+]+)", text, re.MULTILINE)}
+    return {
+        canonical(package): version for package, version in re.findall(r"^([\w.-]+)==([\w.+]+)", text, re.MULTILINE)
+    }
 
 
 def constraints(work: Path) -> Path:
     """The versions of both locks, without hashes, as installers take them for names they were not asked for."""
     path = work / "constraints.txt"
-    path.write_text("".join(f"{name}=={version}\n" for name, version in sorted((pins("test.txt") | pins("torch.txt")).items())))
+    path.write_text(
+        "".join(f"{name}=={version}\n" for name, version in sorted((pins("test.txt") | pins("torch.txt")).items()))
+    )
     return path
 
 
@@ -200,7 +225,10 @@ def interpreters(asked: list[str]) -> dict[str, Path]:
                 raise Wrong(f"there is no {name}")
             continue
         done = subprocess.run(
-            [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False
+            [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode == 0 and done.stdout.strip() in PYTHONS:
             paths.setdefault(done.stdout.strip(), Path(path))
@@ -219,12 +247,33 @@ def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
     away.mkdir()
     for line in run([own, "-I", HERE / "try_installed.py", venv], cwd=away).splitlines():
         report(f"Python {version}: {line}")
-    types = [sys.executable, "-m", "mypy", "--python-executable", own, "--cache-dir", work / "mypy", "--config-file", os.devnull]
+    types = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        own,
+        "--cache-dir",
+        work / "mypy",
+        "--config-file",
+        os.devnull,
+    ]
     run([*types, "--strict", "--warn-unused-ignores", HERE / "typed_user.py"], cwd=away)
     report(f"Python {version}: mypy --strict sees the types, and the mistakes, in a user's file")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra in extras:
-        plan = run([*pip, "install", "--dry-run", "--report", "-", "--constraint", kept, f"relight[{extra}] @ {wheel.as_uri()}"])
+        plan = run(
+            [
+                *pip,
+                "install",
+                "--dry-run",
+                "--report",
+                "-",
+                "--constraint",
+                kept,
+                f"relight[{extra}] @ {wheel.as_uri()}",
+            ]
+        )
         brought = {canonical(package["metadata"]["name"]) for package in json.loads(plan)["install"]}
         if brought & TORCHES:
             raise Wrong(f"the extra {extra} would replace torch")
@@ -237,8 +286,12 @@ def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
 def main() -> int:
     """Make and check the package. Return 1 after printing what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tools", type=Path, default=Path(sys.executable).parent, help="where twine and the like are installed")
-    parser.add_argument("--python", action="append", default=[], help="an interpreter to try it on; by default python3.11 to python3.14")
+    parser.add_argument(
+        "--tools", type=Path, default=Path(sys.executable).parent, help="where twine and the like are installed"
+    )
+    parser.add_argument(
+        "--python", action="append", default=[], help="an interpreter to try it on; by default python3.11 to python3.14"
+    )
     parser.add_argument("--only-build", action="store_true", help="nothing is installed")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     given = parser.parse_args()
@@ -258,7 +311,9 @@ def main() -> int:
             return 1
     absent = [version for version in PYTHONS if version not in pythons]
     if absent:
-        print(f"not tried as installed, as there was no interpreter or it was not asked for: Python {', '.join(absent)}")
+        print(
+            f"not tried as installed, as there was no interpreter or it was not asked for: Python {', '.join(absent)}"
+        )
     return 0
 
 

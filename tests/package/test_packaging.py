@@ -70,7 +70,10 @@ def test_only_files_that_are_there_and_known_are_compared() -> None:
 def test_a_bill_counts_hashes_by_component() -> None:
     """CycloneDX has one reference for each file of a release. A component without hashes counts 0."""
     reference = {"url": "x", "hashes": [{"alg": "SHA-256", "content": "0"}]}
-    parts = [{"name": "A.b", "version": "1", "externalReferences": [reference, reference]}, {"name": "c", "version": "2"}]
+    parts = [
+        {"name": "A.b", "version": "1", "externalReferences": [reference, reference]},
+        {"name": "c", "version": "2"},
+    ]
     assert bill(json.loads(json.dumps({"components": parts}))) == {"a-b": ("1", 2), "c": ("2", 0)}
     assert canonical("Ruamel_yaml.Clib") == "ruamel-yaml-clib"
     assert pins("torch.txt")["torch"].count(".") == 2

@@ -28,14 +28,18 @@ print(sum(p.double().sum().item() for p in model.parameters()).hex())
 
 def command(venv: Path, *arguments: str, code: int = 0) -> str:
     """Run ``relight``, check its exit code, and return its output."""
-    done = subprocess.run([venv / "bin" / "relight", *arguments], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [venv / "bin" / "relight", *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
     return done.stdout
 
 
 def job(run: str, killed_at: int) -> subprocess.CompletedProcess[str]:
     """A training that may be killed after a step."""
-    return subprocess.run([sys.executable, "-I", "-c", JOB, run, str(killed_at)], capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-I", "-c", JOB, run, str(killed_at)], capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def main() -> None:
@@ -61,7 +65,9 @@ def main() -> None:
     command(venv, "verify", "runs/killed")
     command(venv, "completion", "bash")
     print("a run killed with SIGKILL ends with the bits of one that was not; ls, verify and completion work")
-    done = subprocess.run([venv / "bin" / "relight", "doctor", "runs"], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [venv / "bin" / "relight", "doctor", "runs"], capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode in (0, 1), done.stderr
     assert "Traceback" not in done.stderr
     print(f"relight doctor: {done.stdout.strip().splitlines()[-1]}")

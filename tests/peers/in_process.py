@@ -15,13 +15,17 @@ MB = 1_000_000
 Events = list[tuple[str, dict[str, object]]]
 
 
-def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[HeldPartFile, bytes]:
+def part_of(
+    id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True
+) -> tuple[HeldPartFile, bytes]:
     """Return a part of two packs, and the bytes of its memory."""
     pages = -(-size // 4096)
     memory = SharedMapping(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
     memory.view[:] = numpy.random.default_rng([rank, *id.encode()]).bytes(memory.size)
     half = pages // 2 * 4096
-    return HeldPartFile(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(memory.view)
+    return HeldPartFile(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(
+        memory.view
+    )
 
 
 @contextlib.contextmanager

@@ -56,7 +56,9 @@ class Held:
     def part(self, lane: int) -> HeldPartFile:
         """Return the part, to be offered to peers."""
         slot, seq = self.slot, self.seq
-        return HeldPartFile(self.id, seq, self.rank, lane, slot.memory, self.starts, self.sizes, lambda: slot.state() == (SEALED, seq))
+        return HeldPartFile(
+            self.id, seq, self.rank, lane, slot.memory, self.starts, self.sizes, lambda: slot.state() == (SEALED, seq)
+        )
 
 
 def expected(id: str, rank: int, size: int) -> list[bytes]:
@@ -108,7 +110,9 @@ def live(control: socket.socket) -> None:
         elif word == "memory":
             assert peers is not None
             status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-            answer = {name: int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")} | {"held": peers.held_bytes}
+            answer = {name: int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")} | {
+                "held": peers.held_bytes
+            }
         elif word == "cpu":
             answer = time.process_time()
         elif word == "close":
@@ -229,7 +233,15 @@ class Nursery:
         self._made += 1
         return Neighbour(control, f"agent{self._made}", token, memory, rate)
 
-    def town(self, sizes: Sequence[Sequence[int]], data: int, parity: int, *, memory: int | None = None, token: bytes = b"t" * 32) -> Town:
+    def town(
+        self,
+        sizes: Sequence[Sequence[int]],
+        data: int,
+        parity: int,
+        *,
+        memory: int | None = None,
+        token: bytes = b"t" * 32,
+    ) -> Town:
         """Fork one agent for each list of sizes, and let them join. A list has a size for each rank of the agent."""
         agents, rank = [], 0
         for mine in sizes:

@@ -76,7 +76,12 @@ def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
     All parts are protected in the end, and read back bit-exactly.
     """
     rng = random.Random(seed)
-    kinds = [lambda: rng.randrange(1, 400), lambda: rng.randrange(1, 300_000), lambda: rng.randrange(200_000, 6_000_000), lambda: None]
+    kinds = [
+        lambda: rng.randrange(1, 400),
+        lambda: rng.randrange(1, 300_000),
+        lambda: rng.randrange(200_000, 6_000_000),
+        lambda: None,
+    ]
 
     def draw() -> int | None:
         return rng.choices(kinds, [2, 3, 4, 3])[0]()
@@ -90,7 +95,9 @@ def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
         assert all(peer.wait(60) for peer in peers)
         assert sum(cutter.cuts for cutter in cutters) > 3
         lost = rng.sample(range(4), 2)
-        with contextlib.closing(Remote([peer.address for rank, peer in enumerate(peers) if rank not in lost], TOKEN, 20.0)) as remote:
+        with contextlib.closing(
+            Remote([peer.address for rank, peer in enumerate(peers) if rank not in lost], TOKEN, 20.0)
+        ) as remote:
             for part, data in parts:
                 read_back(remote, part, data)
         for cutter in cutters:
@@ -103,7 +110,9 @@ def test_readers_change_to_another_way_when_one_breaks() -> None:
     It gets the right bytes from other agents while enough are left, then an error.
     """
     silent: list[str] = []
-    undo = subscribe(lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.unreachable" else None)
+    undo = subscribe(
+        lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.unreachable" else None
+    )
     with several(6) as peers:
         join(peers, 4, 2)
         parts = [part_of("c1", 1, rank, 20 * MB) for rank in range(6)]

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from relight.errors import ConfigError
 from relight.peers import galois
-from relight.peers.galois import BLOCK, MEMBERS_MAX, PLANE, ROWS_MAX, accumulate, coefficient, invert, multiply, solve, weigh
+from relight.peers.galois import (
+    BLOCK,
+    MEMBERS_MAX,
+    PLANE,
+    ROWS_MAX,
+    accumulate,
+    coefficient,
+    invert,
+    multiply,
+    solve,
+    weigh,
+)
 
 
 def slowly(a: int, b: int) -> int:
@@ -46,7 +57,9 @@ def test_products_and_inverses_are_the_fields() -> None:
 
 def test_every_square_part_of_the_coefficients_has_an_inverse() -> None:
     """Any rows determine as many missing members: all 4 rows, all 32 members, all choices. Row 0 has ones only."""
-    matrix = numpy.array([[coefficient(row, member) for member in range(MEMBERS_MAX)] for row in range(ROWS_MAX)], numpy.uint8)
+    matrix = numpy.array(
+        [[coefficient(row, member) for member in range(MEMBERS_MAX)] for row in range(ROWS_MAX)], numpy.uint8
+    )
     assert (matrix[0] == 1).all() and matrix.all()
     tried = 0
     for size in (1, 2, 3, 4):
@@ -116,7 +129,9 @@ def test_what_is_missing_is_the_sum_that_weigh_returns(data: st.DataObject) -> N
     for target in missing:
         of_rows, of_known = weigh(missing, chosen, known, target)
         total = bytearray(BLOCK)
-        for factor, block in zip(of_rows + of_known, [rows[row] for row in chosen] + [members[other] for other in known]):
+        for factor, block in zip(
+            of_rows + of_known, [rows[row] for row in chosen] + [members[other] for other in known]
+        ):
             accumulate(memoryview(total), memoryview(block), factor)
         assert total == members[target]
 

@@ -24,7 +24,9 @@ def blob(id: str, rank: int) -> bytes:
     return numpy.random.default_rng([rank, *id.encode()]).bytes(SIZES[rank])
 
 
-def contribution(id: str, seq: int, row: int, member: int, *, life: bytes = b"l" * 8, ring: PeerRing = RING, lane: int = 0) -> Contribute:
+def contribution(
+    id: str, seq: int, row: int, member: int, *, life: bytes = b"l" * 8, ring: PeerRing = RING, lane: int = 0
+) -> Contribute:
     """Return the contribution of a member of the stripe that ``ME`` holds a row of."""
     stripe = (ME - row) % len(ring.peers)
     rank = ring.member(stripe, member).ranks[lane]
@@ -58,7 +60,9 @@ def right(id: str, row: int) -> bytes:
 
 
 def read(holder: Holder, piece: Parity) -> bytes:
-    return bytes(holder.read(ReadRequest(piece.id, -1, 0, piece.length, piece.ring, piece.lane, piece.stripe, piece.row)))
+    return bytes(
+        holder.read(ReadRequest(piece.id, -1, 0, piece.length, piece.ring, piece.lane, piece.stripe, piece.row))
+    )
 
 
 @pytest.fixture
@@ -79,7 +83,9 @@ def test_nothing_is_added_twice_whichever_connection_continues(holder: Holder, s
     completed: list[Parity] = []
     holder._completed = completed.append
     asked = [contribution("c1", 1, row, member) for row in range(M) for member in range(K)]
-    turns: dict[int, tuple[Turn, int]] = {number: holder.begin(contribution_) for number, contribution_ in enumerate(asked)}
+    turns: dict[int, tuple[Turn, int]] = {
+        number: holder.begin(contribution_) for number, contribution_ in enumerate(asked)
+    }
     stale: list[tuple[Turn, int, bytes]] = []
     while turns:
         turn_number = rng.choice(list(turns))

@@ -45,7 +45,9 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
     items = [Item(name, "uint8", (len(data),), "param", Bytes(data), None, True) for name, data in contents.items()]
     attempt.save(
         SaveRequest(
-            SaveInfo(step=0), tree=encode_tree({item.name: Leaf("tensor", (number,)) for number, item in enumerate(items)}), items=items
+            SaveInfo(step=0),
+            tree=encode_tree({item.name: Leaf("tensor", (number,)) for number, item in enumerate(items)}),
+            items=items,
         )
     )
     run = Run(attempt.store, "run")
@@ -79,14 +81,18 @@ def protected(part: HeldPartFile) -> Iterator[tuple[list[PeerService], Remote]]:
 def restore(opened: Opened, part: HeldPartFile, remote: Remote) -> dict[str, bytes]:
     """All tensors, read and verified as a restore does."""
     table = opened.parts[0]
-    readers = {f"{opened.prefix}/{pack.file}": remote.reader(part.id, 0, number) for number, pack in enumerate(table.packs)}
+    readers = {
+        f"{opened.prefix}/{pack.file}": remote.reader(part.id, 0, number) for number, pack in enumerate(table.packs)
+    }
     rooms = [bytearray(tensor.length) for tensor in table.tensors]
     nearer = replace(opened, store=FromPeers(opened.store, readers))
     read_tensors(nearer, table, {index: Bytes(room) for index, room in enumerate(rooms)})
     return {tensor.name: bytes(room) for tensor, room in zip(table.tensors, rooms)}
 
 
-def test_a_checkpoint_is_restored_without_its_node_and_its_files(saved: tuple[Opened, dict[str, bytes], HeldPartFile]) -> None:
+def test_a_checkpoint_is_restored_without_its_node_and_its_files(
+    saved: tuple[Opened, dict[str, bytes], HeldPartFile],
+) -> None:
     """Root and part from the store, every pack rebuilt from two peers: the tensors are what was saved."""
     opened, contents, part = saved
     with protected(part) as (_, remote):

@@ -98,7 +98,11 @@ def test_racks_are_spread_evenly_and_shared_ones_are_reported(racks: list[str], 
         for rack, count in by_rack.items():
             assert count <= -(-racks.count(rack) // len(result.rings))
             group = FailureGroup(
-                "rack", rack, count, len(ring.peers), decodable(ring, {peer.id for peer in ring.peers if peer.rack == rack})
+                "rack",
+                rack,
+                count,
+                len(ring.peers),
+                decodable(ring, {peer.id for peer in ring.peers if peer.rack == rack}),
             )
             assert (group in result.shared) == (count > 1)
 

@@ -18,7 +18,18 @@ from neighbours import Neighbour, Nursery, content, expected
 
 from relight.errors import ConfigError
 from relight.peers import PeerService, Remote
-from relight.peers.messages import Contribute, Data, Going, PeerRefusal, ReadRequest, Segment, SegmentEnd, SegmentPiece, StatusRequest, Void
+from relight.peers.messages import (
+    Contribute,
+    Data,
+    Going,
+    PeerRefusal,
+    ReadRequest,
+    Segment,
+    SegmentEnd,
+    SegmentPiece,
+    StatusRequest,
+    Void,
+)
 from relight.peers.server import HANDSHAKE_S, UNPROVED_MAX
 from relight.peers.wire import PeerLost, call, split_address
 

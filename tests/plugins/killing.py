@@ -52,9 +52,20 @@ def run(
     than forty short steps.
     """
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, "RELIGHT_BACKGROUND": "0", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
-    )  # fmt: skip
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "RELIGHT_BACKGROUND": "0",
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            **(env or {}),
+        },
+    )
     steps: dict[str, str] = {}
     lines: list[str] = []
     ends, killed = time.monotonic() + timeout_s, False
@@ -94,7 +105,12 @@ def _kill(pid: int) -> None:
 
 
 def killed_and_resumed(
-    command: Sequence[str], kills: Sequence[int], tmp_path: Path, env: dict[str, str] | None = None, *, background: bool = False
+    command: Sequence[str],
+    kills: Sequence[int],
+    tmp_path: Path,
+    env: dict[str, str] | None = None,
+    *,
+    background: bool = False,
 ) -> list[KilledRun]:
     """Run ``command RUN`` uninterrupted. Then kill a second run at each of ``kills``, and finish it. Every step must
     be equal, and none missing.
@@ -112,7 +128,9 @@ def killed_and_resumed(
     together: dict[str, str] = {}
     for attempt in attempts:
         differing = {
-            name: (printed, straight.steps.get(name)) for name, printed in attempt.steps.items() if straight.steps.get(name) != printed
+            name: (printed, straight.steps.get(name))
+            for name, printed in attempt.steps.items()
+            if straight.steps.get(name) != printed
         }
         assert not differing, f"{differing}\n{attempt.text[-3000:]}"
         together |= attempt.steps

@@ -16,5 +16,7 @@ def test_the_example_resumes_to_the_bit(tmp_path) -> None:
 def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat the losses under torchrun with two ranks over gloo, each with its own part of the data."""
     killed_and_resumed(
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/accelerate_loop.py"], [12, 40], tmp_path
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/accelerate_loop.py"],
+        [12, 40],
+        tmp_path,
     )

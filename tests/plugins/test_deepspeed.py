@@ -29,11 +29,20 @@ def test_its_own_objects_come_back_and_others_are_refused(tmp_path) -> None:
     from relight.integrations.deepspeed_engine import CheckpointEngine
 
     engine = CheckpointEngine()
-    scaler = DynamicLossScaler(init_scale=4.0, scale_window=7, min_scale=1, delayed_shift=1, consecutive_hysteresis=False,
-                               raise_error_at_min_scale=True, dtype=None)  # fmt: skip
+    scaler = DynamicLossScaler(
+        init_scale=4.0,
+        scale_window=7,
+        min_scale=1,
+        delayed_shift=1,
+        consecutive_hysteresis=False,
+        raise_error_at_min_scale=True,
+        dtype=None,
+    )
     engine.save({"loss_scaler": scaler, "n": 3}, tmp_path / "one.pt")
     back = engine.load(tmp_path / "one.pt")
-    assert type(back["loss_scaler"]) is DynamicLossScaler and vars(back["loss_scaler"]) == vars(scaler) and back["n"] == 3
+    assert (
+        type(back["loss_scaler"]) is DynamicLossScaler and vars(back["loss_scaler"]) == vars(scaler) and back["n"] == 3
+    )
     with pytest.raises(IncompatibleState, match="PosixPath"):
         engine.save({"client": tmp_path}, tmp_path / "two.pt")
     relight.save(tmp_path / "three.pt" / "run", {"file": {"x": {"relight.deepspeed": "Popen", "fields": {}}}}, step=0)

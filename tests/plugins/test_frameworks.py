@@ -12,7 +12,15 @@ import torch
 import relight
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
 from relight.integrations.dcp import StorageWriter
-from relight.integrations.frameworks import checkpointer_options, loaders_in, needed, numbers, read_as_file, save_options, write_as_file
+from relight.integrations.frameworks import (
+    checkpointer_options,
+    loaders_in,
+    needed,
+    numbers,
+    read_as_file,
+    save_options,
+    write_as_file,
+)
 
 PLUGINS = {
     "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate", "deepspeed_engine": "deepspeed",
@@ -63,7 +71,11 @@ def test_a_file_of_others_is_recognised(tmp_path) -> None:
     """Refuse a checkpoint of torch, and a run of another kind. A missing path raises CheckpointNotFound."""
     (tmp_path / "torch.ckpt").write_bytes(b"PK")
     relight.save(tmp_path / "other.ckpt" / "run", {"model": {"w": 1}}, step=1)
-    for name, kind in (("torch.ckpt", IncompatibleState), ("other.ckpt", IncompatibleState), ("none.ckpt", CheckpointNotFound)):
+    for name, kind in (
+        ("torch.ckpt", IncompatibleState),
+        ("other.ckpt", IncompatibleState),
+        ("none.ckpt", CheckpointNotFound),
+    ):
         with pytest.raises(kind):
             read_as_file(tmp_path / name, {})
 
@@ -76,7 +88,11 @@ def test_loaders_are_found_in_containers() -> None:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"save_every": 10}, "save=relight.every(steps=10)"), ({"backgroud": False}, "background=?"), ({"sate": {"a": 1}}, "state=?")],
+    [
+        ({"save_every": 10}, "save=relight.every(steps=10)"),
+        ({"backgroud": False}, "background=?"),
+        ({"sate": {"a": 1}}, "state=?"),
+    ],
 )
 def test_a_slip_in_a_plug_ins_options_is_refused(options: dict[str, object], named: str) -> None:
     """Refuse a misspelt option when the plug-in is made, as a Checkpointer would."""

@@ -36,7 +36,11 @@ class Model(pl.LightningModule):
 
     def __init__(self, plateau: bool = False) -> None:
         super().__init__()
-        self.net, self.plateau, self.seen = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Linear(16, 1)), plateau, 0
+        self.net, self.plateau, self.seen = (
+            nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Linear(16, 1)),
+            plateau,
+            0,
+        )
 
     def training_step(self, batch, batch_idx):
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
@@ -69,7 +73,12 @@ class Trace(pl.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         position = trainer.global_step, batch_idx
-        self.steps[position] = (trainer.current_epoch, outputs["loss"].item(), trainer.optimizers[0].param_groups[0]["lr"], pl_module.seen)
+        self.steps[position] = (
+            trainer.current_epoch,
+            outputs["loss"].item(),
+            trainer.optimizers[0].param_groups[0]["lr"],
+            pl_module.seen,
+        )
 
     def on_validation_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
@@ -87,9 +96,17 @@ def fit(path, *, end_at=None, plateau=False, save=None, loader=DataLoader, model
     val = DataLoader(TensorDataset(x[:8], x[:8].sum(1, keepdim=True)), batch_size=4)
     trace = Trace(end_at)
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=3,
-        callbacks=[trace, LightningCheckpoints(path, resume=resume, save=save or relight.every(steps=1), signals=False)], **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=3,
+        callbacks=[
+            trace,
+            LightningCheckpoints(path, resume=resume, save=save or relight.every(steps=1), signals=False),
+        ],
+        **options,
+    )
     try:
         trainer.fit(model or Model(plateau), train, val)
     except Gone:
@@ -116,10 +133,14 @@ def test_ended_after_any_step_it_continues_to_the_bit(case: str, tmp_path) -> No
     epochs."""
     straight = fit(tmp_path / "straight", **CASES[case])
     last = max(step for step, _ in straight.steps)
-    for end_at in sorted({1, 4, last // 3 - 1, last // 3, last // 3 + 1, 2 * last // 3, last - 1} & set(range(1, last))):
+    for end_at in sorted(
+        {1, 4, last // 3 - 1, last // 3, last // 3 + 1, 2 * last // 3, last - 1} & set(range(1, last))
+    ):
         first = fit(tmp_path / f"at-{end_at}", end_at=end_at, **CASES[case])
         then = fit(tmp_path / f"at-{end_at}", **CASES[case])
-        assert min(then.steps)[0] <= end_at + 1 and len(then.steps) < len(straight.steps), f"{end_at}: it restarted from scratch"
+        assert min(then.steps)[0] <= end_at + 1 and len(then.steps) < len(straight.steps), (
+            f"{end_at}: it restarted from scratch"
+        )
         assert {**first.steps, **then.steps} == straight.steps, end_at
         assert {**first.validated, **then.validated} == straight.validated, end_at
 
@@ -165,10 +186,18 @@ def test_the_best_is_kept(tmp_path) -> None:
 def test_two_ways_to_restore_are_refused(tmp_path) -> None:
     """Refuse ``ckpt_path=`` with the callback, because one would overwrite the other's restore."""
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, callbacks=[LightningCheckpoints(tmp_path / "run")], plugins=[RelightCheckpointIO()], enable_progress_bar=False
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        callbacks=[LightningCheckpoints(tmp_path / "run")],
+        plugins=[RelightCheckpointIO()],
+        enable_progress_bar=False,
+    )
     with pytest.raises(ConfigError, match="ckpt_path"):
-        trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(4, 4), torch.randn(4, 1))), ckpt_path=checkpoint_of_io(tmp_path))
+        trainer.fit(
+            Model(),
+            DataLoader(TensorDataset(torch.randn(4, 4), torch.randn(4, 1))),
+            ckpt_path=checkpoint_of_io(tmp_path),
+        )
 
 
 def checkpoint_of_io(tmp_path, **options) -> str:
@@ -191,9 +220,14 @@ def test_model_checkpoint_writes_relights_format(tmp_path) -> None:
     assert all(not findings for _, findings in relight.open(path + "/run").verify())
     model = Model()
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_steps=6, enable_checkpointing=False,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_steps=6,
+        enable_checkpointing=False,
         plugins=[RelightCheckpointIO()],
-    )  # fmt: skip
+    )
     trainer.fit(model, DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), batch_size=4), ckpt_path=path)
     assert trainer.global_step == 6 and model.seen == 24
 
@@ -222,7 +256,9 @@ def test_only_own_checkpoints_are_removed(tmp_path) -> None:
 
 def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses on rank 0 with DDP over gloo, killed twice."""
-    killed_and_resumed(["examples/lightning_fit.py"], [12, 66], tmp_path, env={"EXAMPLE_RANKS": "2", "OMP_NUM_THREADS": "1"})
+    killed_and_resumed(
+        ["examples/lightning_fit.py"], [12, 66], tmp_path, env={"EXAMPLE_RANKS": "2", "OMP_NUM_THREADS": "1"}
+    )
 
 
 def test_the_example_resumes_to_the_bit(tmp_path) -> None:

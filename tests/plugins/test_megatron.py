@@ -28,7 +28,9 @@ def test_the_example_resumes_to_the_bit(tmp_path) -> None:
 def test_another_number_of_ranks_continues(tmp_path) -> None:
     """Load on one rank what two ranks saved. The losses are nearly equal, because sums have another order."""
     straight = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "a")], env=ENV)
-    killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)
+    killed = run(
+        [*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV
+    )
     alone = run([*TORCHRUN, "--nproc-per-node=1", "examples/megatron_sharded.py", str(tmp_path / "b")], env=ENV)
     assert killed.killed and alone.numbers[0] in (13, 17, 21)
     for name, values in alone.steps.items():

@@ -27,6 +27,9 @@ def test_settings_of_another_format_are_refused() -> None:
         CheckpointManager.Config(enable=True, last_save_in_hf=True).build(
             dataloader=None, model_parts=[], optimizers=[], lr_schedulers=None, states={}, sd_adapter=None
         )
-    assert CheckpointManager.Config(enable=False).build(
-        dataloader=None, model_parts=[], optimizers=[], lr_schedulers=None, states={}, sd_adapter=None
-    ).load() is False  # fmt: skip
+    assert (
+        CheckpointManager.Config(enable=False)
+        .build(dataloader=None, model_parts=[], optimizers=[], lr_schedulers=None, states={}, sd_adapter=None)
+        .load()
+        is False
+    )

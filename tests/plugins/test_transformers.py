@@ -54,13 +54,20 @@ def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> No
 
     def train(name: str, steps: int, seed: int = 0, **options) -> dict[int, float]:
         set_seed(seed)
-        data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 16, (64, 8), generator=torch.Generator().manual_seed(1))]
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
+        data = [
+            {"input_ids": row, "labels": row}
+            for row in torch.randint(0, 16, (64, 8), generator=torch.Generator().manual_seed(1))
+        ]
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+        )
         arguments = TrainingArguments(
             output_dir=str(tmp_path / "out"), max_steps=steps, per_device_train_batch_size=4, logging_steps=1, report_to=[],
             disable_tqdm=True, use_cpu=True, seed=seed, save_strategy="no", lr_scheduler_type="constant", learning_rate=1e-2,
         )  # fmt: skip
-        checkpoints = TrainerCheckpoints(tmp_path / name, save=relight.every(steps=1), signals=False, background=False, **options)
+        checkpoints = TrainerCheckpoints(
+            tmp_path / name, save=relight.every(steps=1), signals=False, background=False, **options
+        )
         losses = Losses()
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[losses, checkpoints])
         trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))
@@ -69,5 +76,13 @@ def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> No
     straight = train("straight", 6, seed=1)
     train("run", 3)
     assert train("run", 4, seed=1, resume=False) == {step: straight[step] for step in range(1, 5)}
-    assert [checkpoint.body.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [0, 1, 2, 0, 1, 2, 3]
+    assert [checkpoint.body.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        3,
+    ]
     assert train("run", 6, seed=1) == {step: straight[step] for step in (5, 6)}

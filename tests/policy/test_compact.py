@@ -86,8 +86,14 @@ def test_it_is_never_slower(
 ) -> None:
     """Whatever is chosen, storing everything uncoded would take at least a tenth longer by the measurements."""
     whole = sum(weight for weight, _, _ in samples)
-    kinds = tuple(CodecSample(f"kind {number}", weight / whole, *figures) for number, (weight, *figures) in enumerate(samples))
-    choice = choose(Compact(), Experience(samples=kinds, lane_s_per_byte=store, strain=strain, drag=drag), Conditions(threads, lanes))
+    kinds = tuple(
+        CodecSample(f"kind {number}", weight / whole, *figures) for number, (weight, *figures) in enumerate(samples)
+    )
+    choice = choose(
+        Compact(),
+        Experience(samples=kinds, lane_s_per_byte=store, strain=strain, drag=drag),
+        Conditions(threads, lanes),
+    )
     coded = [sample for sample in kinds if sample.kind in (choice.kinds or ())]
     assert choice.coded == bool(coded)
     if coded:
@@ -149,7 +155,9 @@ def test_the_first_save_that_is_coded_is_no_gamble() -> None:
 def test_where_the_store_takes_nearly_all_of_it_there_is_no_gamble() -> None:
     """Code if even coding and storing in sequence would be faster."""
     samples = (CodecSample("float32 param", 1.0, 0.83, 1 / 1e9),)
-    assert choose(Compact(), Experience(samples=samples, lane_s_per_byte=1 / 2e9), Conditions(2, bytes_per_second=100e6)).coded
+    assert choose(
+        Compact(), Experience(samples=samples, lane_s_per_byte=1 / 2e9), Conditions(2, bytes_per_second=100e6)
+    ).coded
 
 
 def test_a_mostly_shared_save_does_not_count_for_the_whole() -> None:
@@ -180,7 +188,9 @@ def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
 def test_strain_is_of_the_kinds_that_were_coded() -> None:
     """Do not count a slow codec as strain: its sample is as slow. Ignore kinds without a sample."""
     smaller = IncrementalState(Compact(), Experience(samples=KINDS, lane_s_per_byte=1 / 1e9))
-    smaller.record_cost(spent(GB, 1.0, float32_optim=(600_000_000, 1.0), uint8_header=(GB, 50.0)), Conditions(2), 1, GB, 1.0)
+    smaller.record_cost(
+        spent(GB, 1.0, float32_optim=(600_000_000, 1.0), uint8_header=(GB, 50.0)), Conditions(2), 1, GB, 1.0
+    )
     assert smaller.seen.strain == pytest.approx(1.0)
     coarse = IncrementalState(Compact(), Experience(samples=(CodecSample("float32 param", 1.0, 0.7, 0.0),)))
     coarse.record_cost(spent(GB, 1.0, float32_param=(GB, 1.0)), Conditions(2), 1, GB, 1.0)
@@ -194,7 +204,9 @@ def test_lanes() -> None:
     smaller.record_cost(spent(GB, 0.5), Conditions(2, lanes=2), 2, GB, 0.6)
     assert smaller.seen.lane_s_per_byte == pytest.approx(1 / 1e9), "two lanes at 2 GB/s"
     shared = IncrementalState(Compact(), seen(0.7, 1 / 4e9, 1 / 1e9, equal=0.5))
-    assert shared.choice(Conditions(2, lanes=2)).coded, "a save that shares chunks with an earlier one writes to one lane anyway"
+    assert shared.choice(Conditions(2, lanes=2)).coded, (
+        "a save that shares chunks with an earlier one writes to one lane anyway"
+    )
 
 
 def test_a_store_that_takes_it_into_memory_first() -> None:
@@ -208,7 +220,8 @@ def test_a_store_that_takes_it_into_memory_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"reuse": 1}, {"codecs": True}, {"codecs": "zstd"}, {"full_every": 0}, {"full_every": 2.5}, {"full_every": True}]
+    "given",
+    [{"reuse": 1}, {"codecs": True}, {"codecs": "zstd"}, {"full_every": 0}, {"full_every": 2.5}, {"full_every": True}],
 )
 def test_rules_that_make_no_sense(given: dict[str, Any]) -> None:
     """Raise ConfigError with the setting's name."""

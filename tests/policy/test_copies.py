@@ -15,8 +15,10 @@ def test_places_are_spread_out() -> None:
     rules = keep(last=3)
     tiers = Tiers(hot="/a/run", cold=tier("s3://eu/run", "s3://us/run", "s3://ap/run", keep=rules, quorum=2))
     assert [(tier_.name, tier_.url, tier_.keep) for tier_ in tiers.further] == [
-        ("cold-1", "s3://eu/run", rules), ("cold-2", "s3://us/run", rules), ("cold-3", "s3://ap/run", rules)
-    ]  # fmt: skip
+        ("cold-1", "s3://eu/run", rules),
+        ("cold-2", "s3://us/run", rules),
+        ("cold-3", "s3://ap/run", rules),
+    ]
     assert groups_of(tiers.tiers) == [Group("cold", ("cold-1", "cold-2", "cold-3"), 2)]
     assert decode_tiers(encode_tiers(tiers.tiers)) == tiers.tiers
 
@@ -24,7 +26,10 @@ def test_places_are_spread_out() -> None:
 def test_the_nearest_counts_for_its_own_group() -> None:
     """Count the first of two near disks, which has everything. By default the other one must have it too; with quorum=1
     it need not."""
-    assert groups_of(Tiers(hot=tier("/a/run", "/b/run"), cold="/c/run").tiers) == [Group("hot", ("hot-2",), 1), Group("cold", ("cold",), 1)]
+    assert groups_of(Tiers(hot=tier("/a/run", "/b/run"), cold="/c/run").tiers) == [
+        Group("hot", ("hot-2",), 1),
+        Group("cold", ("cold",), 1),
+    ]
     assert groups_of(Tiers(hot=tier("/a/run", "/b/run", quorum=1)).tiers) == [Group("hot", ("hot-2",), 0)]
 
 
@@ -54,12 +59,17 @@ def test_above_its_capacity_the_oldest_go_that_are_elsewhere() -> None:
         assert "it is on cold" in gone[0].reason
 
 
-@pytest.mark.parametrize("spared", [{"tags": ["x"]}, {"held": "not on cold yet"}, {"elsewhere": ""}, {"needed_by": ["id4"]}])
+@pytest.mark.parametrize(
+    "spared", [{"tags": ["x"]}, {"held": "not on cold yet"}, {"elsewhere": ""}, {"needed_by": ["id4"]}]
+)
 def test_want_of_room_takes_nothing_that_is_named_or_nowhere_else(spared: dict[str, object]) -> None:
     """Keep a checkpoint with a tag, a hold or a dependent, and an only copy. Another one is deleted instead."""
     checkpoints = some()
     checkpoints[0] = Candidate("id0", 0, 0, **{"verified": True, "bytes": 100, "elsewhere": "cold", **spared})  # type: ignore[arg-type]
-    assert [verdict.id for verdict in decide_keep(Keep(capacity=350), checkpoints) if not verdict.keep] == ["id1", "id2"]
+    assert [verdict.id for verdict in decide_keep(Keep(capacity=350), checkpoints) if not verdict.keep] == [
+        "id1",
+        "id2",
+    ]
 
 
 def test_the_newest_and_the_newest_verified_stay_in_the_smallest_room() -> None:

@@ -83,7 +83,9 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("make", "args", "options"), WRONG, ids=[f"{function.__name__}{args}{options}" for function, args, options in WRONG]
 )
-def test_a_wrong_type_is_a_configuration_error(make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+def test_a_wrong_type_is_a_configuration_error(
+    make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
     """Every function of ``relight.policy`` refuses another type, by name, where it is called."""
     with pytest.raises(ConfigError):
         make(*args, **options)

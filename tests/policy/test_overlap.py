@@ -9,7 +9,9 @@ import pytest
 from relight.policy.overlap import Overlap
 
 
-def train(overlap: Overlap, cost: dict[bool, tuple[float, float]], saves: int, seed: int = 0, noise: float = 0.1) -> list[bool]:
+def train(
+    overlap: Overlap, cost: dict[bool, tuple[float, float]], saves: int, seed: int = 0, noise: float = 0.1
+) -> list[bool]:
     """``cost[way]``: seconds blocked, and seconds by which the next step is longer. Steps of 50 ms, ten between two saves."""
     chance = random.Random(seed)
     chosen = []

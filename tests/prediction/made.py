@@ -12,16 +12,35 @@ SHAPE = SampleShape(1, 2, 2)
 GB = 1e9
 
 
-def sample(at: float, *, free: float = 0.5, disk: float = 0.5, step_s: float = 1.0, celsius: float = 60.0, mhz: float = 1755.0, ecc: float = 0.0,
-           silent: bool = False, psi: float = 0.0) -> NodeSample:  # fmt: skip
+def sample(
+    at: float,
+    *,
+    free: float = 0.5,
+    disk: float = 0.5,
+    step_s: float = 1.0,
+    celsius: float = 60.0,
+    mhz: float = 1755.0,
+    ecc: float = 0.0,
+    silent: bool = False,
+    psi: float = 0.0,
+) -> NodeSample:
     """Return one second of a calm node, with the given values changed."""
     host = Host(
-        cpu=0.3, load=0.3, memory_available_bytes=free * 100 * GB, memory_size_bytes=100 * GB, psi_memory_full=psi, major_faults=0.0
+        cpu=0.3,
+        load=0.3,
+        memory_available_bytes=free * 100 * GB,
+        memory_size_bytes=100 * GB,
+        psi_memory_full=psi,
+        major_faults=0.0,
     )
     first = Accelerator() if silent else Accelerator(celsius, 0.9, mhz, 400.0, 10 * GB, ecc, 0.0)
     ranks = (Rank(step_s, 2.0, 5.0, 10 * GB), Rank(1.001 * step_s, 2.0, 5.0, 10 * GB))
     return NodeSample(
-        at, host, (DiskSpace(disk * 100 * GB, 100 * GB),), ranks, (first, Accelerator(58.0, 0.9, 1755.0, 400.0, 10 * GB, 0.0, 0.0))
+        at,
+        host,
+        (DiskSpace(disk * 100 * GB, 100 * GB),),
+        ranks,
+        (first, Accelerator(58.0, 0.9, 1755.0, 400.0, 10 * GB, 0.0, 0.0)),
     )
 
 

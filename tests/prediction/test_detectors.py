@@ -75,7 +75,9 @@ def test_caches_that_level_off_and_checkpoints_that_come_and_go_are_no_risk() ->
 
 def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
     """Drift is detected after the change and not before, with the signal's name."""
-    windows = windows_from(made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400))[60:]
+    windows = windows_from(
+        made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400)
+    )[60:]
     scores = Drift().follow(windows)
     assert scores[:330].max() < 0.2 and scores[-1] > 0.5
     drift = Drift()
@@ -118,7 +120,9 @@ def test_the_forest_is_the_same_as_scikit_learns() -> None:
     rows = np.random.default_rng(0).normal(size=(700, len(FEATURES))).astype(np.float32)
     scale = Scale.from_rows(rows)
     theirs = IsolationForest(n_estimators=_TREES, max_samples=_OF_EACH, random_state=5).fit(scale(rows)[:, _USED])
-    np.testing.assert_allclose(grow(rows, scale, 5).follow(rows[:50]), -theirs.score_samples(scale(rows[:50])[:, _USED]), atol=1e-6)
+    np.testing.assert_allclose(
+        grow(rows, scale, 5).follow(rows[:50]), -theirs.score_samples(scale(rows[:50])[:, _USED]), atol=1e-6
+    )
 
 
 def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, tmp_path: Path) -> None:
@@ -162,12 +166,17 @@ def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> N
 def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
     """The rules are always trusted, other detectors by their held-out precision."""
     model = DetectorModel(
-        learned.detectors, {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))}
+        learned.detectors,
+        {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))},
     )
     assert trusted(model, PRECISION) == ["rules", "forest"]
     result = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
     assert [row.detector for row in result] == ["rules", "together"]
-    assert (result[0].alarms, result[0].failures, result[0].days) == (result[1].alarms, result[1].failures, result[1].days)
+    assert (result[0].alarms, result[0].failures, result[0].days) == (
+        result[1].alarms,
+        result[1].failures,
+        result[1].days,
+    )
 
 
 def test_a_missing_library_is_reported_with_how_to_install_it() -> None:
@@ -185,7 +194,9 @@ except ConfigError as error:
     print(error)
 """
     for module, detector in (("sklearn", "forest"), ("torch", "lstm")):
-        done = subprocess.run([sys.executable, "-c", script, module, detector], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script, module, detector], capture_output=True, text=True, check=True
+        )
         assert f"{module}" in done.stdout and "pip install 'relight[predict]'" in done.stdout, done.stdout
     with pytest.raises(ConfigError, match="crystal ball"):
         LearningPlan(detectors=("crystal ball",))
@@ -205,12 +216,22 @@ def table(heading: str) -> list[list[str]]:
     """Return the rows of the table below a heading of the page."""
     result = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert result
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in result[1].splitlines() if line.startswith("| ")][1:]
+    return [
+        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for line in result[1].splitlines()
+        if line.startswith("| ")
+    ][1:]
 
 
 def test_the_page_has_the_rules_and_the_actions() -> None:
     """The tables of docs/prediction.md equal those of the code."""
-    assert [(row[0], row[1].strip("`")) for row in table("Rules")] == [(name, rule.kind) for name, rule in RULES.items()]
-    assert {row[0].strip("`"): row[1] for row in table("What to do")} == {kind: action for kind, (action, _) in ACTIONS.items()}
-    assert set(KIND_OF.values()) | {rule.kind for rule in RULES.values()} <= ACTIONS.keys() and set(KIND_OF) == set(SIGNALS)
+    assert [(row[0], row[1].strip("`")) for row in table("Rules")] == [
+        (name, rule.kind) for name, rule in RULES.items()
+    ]
+    assert {row[0].strip("`"): row[1] for row in table("What to do")} == {
+        kind: action for kind, (action, _) in ACTIONS.items()
+    }
+    assert set(KIND_OF.values()) | {rule.kind for rule in RULES.values()} <= ACTIONS.keys() and set(KIND_OF) == set(
+        SIGNALS
+    )
     assert action_for("unknown kind") == ACTIONS["unusual"]

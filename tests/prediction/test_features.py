@@ -57,7 +57,9 @@ def test_features_of_a_straight_line_are_its_own() -> None:
     assert last[column("cpu", "last")] == pytest.approx(3 - 0.399)
     assert last[column("cpu", "mean300")] == pytest.approx(3 - 0.001 * 249.5)
     assert last[column("cpu", "spread30")] == pytest.approx(0.001 * math.sqrt((900 - 1) / 12))
-    assert last[column("cpu", "slope300")] == pytest.approx(-0.001) and last[column("cpu", "slope30")] == pytest.approx(-0.001)
+    assert last[column("cpu", "slope300")] == pytest.approx(-0.001) and last[column("cpu", "slope30")] == pytest.approx(
+        -0.001
+    )
     assert features_of(signals)[1][column("cpu", "slope300")] == pytest.approx(-0.001)
     assert math.isnan(last[column("ecc", "mean30")])
 
@@ -65,10 +67,20 @@ def test_features_of_a_straight_line_are_its_own() -> None:
 def test_signals_are_shares_rates_and_ratios_to_the_usual() -> None:
     """A step twice as long is log 2, whatever a step takes. One of two silent accelerators is 0.5."""
     for step_s in (0.1, 30.0):
-        samples = [made.sample(1e9 + second, step_s=step_s * (2 if second >= 900 else 1), ecc=max(0, second - 950), silent=second > 990, disk=0.2)
-                   for second in range(1000)]  # fmt: skip
+        samples = [
+            made.sample(
+                1e9 + second,
+                step_s=step_s * (2 if second >= 900 else 1),
+                ecc=max(0, second - 950),
+                silent=second > 990,
+                disk=0.2,
+            )
+            for second in range(1000)
+        ]
         signals = SignalHistory(made.SHAPE.columns).signals(rows_of(samples))
-        assert signals[899, AT["step"]] == pytest.approx(0, abs=1e-6) and signals[905, AT["step"]] == pytest.approx(math.log(2), rel=1e-6)
+        assert signals[899, AT["step"]] == pytest.approx(0, abs=1e-6) and signals[905, AT["step"]] == pytest.approx(
+            math.log(2), rel=1e-6
+        )
         assert math.isnan(signals[200, AT["step"]]), "nothing is usual in the first five minutes"
         assert signals[960, AT["ecc"]] == pytest.approx(math.log(2)) and signals[940, AT["ecc"]] == 0
         assert (signals[980, AT["silent"]], signals[995, AT["silent"]]) == (0, 0.5)

@@ -29,7 +29,11 @@ from relight.prediction.trace import read_trace
 def events() -> Iterator[list[Event]]:
     """Collect alarms and reports of disabled detectors."""
     events: list[Event] = []
-    undo = subscribe(lambda event: events.append(event) if event.name in ("prediction.alarm", "prediction.detector_disabled") else None)
+    undo = subscribe(
+        lambda event: (
+            events.append(event) if event.name in ("prediction.alarm", "prediction.detector_disabled") else None
+        )
+    )
     yield events
     undo()
 
@@ -76,17 +80,27 @@ def test_online_is_what_was_evaluated() -> None:
     run = runs_of(trace, "x")[0]
     counted = evaluate(DetectorModel({"rules": DetectionRules()}, {"rules": Worth()}), [run], 0.5, AlarmCosts())[0]
     foresight = FailurePredictor(shape=made.SHAPE)
-    foresight.recorder._columns = trace.columns  # the ring buffer has another shape than the trace, so its rows are fed directly
-    foresight.recorder.shape = type("Shape", (), {"columns": trace.columns, "row": staticmethod(lambda sample: sample.host)})()
+    foresight.recorder._columns = (
+        trace.columns
+    )  # the ring buffer has another shape than the trace, so its rows are fed directly
+    foresight.recorder.shape = type(
+        "Shape", (), {"columns": trace.columns, "row": staticmethod(lambda sample: sample.host)}
+    )()
     foresight.recorder._values = np.zeros((len(trace.at), len(trace.columns)), np.float32)
     foresight.recorder._at = np.zeros(len(trace.at))
     foresight.recorder._rows = len(trace.at)
     foresight._begin()
-    alarms = [alarm for second, row in zip(trace.at, trace.values) for alarm in foresight.sample(NodeSample(float(second), row))]
+    alarms = [
+        alarm
+        for second, row in zip(trace.at, trace.values)
+        for alarm in foresight.sample(NodeSample(float(second), row))
+    ]
     assert len(alarms) == counted.alarms > 0 and trace.happened[0].at - max(alarm.at for alarm in alarms) < 1200
 
 
-def test_a_detector_with_low_held_out_precision_is_reported_once_and_not_used(tmp_path: Path, events: list[Event]) -> None:
+def test_a_detector_with_low_held_out_precision_is_reported_once_and_not_used(
+    tmp_path: Path, events: list[Event]
+) -> None:
     """A detector with low held-out precision is reported once and not used, but still evaluated."""
     foresight = FailurePredictor(model(tmp_path / "m", 0.2), shape=made.SHAPE)
     assert calm(foresight, 900) == []
@@ -95,14 +109,19 @@ def test_a_detector_with_low_held_out_precision_is_reported_once_and_not_used(tm
     assert standing["rules"].used and not standing["drift"].used and "held-out" in standing["drift"].why
 
 
-def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_comes_back(tmp_path: Path, events: list[Event]) -> None:
+def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_comes_back(
+    tmp_path: Path, events: list[Event]
+) -> None:
     """A detector is used or not by its last alarms in this job. Each failure makes one alarm true."""
     foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     alarms = calm(foresight, 3600)
     assert alarms and {alarm.detector for alarm in alarms} == {"drift"}
     drift = foresight.standing()[1]
     assert not drift.used and drift.true == 0 and drift.false >= 2 and "in this job" in drift.why
-    assert max(alarm.at for alarm in alarms) < 1e9 + 2000 and [event.name for event in events].count("prediction.detector_disabled") == 1
+    assert (
+        max(alarm.at for alarm in alarms) < 1e9 + 2000
+        and [event.name for event in events].count("prediction.detector_disabled") == 1
+    )
     now = 1e9 + 3600
     for _ in range(6):
         calm(foresight, 360, now)
@@ -124,7 +143,9 @@ def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
 def others() -> Iterator[list[Event]]:
     """Collect reports of loaded models and settled alarms."""
     events: list[Event] = []
-    undo = subscribe(lambda event: events.append(event) if event.name in ("prediction.model_loaded", "prediction.scored") else None)
+    undo = subscribe(
+        lambda event: events.append(event) if event.name in ("prediction.model_loaded", "prediction.scored") else None
+    )
     yield events
     undo()
 
@@ -159,11 +180,17 @@ def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Even
     foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     foresight.failed("hang", 1e9)
     foresight.failed("user", 1e9)
-    assert [(event.fields["detector"], event.fields["outcome"]) for event in others[1:]] == [("rules", "missed"), ("drift", "missed")]
+    assert [(event.fields["detector"], event.fields["outcome"]) for event in others[1:]] == [
+        ("rules", "missed"),
+        ("drift", "missed"),
+    ]
     del others[:]
     calm(foresight, 400)
     foresight.failed("hang", 1e9 + 400)
-    assert [(event.fields["detector"], event.fields["outcome"]) for event in others] == [("rules", "missed"), ("drift", "true")]
+    assert [(event.fields["detector"], event.fields["outcome"]) for event in others] == [
+        ("rules", "missed"),
+        ("drift", "true"),
+    ]
     del others[:]
     calm(foresight, 9000, 1e9 + 400)
     assert {(event.fields["detector"], event.fields["outcome"]) for event in others} == {("drift", "false")}
@@ -171,7 +198,9 @@ def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Even
 
 
 @pytest.mark.parametrize("damage", ["none", "damaged", "directory"])
-def test_an_unreadable_model_is_reported_and_the_rules_are_used(tmp_path: Path, events: list[Event], damage: str) -> None:
+def test_an_unreadable_model_is_reported_and_the_rules_are_used(
+    tmp_path: Path, events: list[Event], damage: str
+) -> None:
     """An unreadable model is reported once and the rules are used. A good model is used once it exists."""
     path = tmp_path / "m"
     if damage == "damaged":
@@ -219,7 +248,9 @@ def test_what_was_seen_and_what_happened_is_written(tmp_path: Path) -> None:
     runs = runs_of(trace, "x")
     assert len(runs) == 1 and runs[0].failed is not None and runs[0].failed.kind == "memory"
     foresight.sample(made.sample(1e9 + 801))
-    assert len(foresight.recorder.trace().at) == 1 and not foresight.recorder.trace().happened, "no second is in two recordings"
+    assert len(foresight.recorder.trace().at) == 1 and not foresight.recorder.trace().happened, (
+        "no second is in two recordings"
+    )
 
 
 def test_a_call_costs_less_than_a_millisecond(learned: DetectorModel, tmp_path: Path) -> None:

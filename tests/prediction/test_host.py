@@ -24,7 +24,9 @@ def test_rates_are_over_the_time_between_two_reads(tmp_path: Path) -> None:
     """Processor use and major faults are rates. The first read has none."""
     now = [10.0]
     gauges = HostGauges(
-        (), str(node(tmp_path, proc__stat=STAT.format(user=0, idle=0), proc__vmstat="pgfault 5\npgmajfault 100\n")), lambda: now[0]
+        (),
+        str(node(tmp_path, proc__stat=STAT.format(user=0, idle=0), proc__vmstat="pgfault 5\npgmajfault 100\n")),
+        lambda: now[0],
     )
     assert math.isnan(gauges.read().cpu)
     node(tmp_path, proc__stat=STAT.format(user=30, idle=70), proc__vmstat="pgmajfault 300\n")
@@ -37,7 +39,9 @@ def test_memory_load_and_pressure(tmp_path: Path) -> None:
     """Values are read from files in the kernel's format."""
     memory = "MemTotal:       1000 kB\nMemFree: 5 kB\nMemAvailable:    400 kB\n"
     pressure = "some avg10=1.50 avg60=0.10 avg300=0.00 total=5\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=1\n"
-    host = HostGauges((), str(node(tmp_path, proc__meminfo=memory, proc__loadavg="2.0 1 1 1/1 1", proc__pressure__io=pressure))).read()
+    host = HostGauges(
+        (), str(node(tmp_path, proc__meminfo=memory, proc__loadavg="2.0 1 1 1/1 1", proc__pressure__io=pressure))
+    ).read()
     assert (host.memory_available_bytes, host.memory_size_bytes) == (400 * 1024, 1000 * 1024)
     assert (host.psi_io_some, host.psi_io_full) == (1.5, 0.25) and math.isnan(host.psi_memory_some) and host.load > 0
 
@@ -46,7 +50,8 @@ def test_a_control_group_of_either_version(tmp_path: Path) -> None:
     """Use is without the cache that can be dropped. No limit is NaN."""
     version_2 = node(tmp_path / "two", proc__self__cgroup="0::/job\n")
     node(
-        version_2 / "sys/fs/cgroup/job", **{"memory.current": "900\n", "memory.max": "1000\n", "memory.stat": "anon 5\ninactive_file 300\n"}
+        version_2 / "sys/fs/cgroup/job",
+        **{"memory.current": "900\n", "memory.max": "1000\n", "memory.stat": "anon 5\ninactive_file 300\n"},
     )
     host = HostGauges((), str(version_2)).read()
     assert (host.group_used_bytes, host.group_limit_bytes) == (600, 1000)
@@ -55,7 +60,8 @@ def test_a_control_group_of_either_version(tmp_path: Path) -> None:
     version_1 = node(tmp_path / "one", proc__self__cgroup="4:cpu:/\n3:memory:/job\n0::/\n")
     stat = "inactive_file 1\ntotal_inactive_file 100\n"
     node(
-        version_1 / "sys/fs/cgroup/memory/job", **{"memory.usage_in_bytes": "700\n", "memory.limit_in_bytes": "800\n", "memory.stat": stat}
+        version_1 / "sys/fs/cgroup/memory/job",
+        **{"memory.usage_in_bytes": "700\n", "memory.limit_in_bytes": "800\n", "memory.stat": stat},
     )
     host = HostGauges((), str(version_1)).read()
     assert (host.group_used_bytes, host.group_limit_bytes) == (600, 800)

@@ -30,7 +30,9 @@ def test_a_sample_has_a_column_for_each_of_its_numbers() -> None:
     shape = SampleShape(rooms=1, ranks=3, accelerators=1)
     row = dict(zip(shape.columns, shape.row(made.sample(1.0, step_s=2.0)), strict=True))
     assert row["host.cpu"] == 0.3 and row["room0.size_bytes"] == 100 * made.GB and row["rank0.step_s"] == 2.0
-    assert np.isnan(row["rank2.step_s"]) and row["accelerator0.clock_mhz"] == 1755 and "accelerator1.clock_mhz" not in row
+    assert (
+        np.isnan(row["rank2.step_s"]) and row["accelerator0.clock_mhz"] == 1755 and "accelerator1.clock_mhz" not in row
+    )
 
 
 def test_a_recording_is_read_back_unchanged(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_alarms_are_the_same_at_once_and_one_by_one(seed: int) -> None:
     scores = np.array([rng.random() ** rng.choice([1, 4]) for _ in AT])
     groups = np.array([rng.choice("abc") for _ in AT])
     one_by_one, by_group = Alarming(0.5), Alarming(0.5)
-    assert [time_s for time_s, score in zip(AT, scores) if one_by_one.update(time_s, score)] == alarms_of(AT, scores, 0.5)
+    assert [time_s for time_s, score in zip(AT, scores) if one_by_one.update(time_s, score)] == alarms_of(
+        AT, scores, 0.5
+    )
     alarms = [time_s for time_s, score, group in zip(AT, scores, groups) if by_group.update(time_s, score, group)]
     assert alarms == alarms_of(AT, scores, 0.5, groups) and len(alarms) > len(alarms_of(AT, scores, 0.5))
 
@@ -83,7 +85,10 @@ def test_a_result_counts_events_days_and_seconds() -> None:
     assert result.false_per_day == pytest.approx(2 / days)
     gain = 900 - (595 - 595**2 / 3600)
     assert result.net_s_per_day == pytest.approx((gain - 15) / days)
-    assert result.net_s_per_day_in_life == pytest.approx(0.02 * (gain - 5) / 2 - 5 * 2 / days) and result.net_s_per_day_in_life < 0
+    assert (
+        result.net_s_per_day_in_life == pytest.approx(0.02 * (gain - 5) / 2 - 5 * 2 / days)
+        and result.net_s_per_day_in_life < 0
+    )
     assert result.precision_in_life == pytest.approx(0.01 / (0.01 + 2 / days))
     assert result.pays_from == pytest.approx(5 / gain) and result.recall_by_cause == {"leak": (1, 2)}
 
@@ -100,7 +105,13 @@ def test_the_threshold_has_the_wanted_precision_where_one_has() -> None:
     taken."""
 
     def scored(score: float, failed_at: float | None) -> Scored:
-        return Scored("x", AT, np.where((AT > 5000) & (AT < 5060), score, 0.01 * (AT / 7200)), failed_at, "leak" if failed_at else "")
+        return Scored(
+            "x",
+            AT,
+            np.where((AT > 5000) & (AT < 5060), score, 0.01 * (AT / 7200)),
+            failed_at,
+            "leak" if failed_at else "",
+        )
 
     runs = [scored(0.9, 5600) for _ in range(5)] + [scored(0.6, None) for _ in range(20)]
     result = choose_threshold("x", runs, 0.7, COSTS)

@@ -28,7 +28,11 @@ def test_failures_are_those_that_are_asked_for_and_end_the_run() -> None:
     causes = [trace.happened[0].cause for trace in traces]
     assert set(causes) <= {*CAUSES, "sudden"} and len(set(causes)) > 4 and 10 < causes.count("sudden") < 34
     assert sum(share for _, share in CAUSES.values()) == pytest.approx(1)
-    assert 0.2 < np.mean([bool(simulate(2, number).happened) for number in range(40)]) < 0.6 and 0 < SUDDEN < 1 and 0 < FAILING < 1
+    assert (
+        0.2 < np.mean([bool(simulate(2, number).happened) for number in range(40)]) < 0.6
+        and 0 < SUDDEN < 1
+        and 0 < FAILING < 1
+    )
 
 
 def test_a_leak_ends_without_memory_and_a_filling_disk_without_room() -> None:
@@ -52,7 +56,9 @@ def test_runs_are_split_as_a_whole() -> None:
     name."""
     parts = [part for part, _ in simulated(0, 5)]
     assert sorted(parts) == sorted([TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT])
-    np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].features, runs_of(simulate(0, 0), "x")[0].features)
+    np.testing.assert_array_equal(
+        next(simulated(0, 1, (HELD_OUT,)))[1].features, runs_of(simulate(0, 0), "x")[0].features
+    )
     parts_of_runs = [part_of(f"{number}") for number in range(300)]
     assert (
         parts_of_runs == [part_of(f"{number}") for number in range(300)]
@@ -70,9 +76,17 @@ def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
     recorder.note(Happened(1e9 + 3699.5, "hang"))
     trace = recorder.trace()
     runs = runs_of(trace, "n")
-    assert [(run.name, run.failed.kind if run.failed else None) for run in runs] == [("n/0", "memory"), ("n/1", None), ("n/2", "hang")]
+    assert [(run.name, run.failed.kind if run.failed else None) for run in runs] == [
+        ("n/0", "memory"),
+        ("n/1", None),
+        ("n/2", "hang"),
+    ]
     assert [run.at[0] - 1e9 for run in runs] == [299, 1299, 3299]
-    assert runs[0].before_failure.all() and not runs[1].before_failure.any() and len(runs[1].at) == len(runs[1].features) == 100
+    assert (
+        runs[0].before_failure.all()
+        and not runs[1].before_failure.any()
+        and len(runs[1].at) == len(runs[1].features) == 100
+    )
     trace.write(tmp_path / "n.trace")
     assert len(list(recorded(tmp_path))) == 3
     (tmp_path / "o.trace").write_bytes(b"RLTRACE1")

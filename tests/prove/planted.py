@@ -29,7 +29,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 loader = DataLoader(Noisy(), batch_size=2, shuffle=True, num_workers=1)
-ckpt = relight.Checkpointer("unused/run", save=None, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=loader)
+ckpt = relight.Checkpointer(
+    "unused/run", save=None, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=loader
+)
 start = ckpt.restore()
 resumed = start > 0
 if resumed and BUG == "scheduler":

@@ -32,7 +32,9 @@ def test_prove_passes_a_right_script() -> None:
     assert report.things_compared > 60
 
 
-@pytest.mark.parametrize("bug", [bug if number % 2 else pytest.param(bug, marks=pytest.mark.slow) for number, bug in enumerate(BUGS)])
+@pytest.mark.parametrize(
+    "bug", [bug if number % 2 else pytest.param(bug, marks=pytest.mark.slow) for number, bug in enumerate(BUGS)]
+)
 def test_prove_names_each_planted_bug(bug: str) -> None:
     """The first difference and its usual cause point at what was planted."""
     report = run(ProveOptions(SCRIPT, [bug], n=4, k=2))

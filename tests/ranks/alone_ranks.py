@@ -47,9 +47,15 @@ def main() -> None:
     report = {"start": -1, "step": -1, "error": "", "kind": ""}
     try:
         with relight.Checkpointer(
-            options["run"], model=model, save=save, fresh=options.get("fresh", [False] * world)[rank], signals=False,
-            background=False, limits=relight.Limits(deadline_s=15), writer=options.get("writer", "every rank"),
-        ) as ckpt:  # fmt: skip
+            options["run"],
+            model=model,
+            save=save,
+            fresh=options.get("fresh", [False] * world)[rank],
+            signals=False,
+            background=False,
+            limits=relight.Limits(deadline_s=15),
+            writer=options.get("writer", "every rank"),
+        ) as ckpt:
             report["start"] = ckpt.restore()
             for step in range(report["start"], options["steps"]):
                 dist.all_reduce(torch.zeros(1))

@@ -34,7 +34,9 @@ def make_loader(world: int) -> tuple[Any, DistributedSampler]:
     """Return a loader and its sampler. A step has the same number of samples with any number of ranks."""
     data = Numbers()
     sampler = DistributedSampler(data, seed=3)
-    return StatefulDataLoader(data, batch_size=12 // world, sampler=sampler, num_workers=1, persistent_workers=True), sampler
+    return StatefulDataLoader(
+        data, batch_size=12 // world, sampler=sampler, num_workers=1, persistent_workers=True
+    ), sampler
 
 
 def main() -> None:
@@ -49,7 +51,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters())
     loader, sampler = make_loader(world)
     progress = {"epoch": 0}
-    ckpt = relight.Checkpointer(options["run"], model=net, optimizer=optimizer, data=loader, progress=progress, save=relight.every(steps=1))
+    ckpt = relight.Checkpointer(
+        options["run"], model=net, optimizer=optimizer, data=loader, progress=progress, save=relight.every(steps=1)
+    )
     step = ckpt.restore()
     print(json.dumps({"start": step}), flush=True)
     for epoch in range(progress["epoch"], EPOCHS):

@@ -30,7 +30,9 @@ with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.ev
     for step in range(ckpt.restore(), until):
         loss = (model(data[step].chunk(world)[rank]).float() - 1).square().sum() / 36
         loss.backward()
-        whole = nn.functional.pad(torch.cat([weight.grad.float().flatten() for weight in weights]), (0, each * world - len(line)))
+        whole = nn.functional.pad(
+            torch.cat([weight.grad.float().flatten() for weight in weights]), (0, each * world - len(line))
+        )
         shared = torch.cat([whole, loss.detach().reshape(1)])
         dist.all_reduce(shared)
         flat.grad = shared[rank * each : (rank + 1) * each].clone()

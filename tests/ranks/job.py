@@ -38,7 +38,12 @@ class Job:
         self._outputs = [tempfile.TemporaryFile("w+") for _ in range(world)]
         given = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         self.ranks = [
-            warm().start([str(HERE / script), str(rank), str(world), str(port), *arguments], output.fileno(), output.fileno(), given)
+            warm().start(
+                [str(HERE / script), str(rank), str(world), str(port), *arguments],
+                output.fileno(),
+                output.fileno(),
+                given,
+            )
             for rank, output in enumerate(self._outputs)
         ]
 
@@ -71,13 +76,17 @@ class Job:
             output.close()
 
 
-def run(script: str, world: int, arguments: Sequence[str], seconds: float = 300.0, **environment: str) -> list[list[dict[str, Any]]]:
+def run(
+    script: str, world: int, arguments: Sequence[str], seconds: float = 300.0, **environment: str
+) -> list[list[dict[str, Any]]]:
     """Return what each rank reported. Raise ``AssertionError`` with the output of every rank if one did not end
     well."""
     job = Job(script, world, arguments, **environment)
     try:
         codes = job.wait(seconds)
-        assert codes == [0] * world, "\n".join(f"rank {rank}: {code}\n{job.output(rank)}" for rank, code in enumerate(codes))
+        assert codes == [0] * world, "\n".join(
+            f"rank {rank}: {code}\n{job.output(rank)}" for rank, code in enumerate(codes)
+        )
         return [job.reports(rank) for rank in range(world)]
     finally:
         job.close()

@@ -90,9 +90,13 @@ def shard(net: Net, group: Any) -> None:
 def flatten(net: Net, group: Any, strategy: str, *, keep: bool) -> FullyShardedDataParallel:
     """Flat parameters. ``keep``: the optimizer is given the original ones."""
     return FullyShardedDataParallel(
-        net, device_mesh=group, sharding_strategy=ShardingStrategy[strategy], auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=keep,
+        net,
+        device_mesh=group,
+        sharding_strategy=ShardingStrategy[strategy],
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=keep,
         device_id=torch.device("cpu"),
-    )  # fmt: skip
+    )
 
 
 def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
@@ -163,7 +167,9 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
     if not zero:
         for parameter in [param for group in optimizer.param_groups for param in group["params"]]:
             value = parameter.detach()
-            if not value.numel() and not isinstance(parameter, DTensor):  # flattened, without elements on this rank, so never stepped
+            if not value.numel() and not isinstance(
+                parameter, DTensor
+            ):  # flattened, without elements on this rank, so never stepped
                 continue
             optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": value * 2, "exp_avg_sq": value * value}
     return whole
@@ -172,7 +178,11 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
 def line_up(net: nn.Module) -> torch.optim.Optimizer:
     """AdamW of one flat tensor: this rank's run of all parameters laid end to end, as ZeRO's first stages have it."""
     parameters = list(net.parameters())
-    line, size, rank = torch.cat([parameter.detach().flatten() for parameter in parameters]), dist.get_world_size(), dist.get_rank()
+    line, size, rank = (
+        torch.cat([parameter.detach().flatten() for parameter in parameters]),
+        dist.get_world_size(),
+        dist.get_rank(),
+    )
     each = -(-len(line) // size)
     flat = nn.Parameter(nn.functional.pad(line, (0, size * each - len(line)))[rank * each : (rank + 1) * each].clone())
     relight.flattened(flat, parameters)
@@ -185,12 +195,22 @@ def wrongs_in_line(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str
     parameters, size, rank = dict(net.named_parameters()), dist.get_world_size(), dist.get_rank()
     line = torch.cat([value_of(name, tuple(parameter.shape)).flatten() for name, parameter in parameters.items()])
     here = nn.functional.pad(line, (0, size * len(flat) - len(line)))[rank * len(flat) : (rank + 1) * len(flat)]
-    wrong = [name for name, parameter in named(net).items() if not torch.equal(parameter.detach(), value_of(name, tuple(parameter.shape)))]
+    wrong = [
+        name
+        for name, parameter in named(net).items()
+        if not torch.equal(parameter.detach(), value_of(name, tuple(parameter.shape)))
+    ]
     for what, actual, expected in (
-        ("flat", flat.detach(), here), ("exp_avg", optimizer.state[flat]["exp_avg"], here * 2), ("exp_avg_sq", optimizer.state[flat]["exp_avg_sq"], here**2)
-    ):  # fmt: skip
+        ("flat", flat.detach(), here),
+        ("exp_avg", optimizer.state[flat]["exp_avg"], here * 2),
+        ("exp_avg_sq", optimizer.state[flat]["exp_avg_sq"], here**2),
+    ):
         wrong += [what] * (not torch.equal(actual, expected))
-    return wrong + ["step"] * (float(optimizer.state[flat]["step"]) != 7) + ["lr"] * (optimizer.param_groups[0]["lr"] != 0.125)
+    return (
+        wrong
+        + ["step"] * (float(optimizer.state[flat]["step"]) != 7)
+        + ["lr"] * (optimizer.param_groups[0]["lr"] != 0.125)
+    )
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,7 +276,13 @@ def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
     optimizer = optimizer_of(net, zero=False, layout=layout)
     rank = dist.get_rank() if dist.is_initialized() else 0
     ckpt = relight.Checkpointer(
-        place(run, options), model=net, optimizer=optimizer, own={"rank": rank}, per_rank=["own"], signals=False, **options
+        place(run, options),
+        model=net,
+        optimizer=optimizer,
+        own={"rank": rank},
+        per_rank=["own"],
+        signals=False,
+        **options,
     )
     made = [ckpt.save(step).id for step in (3, 4)]
     ckpt.close(save=False)
@@ -267,10 +293,21 @@ def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=True)
     optimizer = optimizer_of(net, zero=True, layout=layout)
     ckpt = relight.Checkpointer(
-        place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options
+        place(run, options),
+        model=net,
+        optimizer=optimizer,
+        own={"rank": -1},
+        per_rank=["own"],
+        signals=False,
+        **options,
     )
     start = ckpt.restore()
-    report = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._progress.resumed.bytes_read}
+    report = {
+        "start": start,
+        "wrong": wrongs(net, optimizer),
+        "own": ckpt["own"]["rank"],
+        "bytes": ckpt._progress.resumed.bytes_read,
+    }
     ckpt.close(save=False)
     return report
 
@@ -286,7 +323,9 @@ def main() -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=world)
     for verb, layout, run, options in json.loads(sys.argv[4]):
-        print(json.dumps({"verb": verb, "layout": layout, "run": run, **VERBS[verb](layout, run, **options)}), flush=True)
+        print(
+            json.dumps({"verb": verb, "layout": layout, "run": run, **VERBS[verb](layout, run, **options)}), flush=True
+        )
     if world > 1:
         dist.destroy_process_group()
 

@@ -31,7 +31,9 @@ def value(seed: int) -> torch.Tensor:
     return torch.randn(4, ELEMENTS // 4, generator=torch.Generator().manual_seed(seed))
 
 
-def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool = False) -> None:
+def rank_main(
+    url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool = False
+) -> None:
     try:
         train(url, rank, world, meeting, peers, saves, reports, raises)
     except BaseException as error:
@@ -39,7 +41,9 @@ def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peer
         raise
 
 
-def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool) -> None:
+def train(
+    url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool
+) -> None:
     os.environ["RELIGHT_NODE"], os.environ["RELIGHT_BACKGROUND"] = f"node{rank}", "1"
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -76,7 +80,9 @@ def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, s
     ckpt.close(save=False)
 
 
-def job(url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool = False) -> list[tuple[int, dict[str, Any]]]:
+def job(
+    url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool = False
+) -> list[tuple[int, dict[str, Any]]]:
     """Run a job and return its ranks' reports.
 
     ``raises``: the Checkpointers exit by an error, as after the kill of one rank.
@@ -84,7 +90,10 @@ def job(url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool 
     context = multiprocessing.get_context("fork")
     reports, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
     Path(url).parent.mkdir(parents=True, exist_ok=True)
-    ranks = [context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, reports, raises)) for rank in range(world)]
+    ranks = [
+        context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, reports, raises))
+        for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     received = []
@@ -118,7 +127,10 @@ def agents_at(wanted: Mapping[str, int]) -> dict[int, int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
-            if "relight.agent.server" in words and (node := wanted.get(words[words.index("relight.agent.server") + 1])) is not None:
+            if (
+                "relight.agent.server" in words
+                and (node := wanted.get(words[words.index("relight.agent.server") + 1])) is not None
+            ):
                 pids[node] = int(path.parent.name)
     return pids
 

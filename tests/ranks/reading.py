@@ -101,7 +101,9 @@ def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False
     return {}
 
 
-def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, times: int = 1, alone: bool = False) -> dict[str, Any]:
+def load(
+    layout: str, run: str, *, width: int, layers: int, cold: bool = False, times: int = 1, alone: bool = False
+) -> dict[str, Any]:
     """Return what a restore reads and takes.
 
     ``cold``: the page cache has none of it. ``alone``: no rank lends tensors.
@@ -126,7 +128,11 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     wrong = []
     if times == 1:
         named = {name.removeprefix("module."): tensor for name, tensor in net.named_parameters()}
-        wrong = [name for name, parameter in named.items() if not torch.equal(full(parameter), value_of(name, tuple(parameter.shape)))]
+        wrong = [
+            name
+            for name, parameter in named.items()
+            if not torch.equal(full(parameter), value_of(name, tuple(parameter.shape)))
+        ]
     state = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     return {
         "read": counted.bytes["read"], "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds, "cpu": cpu,
@@ -144,7 +150,9 @@ def main() -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=world)
     for verb, layout, run, options in json.loads(sys.argv[4]):
-        print(json.dumps({"verb": verb, "layout": layout, "run": run, **VERBS[verb](layout, run, **options)}), flush=True)
+        print(
+            json.dumps({"verb": verb, "layout": layout, "run": run, **VERBS[verb](layout, run, **options)}), flush=True
+        )
     if world > 1:
         dist.destroy_process_group()
 

@@ -36,7 +36,12 @@ def main() -> None:
         writer=options["writer"],
     ) as ckpt:
         start = ckpt.restore()
-        report = {"start": start, "torch": float(torch.rand(())), "mine": float(torch.rand((), generator=mine)), "python": random.random()}
+        report = {
+            "start": start,
+            "torch": float(torch.rand(())),
+            "mine": float(torch.rand((), generator=mine)),
+            "python": random.random(),
+        }
         print(json.dumps(report), flush=True)
         ckpt.save(start)
     dist.destroy_process_group()

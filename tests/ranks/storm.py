@@ -106,13 +106,19 @@ def ambush(way: str, phase: str, saves: int) -> None:
             elif way == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if name == "write_at" else relight.NoSpace("the disk is full")
+                raise (
+                    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    if name == "write_at"
+                    else relight.NoSpace("the disk is full")
+                )
         return usual(*args, **options)
 
     setattr(home, name, at_last)
 
 
-def rank_main(url: str, rank: int, world: int, meeting: str, board: Board, odd: tuple[int, str, str, int] | None, background: bool) -> None:
+def rank_main(
+    url: str, rank: int, world: int, meeting: str, board: Board, odd: tuple[int, str, str, int] | None, background: bool
+) -> None:
     """Train and save. ``odd``: the rank, its failure, the point and the number of the save."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(meeting, world), rank=rank, world_size=world)
@@ -122,7 +128,9 @@ def rank_main(url: str, rank: int, world: int, meeting: str, board: Board, odd: 
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     noticed: list[str] = []
-    relight.observe.subscribe(lambda event: noticed.append(str(event.fields)) if event.name in ("save.failed", "ranks.late") else None)
+    relight.observe.subscribe(
+        lambda event: noticed.append(str(event.fields)) if event.name in ("save.failed", "ranks.late") else None
+    )
     limits = relight.Limits(deadline_s=DEADLINE_S if odd is not None else AFTERWARDS_S)
     ckpt = relight.Checkpointer(
         url, model=model, optimizer=optimizer, save=relight.every(steps=2), keep=relight.keep(last=3), signals=False, limits=limits,
@@ -212,7 +220,9 @@ def check(url: str, durable: int) -> list[str]:
     except relight.CheckpointNotFound:
         checkpoints = {}
     if durable > max(checkpoints, default=-1):
-        wrong.append(f"step {durable} was reported as durable, the newest checkpoint is step {max(checkpoints, default=-1)}")
+        wrong.append(
+            f"step {durable} was reported as durable, the newest checkpoint is step {max(checkpoints, default=-1)}"
+        )
     for step, checkpoint_id in checkpoints.items():
         try:
             tree = relight.load(url, checkpoint_id)
@@ -244,7 +254,9 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
         board, statuses = job(url, world, odd, background)
         if any(board.get(rank, 0) >= 0 for rank in range(world)):
             break
-        shutil.rmtree(f"{base}/s{seed}", ignore_errors=True)  # the machine was too slow for a job to begin, so nothing was tested
+        shutil.rmtree(
+            f"{base}/s{seed}", ignore_errors=True
+        )  # the machine was too slow for a job to begin, so nothing was tested
     for rank in range(world):
         if rank == odd[0] and way != "disk full":
             continue
@@ -282,10 +294,18 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
                 print(f"\nseed {number}, {kind}: {problem}", file=sys.stderr, flush=True)
             if progress:
                 done = number - seed + 1
-                print(f"\r{done}/{count} trials, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
+                print(
+                    f"\r{done}/{count} trials, {len(violations)} violations, {time.monotonic() - started:.0f} s",
+                    end="",
+                    file=sys.stderr,
+                )
     if progress:
         print(file=sys.stderr)
-    return {"trials": dict(sorted(kinds.items())), "violations": violations, "seconds": round(time.monotonic() - started, 1)}
+    return {
+        "trials": dict(sorted(kinds.items())),
+        "violations": violations,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 if __name__ == "__main__":

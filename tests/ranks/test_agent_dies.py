@@ -83,11 +83,15 @@ def test_no_rank_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> No
     }
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for rank in range(2)
     ]
     outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     assert max(json.loads((tmp_path / f"took-{rank}").read_text()) for rank in range(2)) < 20, outputs
-    steps = [json.loads(path.read_text())["body"] for path in sorted((tmp_path / "store" / "run" / "log").glob("*.json"))]
+    steps = [
+        json.loads(path.read_text())["body"] for path in sorted((tmp_path / "store" / "run" / "log").glob("*.json"))
+    ]
     assert [record["body"]["step"] for record in steps if record["kind"] == "COMMIT"] == [0, 2], outputs

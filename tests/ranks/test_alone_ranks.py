@@ -43,7 +43,10 @@ def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_a_job_is_not_fresh_twice_after_rank_0_moved_to_another_node(tmp_path: Path) -> None:
     """After a change of nodes torchrun's count stays 0. One agent in common shows that the job has begun before."""
-    agents = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{agent}/attempt_0/0/error.json"} for agent in "abc"]
+    agents = [
+        {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{agent}/attempt_0/0/error.json"}
+        for agent in "abc"
+    ]
     assert [report["start"] for report in reports(tmp_path, fresh=[True, True], environment=agents[:2])] == [0, 0]
     moved = reports(tmp_path, fresh=[True, True], environment=[agents[2], agents[1]], steps=6)
     assert [report["start"] for report in moved] == [4, 4]
@@ -69,13 +72,19 @@ def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("writer", ["every rank", "rank 0"])
-@pytest.mark.parametrize("odd", [[0, 0], [1 << 30, 0], [0, 1 << 30], [1 << 30, 2]], ids=["both", "rank 1", "rank 0", "later"])
-def test_a_state_that_no_restore_would_take_is_refused_on_all_ranks(tmp_path: Path, odd: list[int], writer: str) -> None:
+@pytest.mark.parametrize(
+    "odd", [[0, 0], [1 << 30, 0], [0, 1 << 30], [1 << 30, 2]], ids=["both", "rank 1", "rank 0", "later"]
+)
+def test_a_state_that_no_restore_would_take_is_refused_on_all_ranks(
+    tmp_path: Path, odd: list[int], writer: str
+) -> None:
     """If one rank's state could not be restored, every rank's step raises and names the path; none waits, and nothing is committed."""
     result = reports(tmp_path, odd=odd, writer=writer, steps=8)
     assert [report["kind"] for report in result] == ["IncompatibleState"] * 2, result
     wrong = [rank for rank, step in enumerate(odd) if step < 8]
     assert all("model/norm" in result[rank]["error"] for rank in wrong)
     assert all(f"rank {wrong[0]}: " in report["error"] for rank, report in enumerate(result) if rank not in wrong)
-    steps = [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] if min(odd) else []
+    steps = (
+        [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] if min(odd) else []
+    )
     assert all(step < min(odd) for step in steps)

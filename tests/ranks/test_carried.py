@@ -42,7 +42,13 @@ def test_fewer_ranks_keep_their_generators() -> None:
 
 def drawn(components: dict[str, object]) -> list[float]:
     mine, also, third = components["mine"], components["also"], components["third"]
-    return [float(torch.rand((), generator=mine)), also.random(), float(third.random()), float(torch.rand(())), random.random()]  # type: ignore[attr-defined]
+    return [
+        float(torch.rand((), generator=mine)),
+        also.random(),
+        float(third.random()),
+        float(torch.rand(())),
+        random.random(),
+    ]  # type: ignore[attr-defined]
 
 
 def test_ranks_that_were_not_there_draw_other_numbers() -> None:
@@ -61,7 +67,9 @@ def test_ranks_that_were_not_there_draw_other_numbers() -> None:
         for number, name in enumerate(("mine", "also", "third")):
             seed_generator(components[name], state + number)
         carried.finish(rank, [{name: str(source % 2) for name in alike[0]} for source in range(4)])
-        assert carried.notes[-1] == "generators of ranks 2, 3 start again, from the positions of other ranks' generators"
+        assert (
+            carried.notes[-1] == "generators of ranks 2, 3 start again, from the positions of other ranks' generators"
+        )
         numbers = drawn(components)
         assert numbers_of.setdefault((state, rank), numbers) == numbers
     assert len({number for (_, rank), numbers in numbers_of.items() if rank for number in numbers}) == 3 * 5
@@ -74,12 +82,15 @@ def test_a_loader_that_the_checkpoint_lacks_is_left_unchanged() -> None:
     del root["loader"]
     result = remap_rank_state(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
     assert (
-        result.notes[1] == "loader starts its epoch again: the checkpoint has no loader of that name" and "loader" not in result.components
+        result.notes[1] == "loader starts its epoch again: the checkpoint has no loader of that name"
+        and "loader" not in result.components
     )
 
 
 @pytest.mark.parametrize(
-    "state", [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}], ids=str
+    "state",
+    [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}],
+    ids=str,
 )
 def test_an_invalid_loader_state_is_not_restored(state: object) -> None:
     """An invalid state of a loader in a hostile tree is not restored."""

@@ -16,7 +16,9 @@ from relight.comm import SingleProcess, ThreadGroup
 
 
 @pytest.mark.parametrize(("batches", "wanted"), [((5, 5), [4, 9, 14]), ((5, 6), [4, 5, 9, 11, 14])])
-def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
+def test_ranks_save_at_the_end_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]
+) -> None:
     """All ranks save at an epoch's last step without waiting. If one epoch is longer, all save at the end of either."""
     local = threading.local()
     monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
@@ -32,7 +34,12 @@ def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.M
         torch.nn.init.zeros_(model.bias)
         saved_at, step = [], 0
         with relight.Checkpointer(
-            tmp_path / "store" / "run", model=model, data=loader, save=relight.every(epochs=1), signals=False, background=False
+            tmp_path / "store" / "run",
+            model=model,
+            data=loader,
+            save=relight.every(epochs=1),
+            signals=False,
+            background=False,
         ) as ckpt:
             assert ckpt.restore() == 0
             while step < 16:

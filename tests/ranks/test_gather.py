@@ -37,7 +37,9 @@ def random_roster(rng: random.Random, world: int) -> TensorOwnership:
         dtype = rng.choice(list(DTYPES))
         shape = tuple(rng.randrange(1, 14) for _ in range(rng.randrange(4)))
         mesh = rng.randrange(-1, 2) if shape else -1
-        placements = tuple(rng.choice([REPLICATED, (rng.randrange(len(shape)), 1)]) for _ in (meshes[mesh].shape if mesh >= 0 else ()))
+        placements = tuple(
+            rng.choice([REPLICATED, (rng.randrange(len(shape)), 1)]) for _ in (meshes[mesh].shape if mesh >= 0 else ())
+        )
         entries.append(TableEntry(f"t{number}", dtype, DTYPES[dtype].itemsize, shape, "param", mesh, placements))
     return TensorOwnership([Table(meshes, tuple(entries))], [0] * world)
 
@@ -46,7 +48,11 @@ def value_of(entry: TableEntry) -> torch.Tensor:
     """Return bytes that differ between tensors and places."""
     generator = torch.Generator().manual_seed(sum(map(ord, entry.name)))
     size = prod(entry.shape) * entry.weight
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).view(DTYPES[entry.dtype]).view(entry.shape)
+    return (
+        torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        .view(DTYPES[entry.dtype])
+        .view(entry.shape)
+    )
 
 
 def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
@@ -55,12 +61,22 @@ def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
     pieces = roster.pieces(rank)
     for index, entry in enumerate(roster.tables[0].entries):
         full = value_of(entry)
-        ends = [tuple(start + size for start, size in zip(piece.at, piece.box.size, strict=True)) for piece in pieces[index]]
+        ends = [
+            tuple(start + size for start, size in zip(piece.at, piece.box.size, strict=True)) for piece in pieces[index]
+        ]
         shape = tuple(map(max, zip(*ends, strict=True))) if ends else (0,) * len(entry.shape)
         local = torch.zeros(shape if entry.shape else (), dtype=full.dtype)
         for piece in pieces[index]:
-            target = local[tuple(slice(start, start + size) for start, size in zip(piece.at, piece.box.size, strict=True))]
-            target.copy_(full[tuple(slice(start, start + size) for start, size in zip(piece.box.start, piece.box.size, strict=True))])
+            target = local[
+                tuple(slice(start, start + size) for start, size in zip(piece.at, piece.box.size, strict=True))
+            ]
+            target.copy_(
+                full[
+                    tuple(
+                        slice(start, start + size) for start, size in zip(piece.box.start, piece.box.size, strict=True)
+                    )
+                ]
+            )
         if not entry.shape:
             local.copy_(full)
         items.append(Item(entry.name, entry.dtype, entry.shape, "param", TensorSource(local)))
@@ -78,7 +94,9 @@ def test_routes_give_every_element_once_and_what_rank_0_has_from_there(seed: int
         cells: Counter[tuple[int, ...]] = Counter()
         for route in routes:
             grid = torch.zeros(entry.shape)
-            grid[tuple(slice(start, start + size) for start, size in zip(route.box.start, route.box.size, strict=True))] = 1
+            grid[
+                tuple(slice(start, start + size) for start, size in zip(route.box.start, route.box.size, strict=True))
+            ] = 1
             cells.update(map(tuple, grid.nonzero().tolist()))
         assert set(cells.values()) <= {1}
         here = {piece.box for piece in roster.pieces(0)[int(entry.name[1:])]} or {whole(entry.shape)}
@@ -145,13 +163,17 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
         desk = Rank0Exchange(world)
         if world.rank:
             items = [
-                Item(f"{n}", "float32", tuple(tensor.shape), "param", TensorSource(tensor)) for n, tensor in enumerate(local[world.rank])
+                Item(f"{n}", "float32", tuple(tensor.shape), "param", TensorSource(tensor))
+                for n, tensor in enumerate(local[world.rank])
             ]
             desk.answer_requests(
                 HeldPieces(
                     items,
                     {},
-                    [[LocalBox(Box(((world.rank - 1) * len(tensor), 0), tuple(tensor.shape)), (0, 0))] for tensor in local[world.rank]],
+                    [
+                        [LocalBox(Box(((world.rank - 1) * len(tensor), 0), tuple(tensor.shape)), (0, 0))]
+                        for tensor in local[world.rank]
+                    ],
                 )
             )
             return 0
@@ -175,7 +197,11 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
     assert total < sum(sent.values()) < 1.01 * total
     assert all(int(room[0, 0]) == 1 and int(room[-1, -1]) == 2 for room in rooms)
     # all three ranks' buffers are in this process: a room each, letters on their way, small tensors held
-    assert peak < 3 * gather.PIECE_BYTES + 2 * gather.AHEAD * gather.PIECE_BYTES + gather.SMALL_HELD_BYTES + (2 << 20) < total / 3
+    assert (
+        peak
+        < 3 * gather.PIECE_BYTES + 2 * gather.AHEAD * gather.PIECE_BYTES + gather.SMALL_HELD_BYTES + (2 << 20)
+        < total / 3
+    )
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:

@@ -29,4 +29,6 @@ def test_a_job_continues_with_as_many_ranks_and_with_others(tmp_path: Path) -> N
     assert [findings for _, findings in store.verify() if findings] == []
     tree = relight.load(tmp_path / "a")
     assert all(tree["optimizer"]["masters"][name].shape == parameter.shape for name, parameter in tree["model"].items())
-    assert all(tree["optimizer"]["masters"][name].bfloat16().equal(parameter) for name, parameter in tree["model"].items())
+    assert all(
+        tree["optimizer"]["masters"][name].bfloat16().equal(parameter) for name, parameter in tree["model"].items()
+    )

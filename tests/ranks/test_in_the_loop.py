@@ -81,7 +81,9 @@ def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
     on_ranks(2, rank)
 
 
-def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(
+    tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without agreement no save is possible, so no rank waits for one."""
     ended: list[str | None] = []
     monkeypatch.setattr(SignalHandlers, "end", lambda self: ended.append(self.pending))
@@ -111,7 +113,9 @@ def test_no_rank_waits_for_a_part_that_fails_in_the_trainer(
             raise RuntimeError("cannot be read")
         copy_now(self, *arguments)
 
-    def touched(self: Snapshot, marks: Any, base: int, on_complete: Callable[[list[str]], None], on_copied: Any = None) -> None:
+    def touched(
+        self: Snapshot, marks: Any, base: int, on_complete: Callable[[list[str]], None], on_copied: Any = None
+    ) -> None:
         fails = getattr(local, "fails", False)
         begin(self, marks, base, (lambda found: on_complete(["model/weight"])) if fails else on_complete, on_copied)
 

@@ -15,7 +15,9 @@ from relight.comm import SingleProcess, ThreadGroup
 STEPS = 30
 
 
-def test_training_continues_while_the_commit_waits_for_a_late_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_while_the_commit_waits_for_a_late_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 1 has 6 MB of its own and writes them at 2 MB/s. Both ranks finish further steps before the checkpoint is there; then it is whole."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     local = threading.local()
@@ -29,9 +31,14 @@ def test_training_continues_while_the_commit_waits_for_a_late_part(tmp_path: Pat
         torch.nn.init.ones_(model.weight)
         torch.nn.init.ones_(model.bias)
         with relight.Checkpointer(
-            tmp_path / "store" / "run", model=model, buffer=own[world.rank], per_rank=["buffer"], save=None, signals=False,
+            tmp_path / "store" / "run",
+            model=model,
+            buffer=own[world.rank],
+            per_rank=["buffer"],
+            save=None,
+            signals=False,
             limits=relight.Limits(bytes_per_second=2e6, deadline_s=60),
-        ) as ckpt:  # fmt: skip
+        ) as ckpt:
             ckpt.restore()
             save = ckpt.save(0, block=False)
             for step in range(1, STEPS):

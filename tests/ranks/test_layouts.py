@@ -51,7 +51,9 @@ def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
     plan = [["restore", layout, f"{saved}/{name}", {}] for layout, name in pairs]
     reports: list[list[dict[str, Any]]] = [[] for _ in range(world)]
     for begin in range(0, len(plan), AT_ONCE):
-        for known, more in zip(reports, run("layouts.py", world, [json.dumps(plan[begin : begin + AT_ONCE])]), strict=True):
+        for known, more in zip(
+            reports, run("layouts.py", world, [json.dumps(plan[begin : begin + AT_ONCE])]), strict=True
+        ):
             known += more
     for rank in range(world):
         assert len(reports[rank]) == len(plan)
@@ -86,7 +88,10 @@ def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> N
 @pytest.mark.parametrize("name", [name for name in ALL if name != "plain-1"])
 def test_whatever_the_layout_a_diff_finds_nothing_but_the_layout(saved: Path, name: str) -> None:
     """Tensors are compared in slabs of a few elements, put together from pieces on both sides."""
-    first, second = (run.open(run.history().live[-1]) for run in (relight.open(saved / "plain-1").run(), relight.open(saved / name).run()))
+    first, second = (
+        run.open(run.history().live[-1])
+        for run in (relight.open(saved / "plain-1").run(), relight.open(saved / name).run())
+    )
     result = diff(first, second, only=["model"], slab_bytes=64)
     assert result.tensors and all(tensor.state == "same" for tensor in result.tensors), [
         tensor for tensor in result.tensors if tensor.state != "same"

@@ -55,10 +55,14 @@ def test_every_rank_restores_what_one_wrote_and_what_all_wrote(store: Path) -> N
                 ranks_saved = int(report["run"].rsplit("-", 1)[1])
                 assert (report["wrong"], report["start"], report["own"]) == ([], 5, number % ranks_saved), report
     assert restores == 2 * 1 + 4 * 3 + 3 * 6
-    assert [report["ids"] for report in result[2] if "ids" in report] == [report["ids"] for report in result[5] if "ids" in report]
+    assert [report["ids"] for report in result[2] if "ids" in report] == [
+        report["ids"] for report in result[5] if "ids" in report
+    ]
 
 
-@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "flat-2", "stepped_apart-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"])
+@pytest.mark.parametrize(
+    "name", ["ddp-2", "fsdp-2", "flat-2", "stepped_apart-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"]
+)
 def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
     """Rank 0 writes one part and one pack.
 
@@ -73,7 +77,11 @@ def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
         assert torch.equal(tree["model"][key], value), key
     assert tree["optimizer"]["groups"] == expected["optimizer"]["groups"]
     newest = store / name / relight.open(run_url).latest().body.dir
-    assert sorted(path.name for path in newest.iterdir()) == ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"]
+    assert sorted(path.name for path in newest.iterdir()) == [
+        "pack-00000-000.safetensors",
+        "part-00000.msgpack",
+        "root.json",
+    ]
     plain = safetensors.torch.load_file(newest / "pack-00000-000.safetensors")
     assert all(torch.equal(plain[f"model/{key}"], value) for key, value in expected["model"].items())
     for command in (["ls"], ["show", "--stats"], ["verify"]):
@@ -90,7 +98,12 @@ def test_a_killed_job_resumes_to_the_bit(tmp_path: Path) -> None:
     Each rank's generator resumes.
     """
     plan = {"layout": "fsdp", "run": str(tmp_path / "store" / "run"), "writer": "rank 0", "every": 4}
-    first = Job("training.py", 2, [json.dumps({**plan, "steps": 9, "kill": [1, 7, "SIGKILL"], "wait": True})], RELIGHT_BACKGROUND="1")
+    first = Job(
+        "training.py",
+        2,
+        [json.dumps({**plan, "steps": 9, "kill": [1, 7, "SIGKILL"], "wait": True})],
+        RELIGHT_BACKGROUND="1",
+    )
     try:
         first.ranks[1].wait(250)
         first.ranks[0].kill()
@@ -117,9 +130,14 @@ def test_a_rank_that_dies_while_it_gives_is_named_and_the_last_checkpoint_stays(
         assert job.wait(250) == [0, -signal.SIGKILL, 0], job.output(0) + job.output(2)
         for rank in (0, 2):
             saved = [report for report in job.reports(rank) if "saved" in report]
-            assert saved == [{"saved": 1, "error": None, "late": []}, {"saved": 3, "error": "late_ranks", "late": [1]}], job.output(rank)
+            assert saved == [
+                {"saved": 1, "error": None, "late": []},
+                {"saved": 3, "error": "late_ranks", "late": [1]},
+            ], job.output(rank)
     finally:
         job.close()
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]
     assert set(relight.load(tmp_path / "store" / "run")) == {"model", "optimizer", "scheduler", "rng"}
-    assert len([path for path in (tmp_path / "store" / "run").iterdir() if path.is_dir()]) == 2, "the log, and one checkpoint"
+    assert len([path for path in (tmp_path / "store" / "run").iterdir() if path.is_dir()]) == 2, (
+        "the log, and one checkpoint"
+    )

@@ -22,7 +22,11 @@ from relight.store import LocalStore
 
 MODES = {
     f"{name}, {'background' if background else 'foreground'}": (size, options, background)
-    for name, size, options in (("one rank", 1, {}), ("several ranks", 2, {}), ("rank 0 writes", 2, {"writer": "rank 0"}))
+    for name, size, options in (
+        ("one rank", 1, {}),
+        ("several ranks", 2, {}),
+        ("rank 0 writes", 2, {"writer": "rank 0"}),
+    )
     for background in (True, False)
 }
 Run = Callable[..., list[Any]]
@@ -37,14 +41,22 @@ def train_fixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
 
-    def run(action: Callable[[relight.Checkpointer, torch.nn.Module], Any], elements: int = 1000, **options: Any) -> list[Any]:
+    def run(
+        action: Callable[[relight.Checkpointer, torch.nn.Module], Any], elements: int = 1000, **options: Any
+    ) -> list[Any]:
         def one(world: ThreadGroup) -> Any:
             local.world = world if size > 1 else SingleProcess()
             model = torch.nn.Module()
             model.frozen = torch.nn.Parameter(torch.arange(float(elements)), requires_grad=False)
             model.weight = torch.nn.Parameter(torch.zeros(elements))
-            given = {"limits": relight.Limits(deadline_s=60, when_busy="queue"), "save": relight.every(steps=2), **options}
-            with relight.Checkpointer(tmp_path / "s" / "run", model=model, signals=False, background=background, **fixed, **given) as ckpt:
+            given = {
+                "limits": relight.Limits(deadline_s=60, when_busy="queue"),
+                "save": relight.every(steps=2),
+                **options,
+            }
+            with relight.Checkpointer(
+                tmp_path / "s" / "run", model=model, signals=False, background=background, **fixed, **given
+            ) as ckpt:
                 return action(ckpt, model)
 
         return ThreadGroup.run(size, one, 60.0)
@@ -69,7 +81,13 @@ def saved_steps(tmp_path: Path) -> list[int]:
 
 def test_saves_retention_metadata_and_storage(train: Run, tmp_path: Path) -> None:
     """Every due save is made, the rules keep what they name, metadata is stored, and what did not change is stored once."""
-    train(steps_of, keep=relight.keep(last=3, every=6), metadata={"owner": "me"}, compact=relight.Compact(), elements=300_000)
+    train(
+        steps_of,
+        keep=relight.keep(last=3, every=6),
+        metadata={"owner": "me"},
+        compact=relight.Compact(),
+        elements=300_000,
+    )
     assert saved_steps(tmp_path) == [1, 5, 7, 9], "the first stays: its frozen tensor is needed"
     run = StoredRun(LocalStore(str(tmp_path / "s")), "run")
     last = run.history().live[-1]
@@ -153,7 +171,11 @@ def test_a_best_value_is_in_the_checkpoint_that_it_made_due(train: Run, tmp_path
     train(validated, save=relight.best("val_loss"), keep=relight.keep(last=20))
     history = StoredRun(LocalStore(str(tmp_path / "s")), "run").history()
     later = 0 if train.ranks == 1 else 1  # type: ignore[attr-defined]
-    assert [(saved.step - later, saved.body.metrics["val_loss"]) for saved in history.live[:-1]] == [(2, 5.0), (5, 4.0), (11, 3.0)]
+    assert [(saved.step - later, saved.body.metrics["val_loss"]) for saved in history.live[:-1]] == [
+        (2, 5.0),
+        (5, 4.0),
+        (11, 3.0),
+    ]
 
 
 def test_the_end_reports_a_last_step_that_is_not_yet_stored(train: Run, tmp_path: Path) -> None:
@@ -181,8 +203,12 @@ def test_an_optimizer_stays_with_its_module(named: str) -> None:
     model = torch.nn.Linear(2, 2)
     components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
     ranks = SeveralRanks(SingleProcess(), [named], 1.0)
-    with pytest.raises(relight.ConfigError, match=r"separates optimizer 'optimizer' from the module that it trains, 'model'") as error:
+    with pytest.raises(
+        relight.ConfigError, match=r"separates optimizer 'optimizer' from the module that it trains, 'model'"
+    ) as error:
         ranks.check_split(components)
     assert error.value.hint == "name both or neither: per_rank=['model', 'optimizer']"
     SeveralRanks(SingleProcess(), ["model", "optimizer"], 1.0).check_split(components)
-    SeveralRanks(SingleProcess(), [named], 1.0).check_split({**components, "optimizer": torch.optim.SGD(model.named_parameters(), 0.1)})
+    SeveralRanks(SingleProcess(), [named], 1.0).check_split(
+        {**components, "optimizer": torch.optim.SGD(model.named_parameters(), 0.1)}
+    )

@@ -48,7 +48,9 @@ def lose(url: str, nodes: set[int], world: int) -> None:
     ],
     ids=["two of four, parity", "one of three, fewer ranks then", "one of two, a copy, more ranks then"],
 )
-def test_lost_nodes_are_restored_from_the_others(url: str, world: int, peers: relight.Peers, lost: set[int], then: int) -> None:
+def test_lost_nodes_are_restored_from_the_others(
+    url: str, world: int, peers: relight.Peers, lost: set[int], then: int
+) -> None:
     """After the loss of agents, memory and packs every rank restores the last save bit-exactly from its peers'
     memory."""
     saves = protected_ranks.job(url, world, peers, 2)
@@ -97,14 +99,18 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
     ):
         refuses(ConfigError, lambda options=options: relight.Peers(**options))
     copies = relight.Peers(copies=1)
-    refuses(ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers=copies, background=False))
+    refuses(
+        ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers=copies, background=False)
+    )
     refuses(ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers="one"))  # type: ignore[arg-type]
 
 
 def test_one_rank_has_no_peers(tmp_path: Path) -> None:
     """A single rank with ``peers=`` emits ``peers.failed`` and trains on."""
     before = relight.observe.counters["peers.failed"]
-    with relight.Checkpointer(tmp_path / "run", x=torch.ones(3), peers=relight.Peers(copies=1), background=True) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", x=torch.ones(3), peers=relight.Peers(copies=1), background=True
+    ) as ckpt:
         ckpt.restore()
         ckpt.save(0)
     assert relight.observe.counters["peers.failed"] == before + 1

@@ -50,7 +50,11 @@ def make(path: Path, rank: int, value: float, **options: Any) -> relight.Checkpo
     model = torch.nn.Linear(5, 5)
     with torch.no_grad():
         model.weight.fill_(value)
-    both = {"array": np.full((4, 3), value), "scalar": np.float32(value), "half": torch.full((3,), value, dtype=torch.bfloat16)}
+    both = {
+        "array": np.full((4, 3), value),
+        "scalar": np.float32(value),
+        "half": torch.full((3,), value, dtype=torch.bfloat16),
+    }
     own = {
         "array": np.full(7, value + rank, dtype=np.int16),
         "large": torch.full((300, 1000), value + rank),
@@ -63,7 +67,12 @@ def make(path: Path, rank: int, value: float, **options: Any) -> relight.Checkpo
 
 def held(ckpt: relight.Checkpointer) -> tuple[float, float, int]:
     own, both = ckpt["own"], ckpt["both"]
-    assert float(both["array"][3, 2]) == float(both["scalar"]) == float(both["half"][0]) == float(own["array"][-1]) - own["number"]
+    assert (
+        float(both["array"][3, 2])
+        == float(both["scalar"])
+        == float(both["half"][0])
+        == float(own["array"][-1]) - own["number"]
+    )
     return float(ckpt["model"].weight.detach()[0, 0]), float(own["large"][-1, -1]), own["number"]
 
 
@@ -195,7 +204,11 @@ def test_a_full_disk_is_reported_to_all_and_the_next_save_is_made(
             full[0] = False
         second = ckpt.save(1)
         ckpt.close(save=False)
-        return [first.error.kind if first.error else None, second.error.kind if second.error else None, first.error.what]  # type: ignore[union-attr]
+        return [
+            first.error.kind if first.error else None,
+            second.error.kind if second.error else None,
+            first.error.what,
+        ]  # type: ignore[union-attr]
 
     results = on_ranks(save)
     assert [result[:2] for result in results] == [["no_space", None]] * SIZE
@@ -254,7 +267,9 @@ def test_a_lost_rank_costs_only_the_save(tmp_path: Path, on_ranks: Callable[...,
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()] == [0]
 
 
-def test_a_tensor_without_elements_that_rank_0_does_not_hold(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_tensor_without_elements_that_rank_0_does_not_hold(
+    tmp_path: Path, on_ranks: Callable[..., list[Any]]
+) -> None:
     """An empty tensor of another rank needs no request, also next to small tensors."""
 
     def save(rank: int) -> None:
@@ -270,7 +285,11 @@ def test_a_tensor_without_elements_that_rank_0_does_not_hold(tmp_path: Path, on_
 
     on_ranks(save)
     model_of_run = relight.load(tmp_path / "s" / "run")["model"]
-    assert model_of_run["none"].shape == (0, 4) and bool(model_of_run["one"] == 1) and model_of_run["more.weight"].shape == (2, 2)
+    assert (
+        model_of_run["none"].shape == (0, 4)
+        and bool(model_of_run["one"] == 1)
+        and model_of_run["more.weight"].shape == (2, 2)
+    )
 
 
 def test_ranks_must_be_given_the_same_writer(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
@@ -295,7 +314,9 @@ def test_alone_it_means_nothing(tmp_path: Path) -> None:
     assert set(relight.load(tmp_path / "s" / "run")) == {"x", "rng"}
 
 
-def test_a_part_that_does_not_hold_what_each_rank_had_is_refused(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_part_that_does_not_hold_what_each_rank_had_is_refused(
+    tmp_path: Path, on_ranks: Callable[..., list[Any]]
+) -> None:
     """A root with another count of ranks than its tree is refused.
 
     A value that no job writes is a user's metadata and is ignored.

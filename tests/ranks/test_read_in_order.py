@@ -33,7 +33,11 @@ def test_a_commit_between_the_reads_of_two_ranks_is_no_error(tmp_path: Path, mon
     now. Here it waits, and a checkpoint is committed right before its read.
     """
     save(tmp_path / "run", 1)
-    stores, other_has_read, both = [LocalStore(tmp_path) for _ in range(2)], threading.Event(), ThreadGroup.create(2, 30.0)
+    stores, other_has_read, both = (
+        [LocalStore(tmp_path) for _ in range(2)],
+        threading.Event(),
+        ThreadGroup.create(2, 30.0),
+    )
 
     class Timed(Log):
         def read(self, *words: Any) -> Any:

@@ -36,7 +36,11 @@ def test_two_ranks_read_the_state_once(store: Path) -> None:
     """Rows are read as columns, and replicas are read. Without a shared read each rank reads the whole state."""
     cold = {**SIZE, "cold": True}
     plan = [["save", layout, f"{store}/{layout}", SIZE] for layout in ("rows", "ddp", "fsdp")]
-    plan += [["load", "columns", f"{store}/rows", cold], ["load", "ddp", f"{store}/ddp", cold], ["load", "rows", f"{store}/rows", cold]]
+    plan += [
+        ["load", "columns", f"{store}/rows", cold],
+        ["load", "ddp", f"{store}/ddp", cold],
+        ["load", "rows", f"{store}/rows", cold],
+    ]
     plan += [["load", "columns", f"{store}/rows", {**cold, "alone": True}]]
     reports = run("reading.py", 2, [json.dumps(plan)])
     for number in (3, 4, 5):
@@ -46,7 +50,10 @@ def test_two_ranks_read_the_state_once(store: Path) -> None:
 
 def test_three_ranks_read_what_two_saved_once(store: Path) -> None:
     """Three ranks read ``fully_shard`` pieces of two. If one rank detects damage, all skip the checkpoint."""
-    plan = [["load", "fsdp", f"{store}/fsdp", {**SIZE, "cold": True}], ["save", "ddp", f"{store}/hurt", {**SIZE, "damage": True}]]
+    plan = [
+        ["load", "fsdp", f"{store}/fsdp", {**SIZE, "cold": True}],
+        ["save", "ddp", f"{store}/hurt", {**SIZE, "damage": True}],
+    ]
     plan += [["load", "ddp", f"{store}/hurt", SIZE]]
     reports = run("reading.py", 3, [json.dumps(plan)])
     check(reports, 0)
@@ -57,7 +64,11 @@ def test_four_ranks_read_the_state_once(store: Path) -> None:
     """Four ranks read columns of saved rows, replicas, and shards of a checkpoint of one process."""
     reading.save("plain", f"{store}/plain", **SIZE)
     cold = {**SIZE, "cold": True}
-    plan = [["load", "columns", f"{store}/rows", cold], ["load", "ddp", f"{store}/ddp", cold], ["load", "fsdp", f"{store}/plain", cold]]
+    plan = [
+        ["load", "columns", f"{store}/rows", cold],
+        ["load", "ddp", f"{store}/ddp", cold],
+        ["load", "fsdp", f"{store}/plain", cold],
+    ]
     reports = run("reading.py", 4, [json.dumps(plan)])
     for number in range(3):
         check(reports, number)

@@ -42,7 +42,9 @@ def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32)
     return model
 
 
-def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False, dtype: torch.dtype = torch.float32) -> list[str]:
+def suspects(
+    world: int, odd: dict[int, str], saves: int = 1, late: bool = False, dtype: torch.dtype = torch.float32
+) -> list[str]:
     """Return the message of each capture. ``late``: the bit flips after the first."""
 
     def rank(world_: ThreadGroup) -> list[str]:
@@ -83,7 +85,10 @@ def test_two_ranks_have_no_majority() -> None:
 
 def test_what_changes_later_is_found_in_turns() -> None:
     """Small states are compared completely at each save."""
-    assert suspects(3, {2: "0.weight"}, saves=3, late=True) == ["", *["model/0.weight on rank 2 is not what it is on 0, 1"] * 2]
+    assert suspects(3, {2: "0.weight"}, saves=3, late=True) == [
+        "",
+        *["model/0.weight on rank 2 is not what it is on 0, 1"] * 2,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,7 +102,10 @@ def test_sums_see_any_single_change(seed: int) -> None:
         before = sum_of(TensorSource(data), 0, len(data)), sum_of(TensorSource(data), begin, len(data))
         place = rng.randrange(cut, len(data))
         data[place] ^= 1 << rng.randrange(8)
-        assert sum_of(TensorSource(data), 0, len(data)) != before[0] and sum_of(TensorSource(data), begin, len(data)) != before[1]
+        assert (
+            sum_of(TensorSource(data), 0, len(data)) != before[0]
+            and sum_of(TensorSource(data), begin, len(data)) != before[1]
+        )
 
 
 def test_sums_are_of_the_bytes_in_any_layout() -> None:
@@ -105,7 +113,11 @@ def test_sums_are_of_the_bytes_in_any_layout() -> None:
     data = torch.arange(1009, dtype=torch.int16)
     wide = torch.arange(1000, dtype=torch.float32).view(10, 100)
     odd = torch.cat([torch.zeros(3, dtype=torch.int16), data])[3:]
-    assert sum_of(TensorSource(odd), 16, 2018) == sum_of(TensorSource(data), 16, 2018) == sum_of(Bytes(data.numpy().tobytes()), 16, 2018)
+    assert (
+        sum_of(TensorSource(odd), 16, 2018)
+        == sum_of(TensorSource(data), 16, 2018)
+        == sum_of(Bytes(data.numpy().tobytes()), 16, 2018)
+    )
     assert sum_of(TensorSource(wide.t()), 0, 4000) == sum_of(TensorSource(wide.t().contiguous()), 0, 4000)
 
 
@@ -127,10 +139,18 @@ def test_a_suspect_checkpoint_is_marked_and_skipped(tmp_path: Path) -> None:
             model = model_of(one.rank, {1: "0.bias"} if step else {})
             state = ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
             place = attempt.place
-            mine = Attempt(CommitTarget(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch))
+            mine = Attempt(
+                CommitTarget(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch)
+            )
             made = mine.save(
-                SaveRequest(SaveInfo(step=step, components=state.kinds, user={SUSPECT: ranks.suspect} if ranks.suspect else {}), tree=encode_tree(state.tree), items=state.items, id=ranks.id_of(place), seat=ranks.seat)
-            ).id  # fmt: skip
+                SaveRequest(
+                    SaveInfo(step=step, components=state.kinds, user={SUSPECT: ranks.suspect} if ranks.suspect else {}),
+                    tree=encode_tree(state.tree),
+                    items=state.items,
+                    id=ranks.id_of(place),
+                    seat=ranks.seat,
+                )
+            ).id
         return made
 
     newest = ThreadGroup.run(3, rank)[0]
@@ -148,4 +168,6 @@ def test_a_suspect_checkpoint_is_marked_and_skipped(tmp_path: Path) -> None:
 
 def printed(*arguments: str) -> str:
     """Run a command and return its output."""
-    return subprocess.run([sys.executable, "-m", "relight", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "relight", *arguments], capture_output=True, text=True, check=True, timeout=60
+    ).stdout

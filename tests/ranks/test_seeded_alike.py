@@ -20,7 +20,9 @@ def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "stor
     """Start a job and return the numbers that each rank drew."""
     return [
         reports[0]
-        for reports in run("seeding.py", world, [json.dumps({"run": f"{tmp_path / name}/run", "alike": alike, "writer": writer})])
+        for reports in run(
+            "seeding.py", world, [json.dumps({"run": f"{tmp_path / name}/run", "alike": alike, "writer": writer})]
+        )
     ]
 
 
@@ -35,7 +37,11 @@ def test_ranks_that_share_a_layer_draw_alike_after_a_restart(tmp_path: Path, wri
         assert [report["start"] for report in reports] == [number] * world
         for name in ("torch", "mine"):
             groups = [{report[name] for report in reports[first : first + alike]} for first in range(0, world, alike)]
-            assert all(len(group) == 1 for group in groups) and len(set.union(*groups)) == len(groups), (number, name, reports)
+            assert all(len(group) == 1 for group in groups) and len(set.union(*groups)) == len(groups), (
+                number,
+                name,
+                reports,
+            )
             seen[name] += [next(iter(group)) for group in groups]
         assert len({report["python"] for report in reports}) == world
         seen["python"] += [report["python"] for report in reports]
@@ -47,7 +53,12 @@ def test_ranks_of_the_old_world_continue_and_new_ones_are_seeded() -> None:
     """Each generator is treated separately: ranks 0 and 1, and 2 and 3, share torch's seed, and Python's seed differs
     on all."""
     alike = [{"torch": "ab"[rank // 2], "python": str(rank)} for rank in range(4)]
-    assert sources(alike, 2) == [{"torch": 0, "python": 0}, {"torch": 0, "python": 1}, {"torch": 0, "python": 0}, {"torch": 0, "python": 1}]
+    assert sources(alike, 2) == [
+        {"torch": 0, "python": 0},
+        {"torch": 0, "python": 1},
+        {"torch": 0, "python": 0},
+        {"torch": 0, "python": 1},
+    ]
     now = [{"torch": "x", "python": "yz"[rank % 2]} for rank in range(4)]
     assert reseed_plan(alike, now) == [{}, {}, {"torch": 2, "python": 2}, {"torch": 2, "python": 3}]
     assert [source["torch"] for source in sources(alike, 3)][2:] == [2, 2]

@@ -76,7 +76,10 @@ def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
         "pause_s": 0.05,
     }
     broken = Job(
-        "training.py", 2, [json.dumps({**options, "steps": 14, "kill": [1, 9, "SIGKILL"], "deadline_s": 5.0})], RELIGHT_BACKGROUND="1"
+        "training.py",
+        2,
+        [json.dumps({**options, "steps": 14, "kill": [1, 9, "SIGKILL"], "deadline_s": 5.0})],
+        RELIGHT_BACKGROUND="1",
     )
     lose(broken)
     again = train(2, True, **options, steps=14)
@@ -118,9 +121,20 @@ def test_a_restarted_job_restores_from_this_nodes_memory(tmp_path: Path, again: 
 def test_a_signal_to_one_rank_ends_all_of_them_after_a_save(tmp_path: Path) -> None:
     """SIGTERM on rank 1 alone: every rank ends by it, at the same step, which was saved."""
     job = Job(
-        "training.py", 2, [json.dumps({"layout": "ddp", "run": str(tmp_path / "store" / "run"), "steps": 50, "every": 1000,
-                                       "kill": [1, 5, "SIGTERM"]})],
-    )  # fmt: skip
+        "training.py",
+        2,
+        [
+            json.dumps(
+                {
+                    "layout": "ddp",
+                    "run": str(tmp_path / "store" / "run"),
+                    "steps": 50,
+                    "every": 1000,
+                    "kill": [1, 5, "SIGTERM"],
+                }
+            )
+        ],
+    )
     try:
         assert job.wait(120) == [-signal.SIGTERM] * 2, job.output(0) + job.output(1)
         last = [max(losses(job.reports(rank))) for rank in range(2)]

@@ -87,7 +87,9 @@ def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
     def rank(world: ThreadGroup) -> list[int]:
         ranks = SeveralRanks(world, (), 5.0)
         busy = [world.rank == 1 and 3 <= step < 9 for step in range(14)]
-        return [step for step in range(14) if ranks.agree_on_save(facts(step), relight.every(steps=4), None, busy[step])]
+        return [
+            step for step in range(14) if ranks.agree_on_save(facts(step), relight.every(steps=4), None, busy[step])
+        ]
 
     assert ThreadGroup.run(2, rank) == [[3, 10, 11]] * 2
     assert counters["save.coalesced"] > before
@@ -102,7 +104,9 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
         ranks, free_at, saves = SeveralRanks(world, (), 5.0), 0, []
         for step in range(8):
             free = 1 if world.rank == 0 or step >= free_at else 0
-            reason = ranks.agree_on_save(facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1)
+            reason = ranks.agree_on_save(
+                facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1
+            )
             if reason:
                 assert free, "a save that would have to wait"
                 free_at = step + 3
@@ -154,7 +158,9 @@ def test_an_adaptive_schedule_of_rank_0_is_that_of_all_ranks() -> None:
         saved, last_s = [], 0.0
         for step in range(20):
             interval_s = (4.0 if step < 10 else 2.0) if world.rank == 0 else None
-            if ranks.agree_on_save(TriggerInput(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False):
+            if ranks.agree_on_save(
+                TriggerInput(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False
+            ):
                 saved.append(step)
                 last_s = float(step)
         return saved

@@ -82,7 +82,10 @@ def main() -> None:
             with contextlib.suppress(relight.RelightError):
                 save.wait(60)
             error = save.error
-            print(json.dumps({"saved": step, "error": error and error.kind, "late": list(getattr(error, "ranks", ()))}), flush=True)
+            print(
+                json.dumps({"saved": step, "error": error and error.kind, "late": list(getattr(error, "ranks", ()))}),
+                flush=True,
+            )
         time.sleep(options.get("pause_s", 0.0))
     ckpt.close()
     print(json.dumps({"end": True}), flush=True)

@@ -53,7 +53,9 @@ def test_a_period_without_any_checkpoint_keeps_the_last_one_before_it() -> None:
         801: "every 400 steps: after 802 steps in place of 800",
         802: "newest, newest verified, last 1: number 1",
     }
-    assert [verdict.step for verdict in decide_keep(keep(last=1, every=400), candidates(100, 398, 700)) if verdict.keep] == [700]
+    assert [
+        verdict.step for verdict in decide_keep(keep(last=1, every=400), candidates(100, 398, 700)) if verdict.keep
+    ] == [700]
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -86,7 +88,11 @@ def test_a_period_never_loses_its_checkpoint(steps: list[int], every: int) -> No
 def test_damage_passes_the_milestone_on() -> None:
     """A damaged checkpoint stands for no multiple: the next one of the period does."""
     first, second, newest = candidates(399, 450, 500)
-    kept = {v.step: v.reason for v in decide_keep(keep(last=1, every=400), [replace(first, verified=False), second, newest]) if v.keep}
+    kept = {
+        v.step: v.reason
+        for v in decide_keep(keep(last=1, every=400), [replace(first, verified=False), second, newest])
+        if v.keep
+    }
     assert kept[450] == "every 400 steps: after 451 steps in place of 400" and 399 not in kept
 
 
@@ -114,4 +120,6 @@ def test_a_plan_of_a_real_run_names_the_substitute() -> None:
     _, ids, _ = saves(store, 2, 4, 7, 9)
     plan = plan_prune(store, "run", keep(last=1, every=4))
     assert plan.going == [ids[0]]
-    assert {verdict.id: verdict.reason for verdict in plan.verdicts}[ids[1]] == "every 4 steps: after 5 steps in place of 4"
+    assert {verdict.id: verdict.reason for verdict in plan.verdicts}[
+        ids[1]
+    ] == "every 4 steps: after 5 steps in place of 4"

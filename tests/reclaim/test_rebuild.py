@@ -20,7 +20,16 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, 
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
 from relight.policy import keep
-from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep, recall, sweep_recallable
+from relight.reclaim import (
+    execute,
+    execute_rebuild,
+    execute_sweep,
+    plan_prune,
+    plan_rebuild,
+    plan_sweep,
+    recall,
+    sweep_recallable,
+)
 from relight.restore.result import begun_history
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import state_of
@@ -36,7 +45,9 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def save(attempt: Attempt, step: int, parent: str | None, **more: object) -> str:
     state = state_of(f"life/{step}")
     request = SaveRequest(
-        SaveInfo(step=step, parents=[parent] if parent else [], metrics={"loss": 1.0 / (step + 1)}), tree=state.tree, items=state.items
+        SaveInfo(step=step, parents=[parent] if parent else [], metrics={"loss": 1.0 / (step + 1)}),
+        tree=state.tree,
+        items=state.items,
     )
     return attempt.save(request).id
 
@@ -62,8 +73,11 @@ def test_a_missing_log_stops_a_start_and_nothing_is_swept(tmp_path: Path) -> Non
     before = sorted(str(path) for path in tmp_path.glob("run/0*/*"))
     shutil.rmtree(tmp_path / "run" / "log")
     for act in (
-        lambda: Attempt.begin(store, "run"), lambda: Log(store, "run").read(), lambda: plan_sweep(store, "run"), lambda: Log(store, "run").start(),
-    ):  # fmt: skip
+        lambda: Attempt.begin(store, "run"),
+        lambda: Log(store, "run").read(),
+        lambda: plan_sweep(store, "run"),
+        lambda: Log(store, "run").start(),
+    ):
         with pytest.raises(CorruptCheckpoint, match="log is missing, and 8 checkpoint directories are there") as caught:
             act()
         assert "relight recover" in caught.value.hint
@@ -71,7 +85,9 @@ def test_a_missing_log_stops_a_start_and_nothing_is_swept(tmp_path: Path) -> Non
     assert sorted(str(path) for path in tmp_path.glob("run/0*/*")) == before
 
 
-def test_a_new_run_that_another_process_makes_at_this_moment_is_no_lost_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_that_another_process_makes_at_this_moment_is_no_lost_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that saw an empty log, and then the first checkpoint directory of another process, reads the log again."""
     store = open_bytes(tmp_path)
     late, calls = Log(store, "run"), itertools.count()
@@ -102,7 +118,10 @@ def test_a_rebuilt_log_lists_every_whole_checkpoint_again(tmp_path: Path, store_
     assert [checkpoint.body for checkpoint in history.live] == [checkpoint.body for checkpoint in before]
     assert [checkpoint.epoch for checkpoint in history.live] == [checkpoint.epoch for checkpoint in before]
     assert not view.faults
-    assert {record.body.topic for record in view.records if isinstance(record.body, NoteBody)} == {"rebuilding", "rebuilt"}
+    assert {record.body.topic for record in view.records if isinstance(record.body, NoteBody)} == {
+        "rebuilding",
+        "rebuilt",
+    }
     assert all(record.body.reason == "rebuilt" for record in view.records if isinstance(record.body, FenceBody))
     assert not [finding for checkpoint in history.live for finding in verify_checkpoint(store, view, checkpoint)]
     save(Attempt.begin(store, "run"), 8, ids[-1])
@@ -151,7 +170,9 @@ def test_a_log_that_lost_its_newest_records_is_refused_and_completed(tmp_path: P
         assert live(copy) == ids
 
 
-def test_a_record_that_cannot_be_read_for_a_moment_hides_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_read_for_a_moment_hides_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log is read again before it counts as incomplete: one failed read would hide a loss."""
     store, _ = run_of(tmp_path, saves=2)
     for seq in range(4, 7):  # the second attempt's
@@ -195,9 +216,10 @@ def test_a_tool_appends_nothing_to_a_log_that_lost_its_newest_records(tmp_path: 
         record.unlink()
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     for act in (
-        lambda: execute(plan_prune(store, "run", keep(last=1)), store), lambda: sweep_recallable(store, "run", ids[:2]),
+        lambda: execute(plan_prune(store, "run", keep(last=1)), store),
+        lambda: sweep_recallable(store, "run", ids[:2]),
         lambda: recall(store, "run", ids[:1]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing") as caught:
             act()
         assert "relight recover" in caught.value.hint
@@ -213,10 +235,11 @@ def test_readers_and_copies_refuse_a_log_that_lost_its_newest_records(tmp_path: 
     copy = open_bytes(tmp_path / "b")
     model = torch.nn.Linear(1, 1)
     for act in (
-        lambda: relight.load(tmp_path / "a" / "run"), lambda: relight.load(tmp_path / "a" / "run", "best:loss"),
+        lambda: relight.load(tmp_path / "a" / "run"),
+        lambda: relight.load(tmp_path / "a" / "run", "best:loss"),
         lambda: plan_copy(Run(store, "run"), Run(store, "run").history().live, copy, "run"),
         lambda: relight.Checkpointer(tmp_path / "a" / "run", model=model, background=False).restore(),
-    ):  # fmt: skip
+    ):
         with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
             act()
     findings = verify_log(store, Log(store, "run").read())

@@ -41,7 +41,9 @@ def live(store: LocalStore) -> list[str]:
 
 def prune(store: LocalStore, attempt: Attempt, undo: str | None = "2h") -> list[str]:
     log = attempt.place.log
-    return execute(plan_prune(store, "run", keep(last=1, undo_window=undo), log=log), store, epoch=attempt.epoch, log=log).retired
+    return execute(
+        plan_prune(store, "run", keep(last=1, undo_window=undo), log=log), store, epoch=attempt.epoch, log=log
+    ).retired
 
 
 def directory(store: LocalStore, one: str) -> list[Path]:

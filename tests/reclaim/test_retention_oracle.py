@@ -29,7 +29,9 @@ METRICS = st.sampled_from([0.0, 1.0, 1.5, -2.0, math.nan, math.inf, -math.inf])
 EXAMPLES = int(os.environ.get("EXAMPLES", "600"))
 """``make oracle`` asks for more."""
 YEAR_2026 = 1_767_225_600
-TIMES = st.one_of(st.integers(-400, 400).map(lambda hours: YEAR_2026 + 1800 * hours), st.integers(0, 4 * YEAR_2026)).map(float)
+TIMES = st.one_of(
+    st.integers(-400, 400).map(lambda hours: YEAR_2026 + 1800 * hours), st.integers(0, 4 * YEAR_2026)
+).map(float)
 """Mostly within some days, half an hour apart; some from clocks that are off by years."""
 
 
@@ -90,11 +92,18 @@ def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
     for name, bucket in names.items():
         if getattr(rule, name) is not None:
             newest = {bucket(checkpoint): checkpoint for checkpoint in known}  # the last of each
-            stay |= {checkpoint.id for checkpoint in sorted(newest.values(), key=lambda checkpoint: -checkpoint.seq)[: getattr(rule, name)]}
+            stay |= {
+                checkpoint.id
+                for checkpoint in sorted(newest.values(), key=lambda checkpoint: -checkpoint.seq)[: getattr(rule, name)]
+            }
             stay |= {checkpoint.id for checkpoint in sound if checkpoint not in known}
     if rule.within_s is not None:
         now = max((clipped[checkpoint.id] for checkpoint in known), default=0.0)
-        stay |= {checkpoint.id for checkpoint in sound if checkpoint not in known or clipped[checkpoint.id] >= now - rule.within_s}
+        stay |= {
+            checkpoint.id
+            for checkpoint in sound
+            if checkpoint not in known or clipped[checkpoint.id] >= now - rule.within_s
+        }
     return stay
 
 
@@ -106,7 +115,10 @@ def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
         for count in range(len(sound) + 1):
             newest = sound[len(sound) - count :]
             ids = {checkpoint.id for checkpoint in newest}
-            if sum(checkpoint.bytes for checkpoint in sound if checkpoint.id in ids or ids & set(checkpoint.needed_by)) <= rule.budget:
+            if (
+                sum(checkpoint.bytes for checkpoint in sound if checkpoint.id in ids or ids & set(checkpoint.needed_by))
+                <= rule.budget
+            ):
                 stay |= {checkpoint.id for checkpoint in newest}
     if rule.lag_steps is not None and sound:
         old = [checkpoint for checkpoint in sound if checkpoint.step <= sound[-1].step - rule.lag_steps]
@@ -196,7 +208,11 @@ def test_something_that_verifies_always_stays(rule: Keep, checkpoints: list[Cand
 
 
 @settings(max_examples=40, deadline=None)
-@given(steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), last=st.integers(1, 4), best=st.none() | st.integers(1, 2))
+@given(
+    steps=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    last=st.integers(1, 4),
+    best=st.none() | st.integers(1, 2),
+)
 def test_executing_a_plan_does_what_it_states(steps: list[int], last: int, best: int | None) -> None:
     """Execution does what the plan states: kept checkpoints are live, the others are retired and deleted.
 
@@ -207,7 +223,9 @@ def test_executing_a_plan_does_what_it_states(steps: list[int], last: int, best:
     plan = plan_prune(store, "run", keep(last=last, best=best))
     report = execute(plan, store, epoch=attempt.epoch)
     history = attempt.history()
-    assert [checkpoint.id for checkpoint in history.live] == [checkpoint_id for checkpoint_id in ids if checkpoint_id not in plan.going]
+    assert [checkpoint.id for checkpoint in history.live] == [
+        checkpoint_id for checkpoint_id in ids if checkpoint_id not in plan.going
+    ]
     assert sorted(report.retired) == sorted(plan.going)
     assert len(report.deleted) == len(plan.going)
     assert {entry.name for entry in store.list("run")} - {"log"} == {checkpoint.body.dir for checkpoint in history.live}
@@ -331,7 +349,12 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, object]) -> None:
 
 def test_amounts_as_people_write_them() -> None:
     """Times and sizes may be given with units."""
-    assert keep(within="36h").within_s == keep(within=129600).within_s == keep(within=timedelta(hours=36)).within_s == 129600.0
+    assert (
+        keep(within="36h").within_s
+        == keep(within=129600).within_s
+        == keep(within=timedelta(hours=36)).within_s
+        == 129600.0
+    )
     assert keep(budget="1.5 TB").budget == 1_500_000_000_000
     assert keep(budget="2GiB").budget == 2 << 30
 
@@ -342,7 +365,9 @@ def test_checkpoints_after_a_rollback_target_count_for_no_rule() -> None:
     store = MemoryStore()
     attempt, ids, _ = saves(store, 500, 900, 950, 1000)
     set_tag(attempt.place.log, "odd", ids[2])
-    attempt.place.log.append(lambda view: (NoteBody(topic=ROLLED_BACK, data={"before": 501, "skip": ""}), fold(view).epoch))
+    attempt.place.log.append(
+        lambda view: (NoteBody(topic=ROLLED_BACK, data={"before": 501, "skip": ""}), fold(view).epoch)
+    )
     later = saves(store, 550)[1]
     plan = plan_prune(store, "run", keep(last=3))
     assert sorted(plan.going) == sorted([ids[1], ids[3]])

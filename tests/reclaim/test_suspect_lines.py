@@ -19,7 +19,9 @@ def save(attempt: Attempt, step: int, parent: str | None, suspect: bool) -> str:
     state = state_of(f"line/{step}")
     user = {SUSPECT: "replicas differ"} if suspect else {}
     return attempt.save(
-        SaveRequest(SaveInfo(step=step, parents=[parent] if parent else [], user=user), tree=state.tree, items=state.items)
+        SaveRequest(
+            SaveInfo(step=step, parents=[parent] if parent else [], user=user), tree=state.tree, items=state.items
+        )
     ).id
 
 

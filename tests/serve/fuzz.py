@@ -30,12 +30,18 @@ NOT_ASKED = [positive_data_acceptance]
 SCHEMA = "/api/v1/openapi.json"
 
 
-def ask(operation: Any, mode: GenerationMode, headers: dict[str, str], examples: int, number: int, seen: Counter[int]) -> None:
+def ask(
+    operation: Any, mode: GenerationMode, headers: dict[str, str], examples: int, number: int, seen: Counter[int]
+) -> None:
     """Request one operation as one role. An error names the request."""
 
     @seed(number)
     @settings(
-        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink]
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def asked(case: Any) -> None:
@@ -71,7 +77,12 @@ def main() -> int:
             for role in ROLES:
                 headers = {"authorization": f"Bearer {tokens[role]}", "host": HOST.partition("//")[2]}
                 for mode in GenerationMode:
-                    if mode is not GenerationMode.NEGATIVE or operation.query or operation.path_parameters or operation.body:
+                    if (
+                        mode is not GenerationMode.NEGATIVE
+                        or operation.query
+                        or operation.path_parameters
+                        or operation.body
+                    ):
                         ask(operation, mode, headers, options.examples, options.seed + number, seen)
             print(
                 f"{operation.method.upper():5} {operation.path:45} {sum(seen.values()):>7,} asked, {time.monotonic() - begun:4.0f} s",

@@ -42,7 +42,13 @@ class MadeActs:
         rows = [[name, value] for name, value in fields.items()]
         digest = hashlib.sha256(repr((verb, sorted(fields.items()), len(self.done))).encode()).hexdigest()
         return pages_actions.Planned(
-            verb.capitalize(), f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke")
+            verb.capitalize(),
+            f"This would {verb}.",
+            digest,
+            ("What", "Which"),
+            rows,
+            f"relight {verb} …",
+            verb in ("prune", "revoke"),
         )
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> pages_actions.ActionOutcome:
@@ -73,7 +79,10 @@ class MadeTasks:
         )
         if id_ != "going":
             task.end(
-                pages_actions.ActionOutcome(True, "7 passed; 3 s" + self._evil, "verify: passed: the copies were read" + self._evil), NOW
+                pages_actions.ActionOutcome(
+                    True, "7 passed; 3 s" + self._evil, "verify: passed: the copies were read" + self._evil
+                ),
+                NOW,
             )
         return task
 

@@ -70,19 +70,48 @@ def detail(evil: str = "") -> Any:
 
 def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
     """Return checkpoints of that run."""
-    return [v.CheckpointRow(id=f"{0xabc000 + i:012x}", step=12_000 - 1000 * i, at=NOW - 60 - 3600 * i, bytes=1.49e9, seconds=2.5 + 0.1 * (i % 3), good=i != 4, tags=["best" + evil] if i == 3 else [])
-            for i in range(count)]  # fmt: skip
+    return [
+        v.CheckpointRow(
+            id=f"{0xABC000 + i:012x}",
+            step=12_000 - 1000 * i,
+            at=NOW - 60 - 3600 * i,
+            bytes=1.49e9,
+            seconds=2.5 + 0.1 * (i % 3),
+            good=i != 4,
+            tags=["best" + evil] if i == 3 else [],
+        )
+        for i in range(count)
+    ]
 
 
 def incidents(evil: str = "") -> list[Any]:
     """Return three incidents."""
     return [
-        v.IncidentRow(id=f"6b107{i}", store="main", run="gpt2-small" + evil, at=NOW - 7300 * (i + 1), kind=kind, why=why + evil, rank=i, step=7210 - 900 * i, action=action,
-             reason="the newest checkpoint is good" + evil, steps_lost=i * 3, seconds=3.7 + i, clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
-             stacks={"rank 1": "File train.py, line 40 in step" + evil}, words="RuntimeError: boom" + evil)
-        for i, (kind, why, action) in enumerate([("killed", "rank 0 was ended by SIGKILL", "resume"), ("hang", "rank 2 stood still for 905 s in all_reduce", "resume"),
-                                                 ("diverged", "the loss jumped from 2.1 to 3.7", "roll back")])
-    ]  # fmt: skip
+        v.IncidentRow(
+            id=f"6b107{i}",
+            store="main",
+            run="gpt2-small" + evil,
+            at=NOW - 7300 * (i + 1),
+            kind=kind,
+            why=why + evil,
+            rank=i,
+            step=7210 - 900 * i,
+            action=action,
+            reason="the newest checkpoint is good" + evil,
+            steps_lost=i * 3,
+            seconds=3.7 + i,
+            clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
+            stacks={"rank 1": "File train.py, line 40 in step" + evil},
+            words="RuntimeError: boom" + evil,
+        )
+        for i, (kind, why, action) in enumerate(
+            [
+                ("killed", "rank 0 was ended by SIGKILL", "resume"),
+                ("hang", "rank 2 stood still for 905 s in all_reduce", "resume"),
+                ("diverged", "the loss jumped from 2.1 to 3.7", "roll back"),
+            ]
+        )
+    ]
 
 
 def checkpoint(evil: str = "", layers: int = 12) -> Any:
@@ -94,7 +123,12 @@ def checkpoint(evil: str = "", layers: int = 12) -> Any:
         ("optimizer/exp_avg_sq", "f32", None),
     ):
         wide = 2 if dtype == "bf16" else 4
-        for name, of in [("wte.weight", (50257, 768)), ("wpe.weight", (1024, 768)), ("ln_f.weight", (768,)), ("step", ())] + [
+        for name, of in [
+            ("wte.weight", (50257, 768)),
+            ("wpe.weight", (1024, 768)),
+            ("ln_f.weight", (768,)),
+            ("step", ()),
+        ] + [
             (f"h.{i}.{name}", of)
             for i in range(layers)
             for name, of in (
@@ -115,8 +149,17 @@ def checkpoint(evil: str = "", layers: int = 12) -> Any:
                     ratio=0.71 if codec else 1.0,
                 )
             )
-    return v.CheckpointDetail(row=checkpoints(evil)[3], tensors=tensors, residency=[v.TierRow(name="main" + evil, there=True, bytes=1.4e9), v.TierRow(name="s3://far/gpt2", there=False, bytes=None)],
-                metrics={"loss": 2.1}, facts=[("world", "4"), ("metadata.note" + evil, "before the ablation" + evil)], verified_at=NOW - 4000)  # fmt: skip
+    return v.CheckpointDetail(
+        row=checkpoints(evil)[3],
+        tensors=tensors,
+        residency=[
+            v.TierRow(name="main" + evil, there=True, bytes=1.4e9),
+            v.TierRow(name="s3://far/gpt2", there=False, bytes=None),
+        ],
+        metrics={"loss": 2.1},
+        facts=[("world", "4"), ("metadata.note" + evil, "before the ablation" + evil)],
+        verified_at=NOW - 4000,
+    )
 
 
 def diff(evil: str = "") -> Any:
@@ -153,9 +196,25 @@ def lineage(evil: str = "") -> list[Any]:
 
 def storage(evil: str = "") -> Any:
     """Return two tiers, a month of sizes, and three checkpoints to delete."""
-    return v.StorageDetail(tiers=[v.TierUse(name="near (NVMe)" + evil, used=1.1e12, limit=1.2e12, free=1e11), v.TierUse(name="s3://far", used=1.5e12, limit=None, free=None)],
-                trend=[(NOW - 86400 * (30 - i), 4e11 + 3.7e10 * i) for i in range(31)], full_at=NOW + 2.7 * 86400,
-                retention=[v.PlanRow(run="gpt2-small" + evil, id=f"00000000000{i}", step=1000 * i, what="delete", why="not among the last 3, and not each 5000th" + evil, bytes=1.49e9) for i in range(1, 4)])  # fmt: skip
+    return v.StorageDetail(
+        tiers=[
+            v.TierUse(name="near (NVMe)" + evil, used=1.1e12, limit=1.2e12, free=1e11),
+            v.TierUse(name="s3://far", used=1.5e12, limit=None, free=None),
+        ],
+        trend=[(NOW - 86400 * (30 - i), 4e11 + 3.7e10 * i) for i in range(31)],
+        full_at=NOW + 2.7 * 86400,
+        retention=[
+            v.PlanRow(
+                run="gpt2-small" + evil,
+                id=f"00000000000{i}",
+                step=1000 * i,
+                what="delete",
+                why="not among the last 3, and not each 5000th" + evil,
+                bytes=1.49e9,
+            )
+            for i in range(1, 4)
+        ],
+    )
 
 
 def risks(evil: str = "") -> list[Any]:
@@ -168,7 +227,13 @@ def audit(evil: str = "") -> list[Any]:
     """Return audit entries."""
     return [
         v.AuditRow(
-            seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how
+            seq=3 - i,
+            at=NOW - 100 * (i + 1),
+            who="anna" + evil,
+            role="operator",
+            what=what,
+            on="main/gpt2-small@step=9000" + evil,
+            how=how,
         )
         for i, (what, how) in enumerate([("tag", "ok"), ("prune", "refused"), ("verify", "")])
     ]
@@ -177,11 +242,23 @@ def audit(evil: str = "") -> list[Any]:
 def settings(evil: str = "") -> Any:
     """Return tokens, an alert rule and a policy."""
     return v.SettingsDetail(
-        tokens=[v.TokenRow(id="rl_7Q2", name="grafana" + evil, role="viewer", scope="main" + evil, made_at=NOW - 9e5, ends_at=NOW + 9e6, state="valid"),
-                v.TokenRow(id="rl_9ZZ", name="anna", role="operator", scope="", made_at=NOW - 9e6, ends_at=None, state="revoked")],
+        tokens=[
+            v.TokenRow(
+                id="rl_7Q2",
+                name="grafana" + evil,
+                role="viewer",
+                scope="main" + evil,
+                made_at=NOW - 9e5,
+                ends_at=NOW + 9e6,
+                state="valid",
+            ),
+            v.TokenRow(
+                id="rl_9ZZ", name="anna", role="operator", scope="", made_at=NOW - 9e6, ends_at=None, state="revoked"
+            ),
+        ],
         alerts=[v.AlertRow(name="no good checkpoint" + evil, says="none for 30 min", severity="page", firing=True)],
         policies=[("gpt2-small" + evil, "the last 3, and each 5000th" + evil)],
-    )  # fmt: skip
+    )
 
 
 class MadeIndex:

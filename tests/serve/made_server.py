@@ -35,17 +35,23 @@ class Server:
 
     def get(self, path: str, role: str = "viewer", **more: Any) -> Any:
         """Send a GET as that role."""
-        return self.client.get(path, headers=self.headers(role) | more.pop("headers", {}), follow_redirects=False, **more)
+        return self.client.get(
+            path, headers=self.headers(role) | more.pop("headers", {}), follow_redirects=False, **more
+        )
 
     def post(self, path: str, role: str = "viewer", **more: Any) -> Any:
         """Send a POST as that role."""
-        return self.client.post(path, headers=self.headers(role) | more.pop("headers", {}), follow_redirects=False, **more)
+        return self.client.post(
+            path, headers=self.headers(role) | more.pop("headers", {}), follow_redirects=False, **more
+        )
 
 
 @contextmanager
 def serving(stores: list[Path], state: Path, rules: AccessRules = FREE, poll_s: float = 0.2) -> Iterator[Server]:
     """Yield a server that has read its stores, with a token for each role, and one with scope ``run-000``."""
-    app = create_app(ServerSettings([str(store) for store in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s))
+    app = create_app(
+        ServerSettings([str(store) for store in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s)
+    )
     tokens = {role: app.state.store.new_token(role, role)[1] for role in ("viewer", "operator", "admin")}
     first = app.state.readers[0].id
     tokens["scoped"] = app.state.store.new_token("scoped", "admin", f"{first}/run-000")[1]

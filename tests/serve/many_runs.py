@@ -36,10 +36,21 @@ def make_many_runs(root: Path, runs: int, checkpoints: int, *, incidents: int = 
         for count in range(incidents):
             incident = _incident(number * incidents + count, clock())
             book.write(incident)
-            book.write(RecoveryRecord(incident.id, restored=incident.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}))
+            book.write(
+                RecoveryRecord(
+                    incident.id, restored=incident.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}
+                )
+            )
         book.keep(
             Account(
-                name, clock(), 1000.0, {"training": 940.0, "starting": 20.0}, {"killed": {"again": 40.0}}, {"killed": incidents}, 10_000, 21
+                name,
+                clock(),
+                1000.0,
+                {"training": 940.0, "starting": 20.0},
+                {"killed": {"again": 40.0}},
+                {"killed": incidents},
+                10_000,
+                21,
             )
         )
         write({key: data for key, data in store._files.items() if key != STORE_FILE}, root)  # noqa: SLF001

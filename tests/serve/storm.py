@@ -54,15 +54,23 @@ print(json.dumps([seen.health, seen.unanswered, seen.descriptors]))
 def make_store(root: Path, tensors: int = 100_000, wide_bytes: int = 64 << 20) -> Path:
     """Make two runs, ``many`` of very many tensors and ``wide`` of few large ones, each with two checkpoints."""
     for name, rows in (
-        ("many", [(f"model/block.{n // 100}/layer.{n}.weight", "float32", (4,), "param", True) for n in range(tensors)]),
+        (
+            "many",
+            [(f"model/block.{n // 100}/layer.{n}.weight", "float32", (4,), "param", True) for n in range(tensors)],
+        ),
         ("wide", [(f"model/w{n}", "float32", (wide_bytes // 16,), "param", True) for n in range(4)]),
     ):
         attempt = Attempt.begin(open_bytes(str(root)), name)
         for step in (100, 200):
             contents = values(step, rows)
-            items = [Item(path, dtype, shape, role, Bytes(contents[path]), trainable=t) for path, dtype, shape, role, t in rows]
+            items = [
+                Item(path, dtype, shape, role, Bytes(contents[path]), trainable=t)
+                for path, dtype, shape, role, t in rows
+            ]
             tree = {"model": {str(n): Leaf("tensor", (n,)) for n in range(len(rows))}}
-            attempt.save(SaveRequest(SaveInfo(step=step, metrics={"loss": 1.0 / step}), tree=encode_tree(tree), items=items))
+            attempt.save(
+                SaveRequest(SaveInfo(step=step, metrics={"loss": 1.0 / step}), tree=encode_tree(tree), items=items)
+            )
     return root
 
 
@@ -97,7 +105,11 @@ class Storm:
             "idle": self._idle, "headers": self._headers, "bodies": self._bodies, "deaf": self._deaf, "guesses": self._guess,
             "pages": self._page, "diffs": self._diff, "streams": self._stream,
         }  # fmt: skip
-        tasks = [asyncio.create_task(self._again(kind, clients[kind])) for kind, count in self.kinds.items() for _ in range(count)]
+        tasks = [
+            asyncio.create_task(self._again(kind, clients[kind]))
+            for kind, count in self.kinds.items()
+            for _ in range(count)
+        ]
         tasks += [asyncio.create_task(self._verify()), asyncio.create_task(self._client())]
         await asyncio.sleep(seconds)
         for task in tasks:
@@ -123,11 +135,15 @@ class Storm:
         finally:
             writer.close()
 
-    async def ask(self, path: str, *, token: str = "", body: Any = None, own: bool = False, wait_s: float = 20.0) -> tuple[int, bytes]:
+    async def ask(
+        self, path: str, *, token: str = "", body: Any = None, own: bool = False, wait_s: float = 20.0
+    ) -> tuple[int, bytes]:
         """Send one request on a connection of its own. Return the status and the body."""
         async with asyncio.timeout(wait_s), self._open(own) as (reader, writer):
             data = json.dumps(body).encode() if body is not None else b""
-            head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nhost: localhost:{self.port}\r\nconnection: close\r\n"
+            head = (
+                f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nhost: localhost:{self.port}\r\nconnection: close\r\n"
+            )
             head += f"authorization: Bearer {token}\r\n" if token else ""
             head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n" if data else ""
             writer.write(head.encode() + b"\r\n" + data)
@@ -169,7 +185,14 @@ class Storm:
 
     async def _page(self) -> None:
         await self.ask(
-            self.rng.choice(["/runs/runs/many/checkpoints/latest", "/api/v1/runs/runs/many/checkpoints/latest?limit=500", "/", "/lineage"])
+            self.rng.choice(
+                [
+                    "/runs/runs/many/checkpoints/latest",
+                    "/api/v1/runs/runs/many/checkpoints/latest?limit=500",
+                    "/",
+                    "/lineage",
+                ]
+            )
         )
 
     async def _diff(self) -> None:
@@ -186,10 +209,14 @@ class Storm:
         """Send 84 requests for a verification at once, again and again."""
         fields = {"store": "runs", "run": "wide", "which": "latest"}
         while time.monotonic() < self.ends:
-            status, body = await self.ask("/api/v1/actions/verify", token=self.operator, body={"fields": fields}, own=True)
+            status, body = await self.ask(
+                "/api/v1/actions/verify", token=self.operator, body={"fields": fields}, own=True
+            )
             if status == 200:
                 confirmed = {"fields": fields, "confirm": json.loads(body)["digest"]}
-                asks = [self.ask("/api/v1/actions/verify", token=self.operator, body=confirmed, own=True) for _ in range(84)]
+                asks = [
+                    self.ask("/api/v1/actions/verify", token=self.operator, body=confirmed, own=True) for _ in range(84)
+                ]
                 await asyncio.gather(*asks, return_exceptions=True)
             await asyncio.sleep(0.5)
 
@@ -232,8 +259,26 @@ def main() -> int:
         state.close()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        command = [sys.executable, "-P", "-m", "relight", "serve", str(root), "--listen", f"127.0.0.1:{port}", "--anonymous-read"]
-        limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *command, "--state", f"{place}/serve.sqlite"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "relight",
+            "serve",
+            str(root),
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--anonymous-read",
+        ]
+        limited = [
+            "sh",
+            "-c",
+            f'ulimit -n {DESCRIPTORS}; exec "$@"',
+            "sh",
+            *command,
+            "--state",
+            f"{place}/serve.sqlite",
+        ]
         with subprocess.Popen(limited, cwd=place, env=os.environ | {"RELIGHT_EVENTS": f"{place}/events"}) as server:
             try:
                 return _rage(server, port, tokens, given.seed, given.seconds)
@@ -264,14 +309,20 @@ def _rage(server: subprocess.Popen[bytes], port: int, tokens: tuple[str, str], s
     print(
         f"health: {len(slow)} asked, slowest {slow[-1] * 1000:.0f} ms, median {slow[len(slow) // 2] * 1000:.0f} ms; not answered: {seen.unanswered[:5]}"
     )
-    print(f"with a token: {dict(seen.token_answers)}; descriptors {before} before, {seen.descriptors} at most, {after} after")
+    print(
+        f"with a token: {dict(seen.token_answers)}; descriptors {before} before, {seen.descriptors} at most, {after} after"
+    )
     print(f"largest answer: {seen.largest[0]} bytes, {seen.largest[1]}")
     print("begun: " + ", ".join(f"{kind} {count}" for kind, count in seen.rounds.items()))
     print("answers: " + ", ".join(f"{name} {count}" for name, count in sorted(seen.status.items())))
     bad = [
         *(["/healthz was not answered"] if seen.unanswered else []),
         *([f"/healthz took {slow[-1]:.1f} s"] if slow[-1] > HEALTH_S else []),
-        *(["a right token was refused"] if {401, 403, 429} & seen.token_answers.keys() or not seen.token_answers[200] else []),
+        *(
+            ["a right token was refused"]
+            if {401, 403, 429} & seen.token_answers.keys() or not seen.token_answers[200]
+            else []
+        ),
         *([f"an answer of {seen.largest[0]} bytes"] if seen.largest[0] > ANSWER_BYTES else []),
         *(["no descriptors were left"] if seen.descriptors >= DESCRIPTORS else []),
         *(["descriptors were not freed"] if after > before + 16 else []),

@@ -73,12 +73,18 @@ class Tab:
 
     def __init__(self, browser: Any, width: int = 1440, scheme: str = "light", scripts: bool = True) -> None:
         self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts, reduced_motion="reduce"
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            java_script_enabled=scripts,
+            reduced_motion="reduce",
         )
         self.page = self.context.new_page()
         self.messages: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda message: self.messages.append(message.text) if message.type in ("error", "warning") else None)
+        self.page.on(
+            "console",
+            lambda message: self.messages.append(message.text) if message.type in ("error", "warning") else None,
+        )
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -100,7 +106,9 @@ class Tab:
         """Return serious findings of the accessibility scan, which runs outside the page's policy."""
         tools = self.context.new_cdp_session(self.page)
         asked = "; axe.run(document, {resultTypes: ['violations']}).then(found => JSON.stringify(found.violations))"
-        answer = tools.send("Runtime.evaluate", {"expression": AXE.read_text() + asked, "awaitPromise": True, "returnByValue": True})
+        answer = tools.send(
+            "Runtime.evaluate", {"expression": AXE.read_text() + asked, "awaitPromise": True, "returnByValue": True}
+        )
         violations = json.loads(answer["result"]["value"])
         return [
             f"{violation['id']}: {violation['nodes'][0]['html'][:200]}"
@@ -136,7 +144,9 @@ def test_hostile_names_do_nothing(browser: Any, sites: dict[str, Site], name: st
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["runs", "run", "checkpoint", "lineage", "storage", "incidents", "risk", "audit", "settings"])
+@pytest.mark.parametrize(
+    "name", ["runs", "run", "checkpoint", "lineage", "storage", "incidents", "risk", "audit", "settings"]
+)
 def test_first_day(browser: Any, sites: dict[str, Site], name: str, scheme: str) -> None:
     """Pages without data have no accessibility finding and no console message."""
     with Tab(browser, 390, scheme) as tab:
@@ -223,7 +233,9 @@ def test_actions(browser: Any, sites: dict[str, Site], page_name: str, button: s
         form.locator("button").click()
         page.wait_for_load_state()
         assert len(site.app.state.acts.done) == before and tab.axe() == []
-        page.screenshot(path=str(SHOTS / f"confirm-{button.lower().replace(' ', '-')}-{width}-{scheme}.png"), full_page=True)
+        page.screenshot(
+            path=str(SHOTS / f"confirm-{button.lower().replace(' ', '-')}-{width}-{scheme}.png"), full_page=True
+        )
         page.click("main form button[type=submit]")
         page.wait_for_load_state()
         assert len(site.app.state.acts.done) == before + 1 and ": done" in page.inner_text("main")
@@ -259,7 +271,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     optimizer = torch.optim.AdamW(model.parameters())
     queued = relight.Limits(when_busy="queue")  # no save is skipped, although steps are fast
-    loop = relight.Checkpointer(str(home / "runs" / "real"), model=model, optimizer=optimizer, save=relight.every(steps=5), limits=queued)
+    loop = relight.Checkpointer(
+        str(home / "runs" / "real"), model=model, optimizer=optimizer, save=relight.every(steps=5), limits=queued
+    )
     for step in range(loop.restore(), 40):
         loss = model(torch.randn(8, 64)).square().mean()
         optimizer.zero_grad()
@@ -300,7 +314,15 @@ def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
         page.click("main form button[type=submit]")
         page.click("main >> text=Back")
         page.wait_for_selector(".tag:text-is('best-of-all')", timeout=10_000)
-        for address in ("/lineage", "/storage", "/incidents", "/risk", "/audit", "/settings", "/compare?a=real@step%3D9&b=real@latest"):
+        for address in (
+            "/lineage",
+            "/storage",
+            "/incidents",
+            "/risk",
+            "/audit",
+            "/settings",
+            "/compare?a=real@step%3D9&b=real@latest",
+        ):
             tab.go(url + address)
             page.screenshot(path=str(SHOTS / f"real-{address[1:].partition('?')[0]}-390-light.png"), full_page=True)
             assert tab.axe() == [], address

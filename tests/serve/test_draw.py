@@ -45,7 +45,9 @@ def pictures(name: str) -> dict[str, Markup]:
         "treemap": treemap([Tile(name, 5, name, href="/a?" + name), Tile("b", 3, name)], name),
         "bar": bar([BarPart(name, 2, name), BarPart("b", 1, name)], name),
         "usage": usage(1, 2, name),
-        "line": line([Curve(name, [1, 2], [1, 2])], [Mark(1, name, "incident", "/" + name), Mark(2, name, "checkpoint")], name),
+        "line": line(
+            [Curve(name, [1, 2], [1, 2])], [Mark(1, name, "incident", "/" + name), Mark(2, name, "checkpoint")], name
+        ),
         "spark": spark([1, 2], name),
         "lanes": lanes([RankRow(name, [TimeRange("write", 0, 1, name)])], name),
         "strip": strip([StripItem(name, name, 0.5, name), StripItem(name, name, 0, name, "added")], name),
@@ -97,7 +99,9 @@ def test_a_treemap_of_thousands_stays_small() -> None:
 
 def test_squares_are_better_than_stripes() -> None:
     """Twelve equal sizes make boxes that are at most twice as long as wide."""
-    assert all(max(box.width / box.height, box.height / box.width) < 2 for box in squarify([1.0] * 12, TileBox(0, 0, 960, 420)))
+    assert all(
+        max(box.width / box.height, box.height / box.width) < 2 for box in squarify([1.0] * 12, TileBox(0, 0, 960, 420))
+    )
 
 
 def test_a_spike_is_seen() -> None:
@@ -157,7 +161,12 @@ def test_words_fit(name: str, width: float) -> None:
 def test_phases_that_overlap_are_both_seen() -> None:
     """Overlapping phases have separate rows in the lane. A later phase is in the first row again."""
     markup = lanes(
-        [RankRow("rank 0", [TimeRange("hash", 0, 2, "x"), TimeRange("write", 1, 3, "x"), TimeRange("commit", 3, 4, "x")])], "save"
+        [
+            RankRow(
+                "rank 0", [TimeRange("hash", 0, 2, "x"), TimeRange("write", 1, 3, "x"), TimeRange("commit", 3, 4, "x")]
+            )
+        ],
+        "save",
     )
     tops = {kind: float(y) for y, kind in re.findall(r'<rect x="[^"]+" y="([^"]+)"[^>]+class="span (\w+)"', markup)}
     assert tops["write"] > tops["hash"] == tops["commit"]

@@ -96,7 +96,8 @@ def test_names_from_stores_stay_text(hostile: TestClient, address: str) -> None:
 def test_hostile_names_change_no_structure(client: TestClient, hostile: TestClient, address: str) -> None:
     """A page has the same elements with hostile names as with plain ones, except text that pictures omit for lack of space."""
     plain, evil = (
-        [tag for tag, _ in page_at(browser, address).elements if tag not in ("text", "path", "circle")] for browser in (client, hostile)
+        [tag for tag, _ in page_at(browser, address).elements if tag not in ("text", "path", "circle")]
+        for browser in (client, hostile)
     )
     assert plain == evil
 
@@ -128,7 +129,9 @@ def test_charts_have_their_data_for_scripts(client: TestClient) -> None:
     """Each chart has its data as JSON, with as many values as steps."""
     seen = page_at(client, "/runs/main/gpt2-small")
     charts = [
-        json.loads(attributes["data-chart"] or "") for tag, attributes in seen.elements if tag == "figure" and "data-chart" in attributes
+        json.loads(attributes["data-chart"] or "")
+        for tag, attributes in seen.elements
+        if tag == "figure" and "data-chart" in attributes
     ]
     assert [chart["curves"][0]["name"] for chart in charts] == ["loss", "grad_norm"]
     assert all(len(chart["x"]) == len(chart["curves"][0]["y"]) > 100 for chart in charts)
@@ -147,7 +150,9 @@ def test_each_page_checks_its_role(page: pages.WebRoute) -> None:
 
 def test_the_menu_leads_to_pages() -> None:
     """Every menu entry is a page with its role, and every page without a parameter in its address is in the menu."""
-    assert {(href, role) for _, href, role in MENU} == {(page.path, page.role) for page in pages.PAGES if "{" not in page.path}
+    assert {(href, role) for _, href, role in MENU} == {
+        (page.path, page.role) for page in pages.PAGES if "{" not in page.path
+    }
 
 
 def test_a_page_is_quick() -> None:
@@ -166,11 +171,15 @@ def test_what_is_vendored_is_what_was_published() -> None:
     """Every third-party file is listed with package, version and licence, and has the published bytes. No file is unlisted."""
     listed = json.loads((HERE / "static" / "vendored.json").read_text())
     for entry in listed:
-        assert hashlib.sha256((HERE / "static" / entry["file"]).read_bytes()).hexdigest() == entry["sha256"], entry["file"]
+        assert hashlib.sha256((HERE / "static" / entry["file"]).read_bytes()).hexdigest() == entry["sha256"], entry[
+            "file"
+        ]
         assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"]) and entry["package"]
         assert "opyright" in (text := (HERE / "static" / entry["licence"]).read_text()) or "Zero-Clause" in text
     ours = {"relight.css", "relight.js", "check.svg", "flame.svg", "vendored.json"}
-    assert {path.name for path in (HERE / "static").iterdir() if path.is_file()} == ours | {entry["file"] for entry in listed}
+    assert {path.name for path in (HERE / "static").iterdir() if path.is_file()} == ours | {
+        entry["file"] for entry in listed
+    }
 
 
 def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
@@ -256,7 +265,8 @@ def test_refusals_are_pages(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "back", ["//evil.example", "https://evil.example/x", "javascript:alert(1)", "/\\evil.example", "http://[", "\\\\evil"]
+    "back",
+    ["//evil.example", "https://evil.example/x", "javascript:alert(1)", "/\\evil.example", "http://[", "\\\\evil"],
 )
 def test_back_leads_nowhere_else(client: TestClient, back: str) -> None:
     """The link back is always an address on this server."""

@@ -33,7 +33,13 @@ def test_ages_and_shares() -> None:
     """Ages, shares, numbers and plurals have their texts."""
     assert (ago(1), ago(300), ago(-300), ago(None)) == ("just now", "5 min ago", "in 5 min", "never")
     assert (share(0.9138), share(None)) == ("91.4 %", "–")
-    assert (number(1234567), number(0.1), number(True), number(None), number(10**400)) == ("1 234 567", "0.1", "true", "–", "very large")
+    assert (number(1234567), number(0.1), number(True), number(None), number(10**400)) == (
+        "1 234 567",
+        "0.1",
+        "true",
+        "–",
+        "very large",
+    )
     assert (plural(1, "run"), plural(2, "branch")) == ("1 run", "2 branches")
 
 

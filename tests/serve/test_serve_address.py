@@ -27,7 +27,14 @@ def test_no_address_is_printed_of_a_port_that_is_taken(
     """If the port is in use, only the error is printed, and no address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        arguments = ["serve", str(tmp_path / "runs"), "--anonymous-read", "--state", str(tmp_path / "s.sqlite"), "--listen"]
+        arguments = [
+            "serve",
+            str(tmp_path / "runs"),
+            "--anonymous-read",
+            "--state",
+            str(tmp_path / "s.sqlite"),
+            "--listen",
+        ]
         at_hand.fill(tmp_path / "runs")
         answer = at_hand.in_process(monkeypatch, capfd, [*arguments, f"127.0.0.1:{port}"])
     assert answer.code == 2 and "cannot listen there" in answer.err and "http://" not in answer.err

@@ -23,7 +23,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def session(server: Server) -> Iterator[dict[str, str]]:
     """Yield the cookie of a browser in which an admin has logged in."""
-    entered = server.client.post("/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False)
+    entered = server.client.post(
+        "/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False
+    )
     server.client.cookies.clear()
     yield {"cookie": entered.headers["set-cookie"].partition(";")[0]}
 
@@ -69,7 +71,9 @@ ORIGINS = {
 
 @pytest.mark.parametrize("origin", ORIGINS.values(), ids=ORIGINS)
 @pytest.mark.parametrize("path", ["/act/tag", "/login", "/logout", "/api/v1/actions/tag"])
-def test_another_site_cannot_act_through_a_user_s_browser(server: Server, session: dict[str, str], origin: str | None, path: str) -> None:
+def test_another_site_cannot_act_through_a_user_s_browser(
+    server: Server, session: dict[str, str], origin: str | None, path: str
+) -> None:
     """A POST from another origin is refused, even with the cookie and the CSRF token."""
     headers = session | {"x-csrf-token": word_of(server, session)} | ({"origin": origin} if origin is not None else {})
     given = {"json": {"fields": TAG}} if path.startswith("/api") else {"data": TAG}
@@ -84,14 +88,18 @@ def test_a_form_without_its_word_is_refused_and_with_it_is_not(server: Server, s
     assert server.client.post("/act/tag", headers=here, data=TAG | {"csrf": word}).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+)
 def test_the_api_takes_json_alone(server: Server, kind: str) -> None:
     """The API refuses the content types that a page of another origin may send without a preflight request."""
     answered = server.post("/api/v1/actions/tag", "admin", content=b'{"fields": {}}', headers={"content-type": kind})
     assert answered.status_code == 415
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "", "a" * 3000])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "", "a" * 3000]
+)
 def test_a_foreign_dns_name_that_points_here_is_refused(server: Server, host: str) -> None:
     """DNS rebinding, in which the browser takes this server for the attacker's, is refused."""
     assert server.get("/healthz", "admin", headers={"host": host}).status_code == 400
@@ -124,7 +132,9 @@ def test_methods_that_are_not_used_are_refused(server: Server, method: str) -> N
     """A header that overrides the method has no effect."""
     assert server.client.request(method, "/api/v1/runs", headers=server.headers("admin")).status_code == 405
     overridden = server.client.post(
-        "/api/v1/actions/prune", json={"fields": {}}, headers=server.headers("viewer") | {"x-http-method-override": method}
+        "/api/v1/actions/prune",
+        json={"fields": {}},
+        headers=server.headers("viewer") | {"x-http-method-override": method},
     )
     assert overridden.status_code == 403
 
@@ -137,7 +147,9 @@ def test_a_long_body_is_refused_with_and_without_content_length(server: Server) 
             yield b" " * 1024
 
     for content in (b" " * 200_000, stream()):
-        answered = server.post("/api/v1/actions/tag", "admin", content=content, headers={"content-type": "application/json"})
+        answered = server.post(
+            "/api/v1/actions/tag", "admin", content=content, headers={"content-type": "application/json"}
+        )
         assert answered.status_code in (400, 413), answered.status_code
     assert server.get("/api/v1/runs", "admin", headers={"content-length": "9" * 30}).status_code == 400
 
@@ -172,24 +184,34 @@ def test_every_answer_has_the_headers_that_browsers_go_by(server: Server) -> Non
         ("/login", "anonymous"),
     ):
         headers = server.get(path, role).headers
-        assert "default-src 'self'" in headers["content-security-policy"] and "unsafe" not in headers["content-security-policy"], path
+        assert (
+            "default-src 'self'" in headers["content-security-policy"]
+            and "unsafe" not in headers["content-security-policy"]
+        ), path
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
 
 
 def test_guessing_and_flooding_are_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wrong token is answered later; a valid token is never delayed. A flood of requests is refused, but health checks are not."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(requests_per_second=1, burst=60)) as server:
+    with serving(
+        [make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(requests_per_second=1, burst=60)
+    ) as server:
         delays: list[float] = []
 
         async def sleep(seconds: float) -> None:
             delays.append(seconds)
 
         monkeypatch.setattr(server.app.state.failures, "_sleep", sleep)
-        guesses = [server.client.get("/api/v1/runs", headers={"authorization": f"Bearer rl_{n:010d}.{'A' * 43}"}) for n in range(20)]
+        guesses = [
+            server.client.get("/api/v1/runs", headers={"authorization": f"Bearer rl_{n:010d}.{'A' * 43}"})
+            for n in range(20)
+        ]
         assert [response.status_code for response in guesses] == [401] * 20
         assert len(delays) == 10 and delays == sorted(delays) and delays[0] < 0.2 and delays[-1] == 5.0
-        form = server.client.post("/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False)
+        form = server.client.post(
+            "/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False
+        )
         assert form.status_code == 303
         server.client.cookies.clear()
         assert server.get("/api/v1/runs", "admin").status_code == 200 and len(delays) == 10

@@ -65,7 +65,9 @@ def test_every_action_command_and_call_declares_its_effects() -> None:
     """A new action, command or public call without declared effects fails here."""
     assert ACTIONS.keys() == FIELDS.keys()
     assert set(COMMANDS) | set(SHOWING) == set(ALL_COMMANDS) and not set(COMMANDS) & set(SHOWING)
-    calls = {f"{kind.__name__}.{name}" for kind in (relight.Store, Run) for name in vars(kind) if not name.startswith("_")}
+    calls = {
+        f"{kind.__name__}.{name}" for kind in (relight.Store, Run) for name in vars(kind) if not name.startswith("_")
+    }
     calls |= {"save", "load", "open", "Checkpointer.save"}
     assert calls == LIBRARY.keys()
     for table in (ACTIONS, COMMANDS, LIBRARY):
@@ -124,7 +126,11 @@ def test_an_effect_takes_its_role_and_scope_whichever_way_leads_to_it(server: Se
     for effect, run in effects:
         assert who.may(role_of(effect)), (effect, run)
         assert in_scope(scope, "runs", {run}), (effect, run)
-    expected = {"viewer": set(), "operator": {"tag", "create run", "hold"}, "admin": {"tag", "create run", "hold", "stage"}}[role]
+    expected = {
+        "viewer": set(),
+        "operator": {"tag", "create run", "hold"},
+        "admin": {"tag", "create run", "hold", "stage"},
+    }[role]
     if scope:
         expected = expected - {"create run"}
     assert expected <= {effect for effect, _ in effects}, effects
@@ -154,8 +160,15 @@ def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
         tag_if_possible(Log(store, "run"), stage, last.id)
         for words in ([str(path), stage, "2"], [str(path), stage, "--delete"]):
             done = CliRunner().invoke(cli, ["tag", *words])
-            assert done.exit_code != 0 and isinstance(done.exception, ConfigError) and "relight promote" in done.exception.hint
-    with relight.Checkpointer(path, model=torch.nn.Linear(1, 1), background=False) as ckpt, pytest.raises(ConfigError, match="is a stage"):
+            assert (
+                done.exit_code != 0
+                and isinstance(done.exception, ConfigError)
+                and "relight promote" in done.exception.hint
+            )
+    with (
+        relight.Checkpointer(path, model=torch.nn.Linear(1, 1), background=False) as ckpt,
+        pytest.raises(ConfigError, match="is a stage"),
+    ):
         ckpt.save(3, tag="production")
     for stage in STAGES[:2]:
         branch(run, last, stage)  # a run may have this name; it is not a stage
@@ -182,7 +195,10 @@ def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
         acts.execute(verb, fields, admin)
     server.app.state.tasks.begin("save", "runs", SECRET, "admin", lambda task: None)
     server.app.state.readers[0].poll()
-    assert SECRET in server.get(f"/api/v1/runs/runs/{OURS}", "admin").text and SECRET in server.get("/api/v1/audit", "admin").text
+    assert (
+        SECRET in server.get(f"/api/v1/runs/runs/{OURS}", "admin").text
+        and SECRET in server.get("/api/v1/audit", "admin").text
+    )
     parts = {"{store}": "runs", "{run}": OURS, "{which:path}": "latest", "{which}": "latest", "{task}": "0" * 16}
     seen = 0
     for method, path in ROUTES:
@@ -198,9 +214,15 @@ def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
         given = {name: value for name, value in fields.items() if SECRET not in value}
         answer = server.post(f"/api/v1/actions/{verb}", "scoped", json={"fields": given})
         assert SECRET not in answer.text, (verb, fields)
-    taken = server.post("/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": SECRET}})
+    taken = server.post(
+        "/api/v1/actions/branch",
+        "scoped",
+        json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": SECRET}},
+    )
     free = server.post(
-        "/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": "free-name"}}
+        "/api/v1/actions/branch",
+        "scoped",
+        json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": "free-name"}},
     )
     assert taken.status_code == free.status_code == 422 and taken.json() == free.json()
 

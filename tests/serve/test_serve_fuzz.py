@@ -32,7 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def operations(schema: Any) -> list[tuple[str, str, Any]]:
     """Return each operation: method, address, and the schema's description."""
-    return [(method, path, operation) for path, methods in schema["paths"].items() for method, operation in methods.items()]
+    return [
+        (method, path, operation) for path, methods in schema["paths"].items() for method, operation in methods.items()
+    ]
 
 
 def odd(rng: random.Random) -> Any:
@@ -69,9 +71,12 @@ def asked(server: Server, rng: random.Random, method: str, path: str, operation:
     """Send one request. Return the answer and a description of the request."""
     address, query = path, []
     for parameter in operation.get("parameters", []):
-        right = {"store": "runs", "run": "run-001", "which": "latest", "verb": rng.choice(["tag", "verify", "prune", "save"])}.get(
-            parameter["name"], "runs/run-001@latest"
-        )
+        right = {
+            "store": "runs",
+            "run": "run-001",
+            "which": "latest",
+            "verb": rng.choice(["tag", "verify", "prune", "save"]),
+        }.get(parameter["name"], "runs/run-001@latest")
         value = right if rng.random() < 0.5 else rng.choice(ODD)
         if parameter["in"] == "path":
             address = address.replace("{" + parameter["name"] + "}", encoded(value))
@@ -82,7 +87,9 @@ def asked(server: Server, rng: random.Random, method: str, path: str, operation:
     if method == "get":
         return server.get(address, role), f"GET {address}"
     data = json.dumps(body(rng)).encode() if rng.random() < 0.9 else rng.randbytes(rng.randrange(60))
-    return server.post(address, role, content=data, headers={"content-type": "application/json"}), f"POST {address} {data[:200]!r}"
+    return server.post(
+        address, role, content=data, headers={"content-type": "application/json"}
+    ), f"POST {address} {data[:200]!r}"
 
 
 def test_no_question_however_put_is_too_much(server: Server) -> None:
@@ -116,4 +123,9 @@ def test_the_schema_names_every_route_and_its_version(server: Server) -> None:
     """Each route of the API is in the schema, and all have the same version."""
     paths = server.get("/api/v1/openapi.json").json()["paths"]
     assert all(path.startswith("/api/v1/") for path in paths)
-    assert {"/api/v1/runs", "/api/v1/runs/{store}/{run}/checkpoints", "/api/v1/actions/{verb}", "/api/v1/audit"} <= paths.keys()
+    assert {
+        "/api/v1/runs",
+        "/api/v1/runs/{store}/{run}/checkpoints",
+        "/api/v1/actions/{verb}",
+        "/api/v1/audit",
+    } <= paths.keys()

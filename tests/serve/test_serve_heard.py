@@ -22,7 +22,13 @@ from relight.serve.reader import StoreState, open_readers
 from relight.store import open_bytes
 from relight.store.local import LocalStore
 
-SPANS = [("blocked", 10.0, 10.1), ("snapshot", 10.1, 10.4), ("write", 10.2, 11.0), ("parts", 11.0, 11.2), ("commit", 11.2, 11.5)]
+SPANS = [
+    ("blocked", 10.0, 10.1),
+    ("snapshot", 10.1, 10.4),
+    ("write", 10.2, 11.0),
+    ("parts", 11.0, 11.2),
+    ("commit", 11.2, 11.5),
+]
 
 
 def until(read: Any, wanted: Any) -> None:
@@ -43,7 +49,15 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
     url = str(root)
     newest = Run(open_bytes(url), "run-000").history().live[-1]
     spans = [
-        {"event": "save.span", "id": newest.id, "step": newest.step, "span": part, "start": start, "end": end, "time": 1.0}
+        {
+            "event": "save.span",
+            "id": newest.id,
+            "step": newest.step,
+            "span": part,
+            "start": start,
+            "end": end,
+            "time": 1.0,
+        }
         for part, start, end in SPANS
     ]
     alarm = {
@@ -59,7 +73,10 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         until(lambda: len(server.get("/api/v1/runs/runs/run-000").json()["saves"][0]["spans"]), len(SPANS))
         save = server.get("/api/v1/runs/runs/run-000").json()["saves"][0]
         assert save["seconds"] == pytest.approx(1.5)
-        assert [(row["kind"], round(row["begin_s"], 6)) for row in save["spans"]][:2] == [("blocked", 0.0), ("snapshot", 0.1)]
+        assert [(row["kind"], round(row["begin_s"], 6)) for row in save["spans"]][:2] == [
+            ("blocked", 0.0),
+            ("snapshot", 0.1),
+        ]
         page = server.get("/runs/runs/run-000").text
         assert "1.5 s until durable" in page and 'class="span write"' in page
         until(lambda: [row["risk"] for row in server.get("/api/v1/risk").json()], [0.9])
@@ -67,7 +84,12 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         rows = {row["run"]: row["risk"] for row in server.get("/api/v1/runs").json()["rows"]}
         assert rows == {"run-000": 0.9, "run-001": None}
         alerts = {row["name"]: row for row in server.get("/api/v1/settings", role="admin").json()["alerts"]}
-        until(lambda: [row["name"] for row in server.get("/api/v1/settings", role="admin").json()["alerts"] if row["firing"]], ["risk"])
+        until(
+            lambda: [
+                row["name"] for row in server.get("/api/v1/settings", role="admin").json()["alerts"] if row["firing"]
+            ],
+            ["risk"],
+        )
         assert len(alerts) > 5
         page = server.get("/settings", role="admin").text
         assert "firing" in page and "memory fills up" in page
@@ -80,11 +102,21 @@ def test_events_of_a_run_count_on_its_pages(tmp_path: Path, monkeypatch: pytest.
     root = make_store(tmp_path / "runs", 2, 3)
     live = Run(open_bytes(str(root)), "run-000").history().live
     now = time.time()
-    damaged = {"event": "verify.damaged", "id": live[0].id, "step": live[0].step, "kind": "corrupt_checkpoint", "file": "pack", "time": now}
+    damaged = {
+        "event": "verify.damaged",
+        "id": live[0].id,
+        "step": live[0].step,
+        "kind": "corrupt_checkpoint",
+        "file": "pack",
+        "time": now,
+    }
     keep_events(events, str(root), {"event": "attempt.ended", "run": "run-000", "time": now}, damaged, run="run-000")
     monkeypatch.setattr("relight.serve.reader.LATE_AFTER", -3.0)
     with serving([root], tmp_path) as server:
-        until(lambda: [row["good"] for row in server.get("/api/v1/runs/runs/run-000/checkpoints").json()["rows"]], [True, True, False])
+        until(
+            lambda: [row["good"] for row in server.get("/api/v1/runs/runs/run-000/checkpoints").json()["rows"]],
+            [True, True, False],
+        )
         rows = {row["run"]: (row["health"], row["why"]) for row in server.get("/api/v1/runs").json()["rows"]}
         assert rows["run-000"] == ("idle", "the run has ended") and rows["run-001"][0] == "late"
 
@@ -95,7 +127,11 @@ def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("RELIGHT_EVENTS", str(events))
     root = make_store(tmp_path / "runs", 1, 3)
     events_written = [
-        {"event": "steps.done", "steps": [120, 150, 200], "metrics": {"loss": [3.5, None, 99.0], "lr": [0.1, 0.1, 0.1]}},
+        {
+            "event": "steps.done",
+            "steps": [120, 150, 200],
+            "metrics": {"loss": [3.5, None, 99.0], "lr": [0.1, 0.1, 0.1]},
+        },
         {"event": "steps.done", "steps": [130, "x"], "metrics": {"loss": [1.0, 1.0]}},
         {"event": "steps.done", "steps": [131], "metrics": {"loss": [10**400]}},
         {"event": "steps.done", "steps": [132, 133], "metrics": {"loss": [1.0], "x" * 81: [1.0, 2.0]}},
@@ -113,7 +149,9 @@ def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pyte
 def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
     """A long series keeps every other point and the newest. The least recently updated runs are dropped."""
     around = EventFeed(
-        open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None), Alerting(), events=tmp_path / "events"
+        open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None),
+        Alerting(),
+        events=tmp_path / "events",
     )
     (tmp_path / "events").mkdir(mode=0o700)
     for block in range(60):
@@ -139,7 +177,9 @@ def test_without_events_pages_work_and_report_it(tmp_path: Path, monkeypatch: py
     root = make_store(tmp_path / "runs", 1, 2)
     with serving([root], tmp_path) as server:
         run = server.get("/api/v1/runs/runs/run-000").json()
-        assert run["row"]["risk"] is None and all(save["spans"] == [] and save["seconds"] is None for save in run["saves"])
+        assert run["row"]["risk"] is None and all(
+            save["spans"] == [] and save["seconds"] is None for save in run["saves"]
+        )
         assert server.get("/api/v1/risk").json() == []
         assert server.get("/runs/runs/run-000").status_code == 200
 
@@ -162,7 +202,9 @@ def test_alerts_outlive_the_server_and_are_sent_once(tmp_path: Path, monkeypatch
     keep_events(events, str(root), alarm, run="run-000")
 
     def firing(server: Any) -> list[str]:
-        return [rule["name"] for rule in server.get("/api/v1/settings", role="admin").json()["alerts"] if rule["firing"]]
+        return [
+            rule["name"] for rule in server.get("/api/v1/settings", role="admin").json()["alerts"] if rule["firing"]
+        ]
 
     with web_server() as (port, posts):
         (tmp_path / "relight.toml").write_text(
@@ -178,7 +220,9 @@ def test_alerts_outlive_the_server_and_are_sent_once(tmp_path: Path, monkeypatch
         assert len(posts) == 1
 
 
-def test_each_record_of_a_log_is_read_once_for_pages_and_alerts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_record_of_a_log_is_read_once_for_pages_and_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages and alerts share one reader for each store, so each record is read once."""
     monkeypatch.setenv("RELIGHT_EVENTS", "0")
     root = make_store(tmp_path / "runs", 2, 3)
@@ -197,7 +241,9 @@ def test_each_record_of_a_log_is_read_once_for_pages_and_alerts(tmp_path: Path, 
     assert read and {key: count for key, count in read.items() if count > 1} == {}
 
 
-def test_a_store_that_is_not_read_yet_ends_no_alert_and_a_lost_one_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_not_read_yet_ends_no_alert_and_a_lost_one_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Earlier alerts wait for the first read of the store. If the store is lost, the last known runs stay, with the reason."""
     monkeypatch.setenv("RELIGHT_EVENTS", "0")
     (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: None)
@@ -209,11 +255,16 @@ def test_a_store_that_is_not_read_yet_ends_no_alert_and_a_lost_one_is_reported(t
     assert poll.is_alive() and seen == []
     reader.poll()
     poll.join(10)
-    assert [(run.run, run.error) for run in seen] == [("run-000", ""), ("run-001", "")] and time.monotonic() - began < 20
+    assert [(run.run, run.error) for run in seen] == [
+        ("run-000", ""),
+        ("run-001", ""),
+    ] and time.monotonic() - began < 20
     for gone, reason in (
         (StoreState({}, "store_unavailable: away", None), "away"),
         (StoreState(reader.now.runs, "ok", 1.0), "has not answered"),
     ):
         reader.now = gone
         polled = around._watcher.poll(time.time())
-        assert [run.run for run in polled] == ["run-000", "run-001"] and all(reason in run.error and run.checkpoints == 3 for run in polled)
+        assert [run.run for run in polled] == ["run-000", "run-001"] and all(
+            reason in run.error and run.checkpoints == 3 for run in polled
+        )

@@ -62,7 +62,9 @@ def test_what_is_new_in_a_store_is_there_soon(server: Server, tmp_path: Path) ->
 def test_an_unchanged_run_is_not_computed_again(tmp_path: Path) -> None:
     """A poll of an unchanged store keeps the same values, and sends no notification."""
     notified = []
-    (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: notified.append((store, runs)))
+    (reader,) = open_readers(
+        [str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: notified.append((store, runs))
+    )
     reader.poll()
     before = reader.now.runs
     reader.poll()
@@ -108,15 +110,20 @@ def test_an_action_is_planned_then_done_then_written_down(server: Server) -> Non
     planned = server.post("/api/v1/actions/tag", "operator", json={"fields": fields}).json()
     assert "relight tag runs/run-000 good" in planned["command"]
     assert server.get("/api/v1/runs/runs/run-000").json()["tags"] == [["best-so-far", 1200]]
-    refused = server.post("/api/v1/actions/tag", "operator", json={"fields": fields | {"which": "600"}, "confirm": planned["digest"]})
+    refused = server.post(
+        "/api/v1/actions/tag", "operator", json={"fields": fields | {"which": "600"}, "confirm": planned["digest"]}
+    )
     assert refused.status_code == 409
-    outcome = server.post("/api/v1/actions/tag", "operator", json={"fields": fields, "confirm": planned["digest"]}).json()
+    outcome = server.post(
+        "/api/v1/actions/tag", "operator", json={"fields": fields, "confirm": planned["digest"]}
+    ).json()
     assert outcome["ok"]
     wait_until(server, "/api/v1/runs/runs/run-000", [["best-so-far", 1200], ["good", 500]], "tags")
     rows = server.get("/api/v1/audit", "operator").json()["rows"]
     assert [(row["who"], row["what"], row["on"], row["how"]) for row in rows] == [
-        ("operator", "tag", "runs/run-000@500", "ok"), ("operator", "tag", "runs/run-000@600", "refused"),
-    ]  # fmt: skip
+        ("operator", "tag", "runs/run-000@500", "ok"),
+        ("operator", "tag", "runs/run-000@600", "refused"),
+    ]
 
 
 def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Server, tmp_path: Path) -> None:
@@ -128,7 +135,9 @@ def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Serv
     ):
         fields = {"store": "runs", "run": "run-000", **more}
         digest = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()["digest"]
-        assert server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": digest}).json()["ok"], verb
+        assert server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": digest}).json()[
+            "ok"
+        ], verb
     wait_until(server, "/api/v1/runs", 3, "total")
     parents = {row["run"]: (row["parent"], row["at_step"]) for row in server.get("/api/v1/lineage/runs").json()["rows"]}
     assert parents == {"run-000": (None, None), "run-001": (None, None), "fork": ("run-000", 300)}
@@ -143,7 +152,9 @@ def test_what_is_damaged_is_found_by_verify_and_reported(server: Server) -> None
     outcome = server.post("/api/v1/actions/verify", "operator", json={"fields": fields, "confirm": digest}).json()
     assert outcome["ok"] and outcome["task"], "it is a task: no request waits for it"
     ends = time.monotonic() + 20
-    while (task := server.get(f"/api/v1/tasks/{outcome['task']}").json())["state"] == "running" and time.monotonic() < ends:
+    while (task := server.get(f"/api/v1/tasks/{outcome['task']}").json())[
+        "state"
+    ] == "running" and time.monotonic() < ends:
         time.sleep(0.05)
     assert task["state"] == "failed" and "missing" in task["details"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"

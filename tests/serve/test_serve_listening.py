@@ -63,7 +63,9 @@ class Client:
     async def open(cls, at: Running, query: str = "") -> Client:
         """Request a stream, and read nothing yet."""
         reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
-        writer.write(f"GET /events{query} HTTP/1.1\r\nhost: 127.0.0.1:{at.port}\r\nauthorization: Bearer {at.token}\r\n\r\n".encode())
+        writer.write(
+            f"GET /events{query} HTTP/1.1\r\nhost: 127.0.0.1:{at.port}\r\nauthorization: Bearer {at.token}\r\n\r\n".encode()
+        )
         await writer.drain()
         return cls(reader, writer)
 
@@ -100,7 +102,10 @@ def test_a_stream_gets_every_change_of_its_own_run_alone(running: Running) -> No
     """A stream gets every change of its own run, also after the first one, and no change of another run."""
 
     async def play() -> None:
-        own, other = await Client.open(running, "?store=runs&run=run-001"), await Client.open(running, "?store=runs&run=run-000")
+        own, other = (
+            await Client.open(running, "?store=runs&run=run-001"),
+            await Client.open(running, "?store=runs&run=run-000"),
+        )
         await every(client.until(b"event: hello", 20) for client in (own, other))
         await every(client.quiet() for client in (own, other))  # the first stream gets the store's first read
         for number in range(3):

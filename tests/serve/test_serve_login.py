@@ -26,7 +26,9 @@ class Site:
     """A server on loopback with the gate of ``relight serve``."""
 
     def __init__(self, root: Path) -> None:
-        self.app = create_app(ServerSettings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=AccessRules()))
+        self.app = create_app(
+            ServerSettings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=AccessRules())
+        )
         self.token = self.app.state.store.new_token("anna", "viewer")[1]
         gate = Gate(bounds_of(1024, 32))
         listening = gate.listen(("127.0.0.1", 0))
@@ -77,7 +79,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_half_sent_bodies_keep_no_client_from_logging_in(site: Site) -> None:
     """A slow sender holds only its connection, for any address that it posts to."""
     connections = [site.send(site.form("", 60), f"127.0.0.{5 + n % 3}") for n in range(24)]
-    connections += [site.send(site.form("", 60).replace(b"/login", b"/api/v1/actions/tag"), "127.0.0.5") for _ in range(12)]
+    connections += [
+        site.send(site.form("", 60).replace(b"/login", b"/api/v1/actions/tag"), "127.0.0.5") for _ in range(12)
+    ]
     time.sleep(0.2)
     status, seconds = site.status(site.form(site.token))
     assert status == 303 and seconds < 2
@@ -116,7 +120,10 @@ def test_requests_without_credentials_are_refused_before_their_body(tmp_path: Pa
             assert server.client.get(path).status_code == 401, path
         large = {"origin": "http://127.0.0.1:8484", "content-type": "application/x-www-form-urlencoded"}
         assert server.client.post("/login", headers=large, content=b"token=" + b"a" * 5000).status_code == 413
-        assert server.client.get("/", headers={"accept": "text/html"}, follow_redirects=False).headers["location"] == "/login"
+        assert (
+            server.client.get("/", headers={"accept": "text/html"}, follow_redirects=False).headers["location"]
+            == "/login"
+        )
 
 
 def test_one_client_without_credentials_never_has_the_last_slot() -> None:
@@ -130,7 +137,9 @@ def test_one_client_without_credentials_never_has_the_last_slot() -> None:
         assert await slots.take("anonymous 2")
         rest = [asyncio.create_task(slots.take(f"anonymous {n}")) for n in range(3, 3 + WAITING_MAX)]
         await asyncio.sleep(0)
-        assert any(request.done() and not request.result() for request in rest), "clients without credentials do not fill the queue"
+        assert any(request.done() and not request.result() for request in rest), (
+            "clients without credentials do not fill the queue"
+        )
         busy = [asyncio.create_task(slots.take(f"token {n}")) for n in range(MOST - OF_ANONYMOUS)]
         await asyncio.sleep(0)
         last = asyncio.create_task(slots.take("token last"))

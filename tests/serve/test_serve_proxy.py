@@ -45,10 +45,21 @@ def test_a_browser_logs_in_through_a_tls_proxy(tmp_path: Path) -> None:
             entered = log_in(server, PUBLIC, host)
             assert entered.status_code == 303, (host, entered.text)
             cookie = entered.headers["set-cookie"]
-            assert cookie.startswith("__Host-relight=") and "Secure" in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
+            assert (
+                cookie.startswith("__Host-relight=")
+                and "Secure" in cookie
+                and "HttpOnly" in cookie
+                and "SameSite=strict" in cookie
+            )
             assert "max-age" in entered.headers["strict-transport-security"]
             server.client.cookies.clear()
-        for origin in ("http://relight.lab", "https://relight.lab:8443", "https://relight.lab.evil.example", "null", HOST):
+        for origin in (
+            "http://relight.lab",
+            "https://relight.lab:8443",
+            "https://relight.lab.evil.example",
+            "null",
+            HOST,
+        ):
             assert log_in(server, origin).status_code == 403, origin
         assert server.client.get("/healthz", headers={"host": "evil.example"}).status_code == 400
 
@@ -90,7 +101,9 @@ HOPS = [
 
 
 @pytest.mark.parametrize(("peer", "forwarded", "client"), HOPS)
-def test_the_clients_address_is_the_last_that_a_trusted_proxy_wrote(peer: str, forwarded: list[str], client: str) -> None:
+def test_the_clients_address_is_the_last_that_a_trusted_proxy_wrote(
+    peer: str, forwarded: list[str], client: str
+) -> None:
     """Text that the client itself wrote into the header is ignored, and the header of a peer that is not a proxy."""
     assert Proxies(PROXIES).client_of(peer, forwarded) == client
 
@@ -105,7 +118,10 @@ def test_clients_of_a_proxy_are_counted_by_their_own_address(tmp_path: Path) -> 
     """A client with too many requests is refused. Another client of the same proxy is not."""
     rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), requests_per_second=0.1, burst=5)
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, rules) as server:
-        flood = [server.client.get("/api/v1/runs", headers={"x-forwarded-for": f"9.9.9.{n}, 198.51.100.9"}).status_code for n in range(8)]
+        flood = [
+            server.client.get("/api/v1/runs", headers={"x-forwarded-for": f"9.9.9.{n}, 198.51.100.9"}).status_code
+            for n in range(8)
+        ]
         assert flood == [401] * 5 + [429] * 3
         assert server.client.get("/api/v1/runs", headers={"x-forwarded-for": "198.51.100.10"}).status_code == 401
 
@@ -114,7 +130,10 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
     """Options that would open the server by mistake are refused: an http address, a path, every address as a proxy."""
     assert public_origin("https://Relight.LAB:443/") == PUBLIC
     assert public_origin("https://relight.lab:8443") == PUBLIC + ":8443"
-    assert public_origin("https://relight.lab.") == PUBLIC and public_origin("https://node_7.lab:8443/") == "https://node_7.lab:8443"
+    assert (
+        public_origin("https://relight.lab.") == PUBLIC
+        and public_origin("https://node_7.lab:8443/") == "https://node_7.lab:8443"
+    )
     for text in (
         "http://relight.lab",
         "relight.lab",
@@ -141,7 +160,9 @@ def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
         assert server.client.get("/api/v1/runs", headers=anna).status_code == 200
         fields = {"store": "runs", "run": "run-000", "which": "latest", "name": "x"}
         for headers in (anna, anna | {"origin": PUBLIC}, anna | {"origin": "https://evil.example"}):
-            assert server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=headers).status_code == 403
+            assert (
+                server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=headers).status_code == 403
+            )
         page = server.client.get("/", headers=anna).text
         word = re.search(r'name="csrf" value="([0-9a-f]+)"', page)
         assert word is not None
@@ -152,15 +173,30 @@ def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
         bearer = anna | {"authorization": f"bearer {server.tokens['operator']}"}
         assert server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=bearer).status_code == 200
         away = server.client.get(
-            "/", headers={"host": "relight.lab", "authorization": "Basic x", "accept": "text/html"}, follow_redirects=False
+            "/",
+            headers={"host": "relight.lab", "authorization": "Basic x", "accept": "text/html"},
+            follow_redirects=False,
         )
         assert away.status_code == 303, "a client without a name from the proxy logs in here"
     (tmp_path / "two").mkdir()
-    with serving([make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", AccessRules(anonymous_read=True)) as server:
+    with serving(
+        [make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", AccessRules(anonymous_read=True)
+    ) as server:
         assert server.client.get("/api/v1/runs", headers={"authorization": "Basic YW5uYTp4"}).status_code == 401
 
 
-ODD = ['prefs={"theme":"dark"}', "x=a b", "_xsrf=2|a,b", "a[b]=1", "flag", "=", "relightx=1", 'q="a\\"b', "é=1", "x" * 9000 + "=1"]
+ODD = [
+    'prefs={"theme":"dark"}',
+    "x=a b",
+    "_xsrf=2|a,b",
+    "a[b]=1",
+    "flag",
+    "=",
+    "relightx=1",
+    'q="a\\"b',
+    "é=1",
+    "x" * 9000 + "=1",
+]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=[str(n) for n in range(len(ODD))])
@@ -171,7 +207,9 @@ def test_cookies_of_other_programs_log_no_user_out(tmp_path: Path, odd: str) -> 
         ours = entered.headers["set-cookie"].partition(";")[0]
         server.client.cookies.clear()
         for text in (f"{odd}; {ours}", f"{ours}; {odd}", f"{ours.lower()}x; {odd};{ours}"):
-            assert server.client.get("/api/v1/runs", headers={"cookie": text.encode("latin-1")}).status_code == 200, text[:40]
+            assert server.client.get("/api/v1/runs", headers={"cookie": text.encode("latin-1")}).status_code == 200, (
+                text[:40]
+            )
         assert server.client.get("/api/v1/runs", headers={"cookie": odd.encode("latin-1")}).status_code == 401
 
 
@@ -194,18 +232,39 @@ class Site:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": list(listening)})
         self._thread.start()
         names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", "key.pem", "-out", "cert.pem", *names]
+        made = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "cert.pem",
+            *names,
+        ]
         subprocess.run(made, cwd=root, check=True, capture_output=True)
         text = re.search(r"```nginx\n(.*?)```", (ROOT / "docs/dashboard.md").read_text(), re.DOTALL)
         assert text is not None
-        block = text[1].replace("443", str(self.port)).replace("relight.lab", "localhost").replace("127.0.0.1:8484", f"127.0.0.1:{here}")
-        block = block.replace("/etc/ssl/", f"{root}/").replace("listen ", "listen 127.0.0.1:", 1)
-        paths = "".join(f"{kind}_temp_path {root}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        start = (
-            f"pid {root}/pid; error_log {root}/error.log; daemon off; user root; events {{}} http {{ access_log off; {paths}\n{block}}}\n"
+        block = (
+            text[1]
+            .replace("443", str(self.port))
+            .replace("relight.lab", "localhost")
+            .replace("127.0.0.1:8484", f"127.0.0.1:{here}")
         )
+        block = block.replace("/etc/ssl/", f"{root}/").replace("listen ", "listen 127.0.0.1:", 1)
+        paths = "".join(
+            f"{kind}_temp_path {root}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        start = f"pid {root}/pid; error_log {root}/error.log; daemon off; user root; events {{}} http {{ access_log off; {paths}\n{block}}}\n"
         (root / "nginx.conf").write_text(start if os.geteuid() == 0 else start.replace("user root; ", ""))
-        self._nginx = subprocess.Popen([NGINX, "-p", str(root), "-c", str(root / "nginx.conf"), "-e", str(root / "error.log")])
+        self._nginx = subprocess.Popen(
+            [NGINX, "-p", str(root), "-c", str(root / "nginx.conf"), "-e", str(root / "error.log")]
+        )
         ends = time.monotonic() + 20
         while time.monotonic() < ends and not self._answers():
             time.sleep(0.05)
@@ -244,9 +303,14 @@ def test_a_real_nginx(site: Site) -> None:
     """The documented configuration works, also after wrong tokens. A foreign origin is refused."""
     with site.client() as client:
         for number in range(12):
-            wrong = client.post("/login", data={"token": f"rl_{number:010d}.{'A' * 43}"}, headers={"origin": site.origin})
+            wrong = client.post(
+                "/login", data={"token": f"rl_{number:010d}.{'A' * 43}"}, headers={"origin": site.origin}
+            )
             assert wrong.status_code == 401
-        assert client.post("/login", data={"token": site.token}, headers={"origin": "https://evil.example"}).status_code == 403
+        assert (
+            client.post("/login", data={"token": site.token}, headers={"origin": "https://evil.example"}).status_code
+            == 403
+        )
         entered = client.post("/login", data={"token": site.token}, headers={"origin": site.origin})
         assert entered.status_code == 303 and "Secure" in entered.headers["set-cookie"]
         page = client.get("/", headers={"accept": "text/html"})

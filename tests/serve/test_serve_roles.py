@@ -55,8 +55,12 @@ def test_every_route_admits_exactly_the_roles_that_it_declares(server: Server) -
         address = re.sub(r"\{(\w+)\}", lambda part: PARTS[part[1]], path)
         for who in ("anonymous", *ROLES):
             answered = server.client.request(
-                method, address, headers=server.headers(who), follow_redirects=False, **({"json": {"fields": {}}} if method == "POST" else {})
-            ).status_code  # fmt: skip
+                method,
+                address,
+                headers=server.headers(who),
+                follow_redirects=False,
+                **({"json": {"fields": {}}} if method == "POST" else {}),
+            ).status_code
             asked += 1
             if who == "anonymous":
                 assert answered == 401 or (method == "POST" and answered == 403), (method, path, answered)
@@ -79,7 +83,11 @@ def test_what_a_scope_leaves_out_is_not_there(server: Server) -> None:
     """A token for one run cannot reach another run in lists, by name, in actions or in comparisons."""
     assert [row["run"] for row in server.get("/api/v1/runs", "scoped").json()["rows"]] == ["run-000"]
     assert server.get("/api/v1/runs/runs/run-000", "scoped").status_code == 200
-    for path in ("/api/v1/runs/runs/run-001", "/api/v1/runs/runs/run-001/checkpoints", "/api/v1/diff?a=run-000@latest&b=run-001@latest"):
+    for path in (
+        "/api/v1/runs/runs/run-001",
+        "/api/v1/runs/runs/run-001/checkpoints",
+        "/api/v1/diff?a=run-000@latest&b=run-001@latest",
+    ):
         hidden = server.get(path, "scoped")
         assert hidden.status_code == 404, path
     fields = {"store": "runs", "run": "run-001", "which": "latest", "name": "mine"}

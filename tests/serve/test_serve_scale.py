@@ -55,7 +55,11 @@ def addresses(server: Server) -> list[str]:
             continue
         parts = {"store": "runs", "run": name, "which": incident if "incidents" in path else "latest"}
         paths.append(re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: parts[part[1]], path))
-    paths += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
+    paths += [
+        "/api/v1/runs?limit=500",
+        f"/api/v1/runs/runs/{name}/checkpoints?limit=500",
+        "/api/v1/incidents?limit=500",
+    ]
     spec = f"?a=runs/{name}@{ids[3]}&b=runs/{name}@{ids[40]}"
     latest = f"/api/v1/runs/runs/{name}/checkpoints/latest"
     ends = time.monotonic() + 20
@@ -70,7 +74,9 @@ def least(server: Server, address: str, tries: int = TRIES) -> tuple[float, Any]
     times = []
     for _ in range(tries):
         begun = time.perf_counter()
-        answer = server.get(address, "admin", headers={"accept": "application/json" if "/api/" in address else "text/html"})
+        answer = server.get(
+            address, "admin", headers={"accept": "application/json" if "/api/" in address else "text/html"}
+        )
         times.append(time.perf_counter() - begun)
     return min(times), answer
 
@@ -106,14 +112,18 @@ def test_a_list_of_checkpoints_in_pieces_is_the_list(server: Server) -> None:
     assert whole["next"] is None and [row["step"] for row in whole["rows"]] == list(range(CHECKPOINTS * 100, 0, -100))
     rows, after = [], None
     while True:
-        piece = server.get("/api/v1/runs/runs/run-007/checkpoints", params={"limit": 33} | ({"after": after} if after else {})).json()
+        piece = server.get(
+            "/api/v1/runs/runs/run-007/checkpoints", params={"limit": 33} | ({"after": after} if after else {})
+        ).json()
         rows += piece["rows"]
         if (after := piece["next"]) is None:
             break
     assert rows == whole["rows"]
 
 
-def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_view_does_not_wait_for_the_stores(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A server that has just begun answers at once, and has read everything later."""
     begun = time.perf_counter()
     app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite"))
@@ -130,7 +140,10 @@ def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path,
         known = time.perf_counter() - begun
         rows = client.get("/api/v1/runs", headers={"authorization": f"Bearer {token}"}).json()["rows"]
     with capsys.disabled():
-        print(f"\n  application {made * 1000:.0f} ms, first view {first * 1000:.0f} ms, all known after {known:.1f} s", end=" ")
+        print(
+            f"\n  application {made * 1000:.0f} ms, first view {first * 1000:.0f} ms, all known after {known:.1f} s",
+            end=" ",
+        )
     assert made + first < FIRST_S or first < FIRST_S / 2
     assert len(rows) == RUNS
 

@@ -92,7 +92,9 @@ def test_a_comparison_has_the_words_of_its_own_asker(server: Server) -> None:
     ids = [checkpoint.id for checkpoint in server.app.state.index.state("runs", "run-000").history.live]
     first = "/api/v1/diff?" + urlencode({"a": "runs/run-000@branches/merger", "b": "runs/run-000@latest"})
     assert waited(server, first, "admin", '"tensors"').json()["a"] == "runs/run-000@branches/merger"
-    second = server.get("/api/v1/diff?" + urlencode({"a": f"run-000@{ids[0]}", "b": f"run-000@{ids[-1]}"}), "scoped").json()
+    second = server.get(
+        "/api/v1/diff?" + urlencode({"a": f"run-000@{ids[0]}", "b": f"run-000@{ids[-1]}"}), "scoped"
+    ).json()
     assert (second["a"], second["b"]) == (f"run-000@{ids[0]}", f"run-000@{ids[-1]}")
 
 
@@ -102,9 +104,16 @@ def test_a_branch_tag_of_a_hidden_run_is_not_there(server: Server) -> None:
     for name in ("merger", "nought"):
         path = f"/api/v1/runs/runs/run-000/checkpoints/branches/{name}"
         assert server.get(path, "admin").status_code == (200 if name == "merger" else 404)
-        answers = [server.get(path, "scoped"), server.get(f"/api/v1/diff?a=run-000@branches/{name}&b=run-000@1", "scoped")]
+        answers = [
+            server.get(path, "scoped"),
+            server.get(f"/api/v1/diff?a=run-000@branches/{name}&b=run-000@1", "scoped"),
+        ]
         answers.append(
-            server.post("/api/v1/actions/pin", "scoped", json={"fields": {"store": "runs", "run": "run-000", "which": f"branches/{name}"}})
+            server.post(
+                "/api/v1/actions/pin",
+                "scoped",
+                json={"fields": {"store": "runs", "run": "run-000", "which": f"branches/{name}"}},
+            )
         )
         assert {answer.status_code for answer in answers} == {404}
         texts.append([answer.text.replace(name, "NAME") for answer in answers])
@@ -128,6 +137,8 @@ def test_what_is_masked_depends_on_the_text_and_the_scope_alone() -> None:
                 assert masked(text) == text
     with asking("runs/run-000"):
         error = masked_error(
-            CorruptCheckpoint("gone", where=f"{SECRET}/{FILE}", details=[f"{SECRET}/{FILE}"], hint="try another", retryable=True)
+            CorruptCheckpoint(
+                "gone", where=f"{SECRET}/{FILE}", details=[f"{SECRET}/{FILE}"], hint="try another", retryable=True
+            )
         )
         assert SECRET not in str(error) and error.retryable and isinstance(error, CorruptCheckpoint)

@@ -30,7 +30,17 @@ from relight.serve.pieces import LISTED_MAX, bounded_run, checkpoint_piece, diff
 from relight.serve.scope import asking
 from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_OF_ONE_MAX, StreamSlots
 from relight.serve.tasks import OF_ONE_MAX as TASKS_OF_ONE
-from relight.serve.values import CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, IncidentRow, LineageRow, RunDetail, RunRow, TensorRow
+from relight.serve.values import (
+    CheckpointDetail,
+    CheckpointRow,
+    DiffDetail,
+    DiffRow,
+    IncidentRow,
+    LineageRow,
+    RunDetail,
+    RunRow,
+    TensorRow,
+)
 
 BOUNDS = ConnectionLimits(connections=24, of_one=16, streams=8)
 
@@ -233,7 +243,9 @@ def test_verifications_are_tasks_with_a_quota(tmp_path: Path) -> None:
         tasks, go = server.app.state.tasks, threading.Event()
         with asking("", "token anna"):
             for number in range(TASKS_OF_ONE):
-                tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(go.wait(20), ""), str(number))
+                tasks.begin(
+                    "verify", "runs", "run-000", "anna", lambda task: ActionOutcome(go.wait(20), ""), str(number)
+                )
             for _ in range(84):
                 with pytest.raises(StoreUnavailable, match="that you started"):
                     tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(True, ""))
@@ -245,7 +257,9 @@ def confirmed(server: Server, verb: str) -> dict[str, Any]:
     """Plan and execute an action, and return the answer."""
     fields = {"store": "runs", "run": "run-000", "which": "latest"}
     digest = server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields}).json()["digest"]
-    done: dict[str, Any] = server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields, "confirm": digest}).json()
+    done: dict[str, Any] = server.post(
+        f"/api/v1/actions/{verb}", "operator", json={"fields": fields, "confirm": digest}
+    ).json()
     return done
 
 
@@ -289,10 +303,19 @@ def test_answers_have_pieces() -> None:
     assert checkpoint_piece(whole, "19500", 500).next is None
     assert [tensor.path for tensor in checkpoint_piece(whole, None, 500, "19999").tensors] == ["layer.19999"]
     differs = DiffDetail(
-        "a", "b", [DiffRow(tensor.path, "same" if n % 2 else "changed") for n, tensor in enumerate(tensors)], [("x", 1, 2)] * 1200
+        "a",
+        "b",
+        [DiffRow(tensor.path, "same" if n % 2 else "changed") for n, tensor in enumerate(tensors)],
+        [("x", 1, 2)] * 1200,
     )
     piece = diff_piece(differs, "500", 500, changed=True)
-    assert (len(piece.tensors), len(piece.values), piece.next, piece.total, piece.values_total) == (500, 500, "1000", 10_000, 1200)
+    assert (len(piece.tensors), len(piece.values), piece.next, piece.total, piece.values_total) == (
+        500,
+        500,
+        "1000",
+        10_000,
+        1200,
+    )
     runs = lineage_piece([LineageRow(f"run-{n}", list(range(5000))) for n in range(600)], None, 100)
     assert (
         len(runs.rows) == 100
@@ -303,7 +326,9 @@ def test_answers_have_pieces() -> None:
     )
     incidents = [IncidentRow(str(n), "s", "r", stacks={"rank 0": "x" * 100_000}) for n in range(1000)]
     run = bounded_run(
-        RunDetail(RunRow("s", "r"), {f"m{n}": [(step, 1.0) for step in range(2000)] for n in range(100)}, incidents=incidents)
+        RunDetail(
+            RunRow("s", "r"), {f"m{n}": [(step, 1.0) for step in range(2000)] for n in range(100)}, incidents=incidents
+        )
     )
     assert (
         sum(map(len, run.series.values())) <= 24_000

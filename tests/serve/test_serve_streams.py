@@ -48,7 +48,9 @@ def listening(tmp_path: Path) -> Iterator[tuple[Any, int]]:
 async def stream(port: int, token: str, question: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Open a stream, and read its first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+    writer.write(
+        f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    )
     await asyncio.wait_for(reader.readuntil(b"hello"), 30)
     return reader, writer
 
@@ -101,7 +103,9 @@ def test_more_streams_than_there_is_room_for_are_refused(tmp_path: Path, monkeyp
         async def crowd() -> None:
             streams = [await stream(port, token) for _ in range(3)]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            request = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+            request = (
+                f"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+            )
             writer.write(request.encode())
             answered = await asyncio.wait_for(reader.read(), 10)
             assert b" 503 " in answered and b"retry-after" in answered
@@ -148,9 +152,7 @@ def test_a_stream_of_one_run_gets_no_other(tmp_path: Path) -> None:
             for question in ("?store=runs&run=run-001", "?store=elsewhere"):
                 with pytest.raises(asyncio.IncompleteReadError) as ended:
                     asked, door = await asyncio.open_connection("127.0.0.1", port)
-                    request = (
-                        f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
-                    )
+                    request = f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
                     door.write(request.encode())
                     await asyncio.wait_for(asked.readuntil(b"hello"), 5)
                 assert b"404" in ended.value.partial

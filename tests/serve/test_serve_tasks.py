@@ -44,7 +44,9 @@ def act(server: Server, verb: str, run: str = "demo", role: str = "operator", pa
     fields = {"store": "runs", "run": run}
     digest = server.post(f"/api/v1/actions/{verb}", role, json={"fields": fields}).json()["digest"]
     time.sleep(pause_s)
-    outcome: dict[str, Any] = server.post(f"/api/v1/actions/{verb}", role, json={"fields": fields, "confirm": digest}).json()
+    outcome: dict[str, Any] = server.post(
+        f"/api/v1/actions/{verb}", role, json={"fields": fields, "confirm": digest}
+    ).json()
     return outcome
 
 
@@ -63,9 +65,13 @@ def job(tmp_path: Path) -> Iterator[Run]:
     attempt = Attempt.begin(store, "live")
     attempt.save(request(1))
     requests = Requests(
-        store, "live", mine=lambda: True, cannot=lambda: "", poll_s=0.2,
+        store,
+        "live",
+        mine=lambda: True,
+        cannot=lambda: "",
+        poll_s=0.2,
         obey=lambda who: attempt.save(request(2, reason=f"asked for by {who}")) and None,
-    )  # fmt: skip
+    )
     requests.start()
     yield Run(store, "live")
     requests.close()
@@ -118,7 +124,11 @@ def test_a_drill_from_a_page_is_confirmed_shown_and_remembered(server: Server, t
     assert task["state"] == OK and "7 passed" in task["says"], task
     shown = server.get(f"/tasks/{id_}").text
     assert "prune: passed" in shown and "a restore skipped it" in shown
-    after = {path: path.read_bytes() for path in (tmp_path / "runs" / "demo").rglob("*") if path.is_file() and path.parent.name != "drills"}
+    after = {
+        path: path.read_bytes()
+        for path in (tmp_path / "runs" / "demo").rglob("*")
+        if path.is_file() and path.parent.name != "drills"
+    }
     assert after == before and len(list((tmp_path / "runs" / "demo" / "drills").iterdir())) == 1
 
 
@@ -204,7 +214,8 @@ def test_each_audit_entry_of_one_task_ends(server: Server, monkeypatch: pytest.M
     """If two users verify the same checkpoint at the same time, both audit entries get the outcome."""
     go = threading.Event()
     monkeypatch.setattr(
-        "relight.serve.actions.verify", lambda task, run, checkpoint, verified: ActionOutcome(not go.wait(10), "damaged: 3 findings")
+        "relight.serve.actions.verify",
+        lambda task, run, checkpoint, verified: ActionOutcome(not go.wait(10), "damaged: 3 findings"),
     )
     ids = [act(server, "verify", role=role)["task"] for role in ("admin", "operator")]
     assert ids[0] == ids[1]

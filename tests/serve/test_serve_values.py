@@ -45,7 +45,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(server: Server, path: str) -> Any:
     """Return the answer, once the tensor has been read."""
     ends = time.monotonic() + 20
-    while "done" in (answer := server.get(f"/api/v1/runs/runs/demo/checkpoints/3/values?path={path}").json()) and time.monotonic() < ends:
+    while (
+        "done" in (answer := server.get(f"/api/v1/runs/runs/demo/checkpoints/3/values?path={path}").json())
+        and time.monotonic() < ends
+    ):
         time.sleep(0.05)
     return answer
 
@@ -62,7 +65,9 @@ def test_numbers_and_classes_are_those_of_the_values(root: Path, tmp_path: Path)
         counted, _ = np.histogram(wide, answer["edges"])
         assert np.abs(counted - answer["counts"]).sum() <= 4, "only values on an edge may differ"
         page = server.get("/runs/runs/demo/checkpoints/3?tensor=w").text
-        assert 'class="picture histogram"' in page and "150 000 values in 48 classes" in page.replace("\u202f", " ").replace("\u00a0", " ")
+        assert 'class="picture histogram"' in page and "150 000 values in 48 classes" in page.replace(
+            "\u202f", " "
+        ).replace("\u00a0", " ")
 
 
 def test_odd_values_are_counted_and_a_missing_histogram_has_its_reason(root: Path) -> None:
@@ -74,20 +79,31 @@ def test_odd_values_are_counted_and_a_missing_histogram_has_its_reason(root: Pat
         return statistics_of(opened, name, lambda _: None)
 
     odd = statistics("odd")
-    assert dict(odd.numbers) | {"Norm": 0} == {"Least": 1.0, "Mean": 2.0, "Largest": 3.0, "Norm": 0, "NaN": 1.0, "Infinite": 1.0}
+    assert dict(odd.numbers) | {"Norm": 0} == {
+        "Least": 1.0,
+        "Mean": 2.0,
+        "Largest": 3.0,
+        "Norm": 0,
+        "NaN": 1.0,
+        "Infinite": 1.0,
+    }
     assert sum(odd.counts) == 3
     assert statistics("same").says == "All its values are equal." and not statistics("same").counts
     assert dict(statistics("none").numbers) == {"NaN": 2.0, "Infinite": 0.0}
     assert "too far apart" in statistics("huge").says and "too close" in statistics("close").says
     assert sum(statistics("ints").counts) == 100 and sum(statistics("half").counts) == 1000
-    assert [name for name, _ in statistics("waves").numbers] == ["Norm", "NaN", "Infinite"] and not statistics("waves").counts
+    assert [name for name, _ in statistics("waves").numbers] == ["Norm", "NaN", "Infinite"] and not statistics(
+        "waves"
+    ).counts
     assert dict(statistics("number").numbers)["Mean"] == 3.5
     pieces = pieces_named(opened, lambda name: name == "ints")["ints"]
     edges, counts = spread_of(opened, pieces, -5, 94)
     assert edges[0] == -5 and edges[-1] == 94 and max(counts) <= 3 and min(counts) >= 2
 
 
-def test_a_missing_too_long_or_damaged_tensor_is_reported(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_too_long_or_damaged_tensor_is_reported(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The page is shown even if the tensor is unknown, too large or damaged."""
     with serving([root], tmp_path) as server:
         for path, why in (("unknown", 404), ("empty", 404)):
@@ -98,7 +114,9 @@ def test_a_missing_too_long_or_damaged_tensor_is_reported(root: Path, tmp_path: 
         page = server.get("/runs/runs/demo/checkpoints/3?tensor=w").text
         assert "more than is read for a page" in page and "Tensors by size" in page
         monkeypatch.setattr(index_module, "VALUES_MAX", 1 << 30)
-        (pack,) = [path for path in (root / "demo").rglob("*") if path.is_file() and path.stat().st_size > NORMAL.nbytes]
+        (pack,) = [
+            path for path in (root / "demo").rglob("*") if path.is_file() and path.stat().st_size > NORMAL.nbytes
+        ]
         data = bytearray(pack.read_bytes())
         pack.chmod(0o644)
         offset = data.index(NORMAL.tobytes()[:64])
@@ -106,10 +124,16 @@ def test_a_missing_too_long_or_damaged_tensor_is_reported(root: Path, tmp_path: 
         pack.write_bytes(data)
         try:
             ends = time.monotonic() + 20
-            while "being read" in (page := server.get("/runs/runs/demo/checkpoints/3?tensor=w").text) and time.monotonic() < ends:
+            while (
+                "being read" in (page := server.get("/runs/runs/demo/checkpoints/3?tensor=w").text)
+                and time.monotonic() < ends
+            ):
                 time.sleep(0.05)
             assert "not what was committed" in page or "hash" in page, page[:2000]
-            assert "Tensors by size" in page and server.get("/api/v1/runs/runs/demo/checkpoints/3/values?path=w").status_code == 422
+            assert (
+                "Tensors by size" in page
+                and server.get("/api/v1/runs/runs/demo/checkpoints/3/values?path=w").status_code == 422
+            )
         finally:
             data[offset] ^= 1
             pack.write_bytes(data)

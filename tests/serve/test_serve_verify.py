@@ -88,7 +88,9 @@ def test_errors_of_the_process_are_the_outcome(run: Run) -> None:
 
 
 @pytest.mark.parametrize("where", ["the environment", "the process"])
-def test_an_encrypted_run_is_verified_with_the_keys_of_the_server(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encrypted_run_is_verified_with_the_keys_of_the_server(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server's keys reach the child by its standard input. With another key nothing is recorded."""
     keys = [str(tmp_path / name) for name in ("key", "other")]
     for key in keys:
@@ -118,7 +120,9 @@ def python(code: str) -> Callable[..., list[str]]:
 
 def test_a_process_that_ends_without_a_result_records_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output that is not a message is ignored, and the process' status is reported."""
-    monkeypatch.setattr(tasks_work, "child_command", python("print('hello'); print('{\"tenths\": 3}'); raise SystemExit(7)"))
+    monkeypatch.setattr(
+        tasks_work, "child_command", python("print('hello'); print('{\"tenths\": 3}'); raise SystemExit(7)")
+    )
     task = made_task()
     with pytest.raises(StoreUnavailable, match="ended with 7 and no result"):
         tasks_work.verify(task, run, run.history().live[-1], lambda _: None)

@@ -35,7 +35,12 @@ def test_a_few_hundred_schedules_hold() -> None:
     assert report.schedules == SEEDS
     assert min(report.counts[name] for name in ("commits", "acknowledged", "given_up", "retired")) > 20
     assert report.faults["death"] > 20 and report.faults["cut"] > 3
-    met = {kind for operation in FAULTS for kind in FAULTS[operation] if any(name.endswith(f" {kind}") for name in report.faults)}
+    met = {
+        kind
+        for operation in FAULTS
+        for kind in FAULTS[operation]
+        if any(name.endswith(f" {kind}") for name in report.faults)
+    }
     assert met >= {"refused", "full", "left", "done", "unsure", "unsure_done", "late", "stale"}
 
 

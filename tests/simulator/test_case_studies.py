@@ -38,7 +38,9 @@ def way_back_s(found: PolicyOutcome) -> float:
     ("case", "before_s", "after_s", "overhead", "goodput"),
     [("blocking-saves", 2 * 3600, 15 * 60, 0.01, 0.95), ("costly-saves", 4 * 3600, 8 * 60, 0.03, 0.95)],
 )
-def test_a_case_study_reaches_its_targets(case: str, before_s: float, after_s: float, overhead: float, goodput: float) -> None:
+def test_a_case_study_reaches_its_targets(
+    case: str, before_s: float, after_s: float, overhead: float, goodput: float
+) -> None:
     """Before: restarts take as long as the case states. After: goodput, overhead and restarts are within the
     targets."""
     scenario, before = first_policy(f"{case}-before")
@@ -54,7 +56,9 @@ def test_before_and_after_are_the_same_job_with_the_same_failures() -> None:
         before, after = (read_scenario(f"{case}-{side}") for side in ("before", "after"))
         for name in ("gpus", "days", "step_s", "spares", "failure", "repair", "lemons", "silent"):
             assert getattr(before, name) == getattr(after, name), name
-        assert before.save.bytes == after.save.bytes and before.restart.read_bytes_per_s == after.restart.read_bytes_per_s
+        assert (
+            before.save.bytes == after.save.bytes and before.restart.read_bytes_per_s == after.restart.read_bytes_per_s
+        )
 
 
 def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_the_one_before() -> None:
@@ -63,10 +67,16 @@ def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_t
     Restores from memory are unaffected.
     """
     policy, kept = policy_of("600s,last=4,memory=off,backoff_s=0"), policy_of("600s,last=4,backoff_s=0")
-    scenarios = [one_kind(days=20.0, save=SavingCosts(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share)) for share in (1.0, 0.5)]
+    scenarios = [
+        one_kind(days=20.0, save=SavingCosts(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share))
+        for share in (1.0, 0.5)
+    ]
     whole, half = (simulate(scenario, policy, 0) for scenario in scenarios)
     assert half.parts()["lost"] > 1.5 * whole.parts()["lost"] and sum(half.restored.values()) > 50
-    reading = [simulate(one_kind(days=20.0, save=scenario.save, restart=product_restart(scenario)), policy, 0) for scenario in scenarios]
+    reading = [
+        simulate(one_kind(days=20.0, save=scenario.save, restart=product_restart(scenario)), policy, 0)
+        for scenario in scenarios
+    ]
     assert reading[1].parts()["restarting"] > 1.5 * reading[0].parts()["restarting"]
     assert simulate(scenarios[1], policy, 0) == half
     in_memory = [simulate(scenario, kept, 0).parts()["lost"] for scenario in scenarios]
@@ -84,16 +94,21 @@ def test_a_plan_s_storage_is_what_a_run_has_stored(tmp_path: Path) -> None:
     """The share of a run's stored bytes is computed from its log. It scales the storage and its price."""
     weights = numpy.random.default_rng(1).standard_normal(500_000).astype(numpy.float32)
     compact = product.Compact(reuse=True, codecs="never")
-    with product.Checkpointer(tmp_path / "run", w=weights, n=numpy.zeros(1), save=product.every(steps=1), compact=compact) as ckpt:
+    with product.Checkpointer(
+        tmp_path / "run", w=weights, n=numpy.zeros(1), save=product.every(steps=1), compact=compact
+    ) as ckpt:
         for step in range(ckpt.restore(), 4):
             ckpt.step(step)
     asked = ["plan", "1B", "--store-price", "20", "--json"]
-    whole, stored = (json.loads(CliRunner().invoke(cli, [*asked, *more]).stdout) for more in ([], ["--stored", str(tmp_path / "run")]))
+    whole, stored = (
+        json.loads(CliRunner().invoke(cli, [*asked, *more]).stdout)
+        for more in ([], ["--stored", str(tmp_path / "run")])
+    )
     share = stored["known"]["stored"]["value"]
     assert 0.2 < share < 0.4 and stored["known"]["stored"]["source"] == "measured: 4 checkpoints of run"
-    assert stored["kept_bytes"] == pytest.approx(share * whole["kept_bytes"]) and stored["month"]["storage"] == pytest.approx(
-        share * whole["month"]["storage"]
-    )
+    assert stored["kept_bytes"] == pytest.approx(share * whole["kept_bytes"]) and stored["month"][
+        "storage"
+    ] == pytest.approx(share * whole["month"]["storage"])
     assert "stored" not in whole["known"]
     (tmp_path / "none").mkdir()
     assert CliRunner().invoke(cli, [*asked, "--stored", str(tmp_path / "none")]).exit_code != 0

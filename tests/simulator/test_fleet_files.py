@@ -64,7 +64,9 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("text", "words", "line"), SPOILED, ids=[words[:40] for _, words, _ in SPOILED])
-def test_what_is_wrong_in_a_scenario_is_reported_by_key_and_line(text: str, words: str, line: str, tmp_path: Path) -> None:
+def test_what_is_wrong_in_a_scenario_is_reported_by_key_and_line(
+    text: str, words: str, line: str, tmp_path: Path
+) -> None:
     """The error is a ``ConfigError``, and comes within seconds."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
@@ -79,7 +81,12 @@ def test_invalid_files_are_reported(tmp_path: Path) -> None:
     """Bytes, a directory, a large file, an unknown name and a null byte are errors."""
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "large.toml").write_bytes(b"#" * (2 << 20))
-    for name, words in (("bytes.toml", "not text"), ("large.toml", "more than 1 MiB"), (".", "not a file"), ("none.toml", "no scenario")):
+    for name, words in (
+        ("bytes.toml", "not text"),
+        ("large.toml", "more than 1 MiB"),
+        (".", "not a file"),
+        ("none.toml", "no scenario"),
+    ):
         with pytest.raises(ConfigError, match=words):
             read_scenario(str(tmp_path / name))
     with pytest.raises(ConfigError, match="did you mean llama3-54-days"):
@@ -113,7 +120,8 @@ def test_mutated_scenarios_raise_nothing_else() -> None:
 def test_settings_reach_into_a_scenario() -> None:
     """Settings address fields by paths, also into lists. An unknown path is an error."""
     made = read_scenario(
-        "llama3-54-days", dict([setting_of("save.stall_s=2.5"), setting_of("failure.0.broken=0.25"), setting_of("spares=0")])
+        "llama3-54-days",
+        dict([setting_of("save.stall_s=2.5"), setting_of("failure.0.broken=0.25"), setting_of("spares=0")]),
     )
     assert (made.save.stall_s, made.failure[0].broken, made.spares) == (2.5, 0.25, 0)
     for text in ("stall", "save.stall_s", "=3", "a b=3", "save.x.y.z.w=1"):
@@ -147,7 +155,9 @@ def test_what_is_wrong_in_a_policy_is_reported(text: str, words: str) -> None:
 
 def test_a_policy_is_made_of_the_products_own() -> None:
     """A policy has the product's rules of retention, peers, supervision and tiers."""
-    made = policy_of("30m,last=3,lag_steps=500,data=4,parity=2,node_failures=1,far=2GB/s,far_last=9,memory=off,near=local")
+    made = policy_of(
+        "30m,last=3,lag_steps=500,data=4,parity=2,node_failures=1,far=2GB/s,far_last=9,memory=off,near=local"
+    )
     assert (made.keep.last, made.keep.lag_steps, made.peers.data, made.peers.parity) == (3, 500, 4, 2)
     assert (made.rules.node_failures, made.tiers[0].bytes_per_second, made.tiers[0].keep.last) == (1, 2e9, 9)
     assert (made.schedule, made.every, made.memory, made.local) == ("every", 1800.0, False, True)
@@ -155,7 +165,9 @@ def test_a_policy_is_made_of_the_products_own() -> None:
 
 def test_what_would_take_for_ever_is_refused() -> None:
     """Hundreds of millions of saves, before the first of them."""
-    made = Scenario(days=3650, step_s=0.001, save=msgspec.convert({"stall_s": 0, "durable_s": 0}, type(Scenario().save)))
+    made = Scenario(
+        days=3650, step_s=0.001, save=msgspec.convert({"stall_s": 0, "durable_s": 0}, type(Scenario().save))
+    )
     for text in ("1s", "1steps", "adaptive"):
         with pytest.raises(ConfigError, match="saves in 3650 days"):
             check_case(Case(made, (policy_of(text),)))
@@ -164,12 +176,18 @@ def test_what_would_take_for_ever_is_refused() -> None:
 def test_several_processes_give_what_one_gives() -> None:
     """Outcomes are in the same order, by case, policy and seed, and progress is reported."""
     small = fleet(days=0.5)
-    cases = [Case(small, (policy_of("10m,last=1"), policy_of("1h,last=1"))), Case(fleet(days=0.5, spares=0), (policy_of("10m,last=1"),))]
+    cases = [
+        Case(small, (policy_of("10m,last=1"), policy_of("1h,last=1"))),
+        Case(fleet(days=0.5, spares=0), (policy_of("10m,last=1"),)),
+    ]
     progress: list[int] = []
     outcomes_ = sweep(cases, range(2), jobs=2, done=progress.append)
     assert outcomes_ == sweep(cases, range(2))
     assert sum(progress) == 6
-    assert [[[outcome.seed for outcome in outcomes] for outcomes in case] for case in outcomes_] == [[[0, 1], [0, 1]], [[0, 1]]]
+    assert [[[outcome.seed for outcome in outcomes] for outcomes in case] for case in outcomes_] == [
+        [[0, 1], [0, 1]],
+        [[0, 1]],
+    ]
 
 
 def incident(at: str, kind: str, action: str = "resume", seconds: float = 60.0, rank: int = 3) -> Incident:
@@ -181,7 +199,16 @@ def incident(at: str, kind: str, action: str = "resume", seconds: float = 60.0, 
 
 
 ACCOUNTS = [
-    Account("train.py", "2026-11-20T10:00:00Z", 7200.0, {"training": 6000.0}, {"killed": {"again": 100.0}}, {"killed": 1}, 600, 10),
+    Account(
+        "train.py",
+        "2026-11-20T10:00:00Z",
+        7200.0,
+        {"training": 6000.0},
+        {"killed": {"again": 100.0}},
+        {"killed": 1},
+        600,
+        10,
+    ),
     Account("train.py", "2026-11-21T10:00:00Z", 3600.0, {"training": 3000.0}, {}, {}, 300, 0),
 ]
 
@@ -198,7 +225,9 @@ def test_a_recorded_run_is_played_again_under_other_settings() -> None:
     assert recorded.failures == ((3000.0, "killed", False), (9000.0, "hardware", True))
     assert (recorded.noticed_s, recorded.back_s) == (4.0, 66.0)
     made, calendar = replayed(recorded, {"save.stall_s": 0.5, "save.durable_s": 2.0})
-    often, seldom = (simulate(made, policy_of(f"{every},last=1,memory=off"), 0, calendar=calendar) for every in ("5m", "50m"))
+    often, seldom = (
+        simulate(made, policy_of(f"{every},last=1,memory=off"), 0, calendar=calendar) for every in ("5m", "50m")
+    )
     assert often.failures == seldom.failures == {"killed": 1, "hardware, left": 1}
     assert often.goodput > seldom.goodput
     assert [failure.at for failure in draw(made, 0, calendar).failures] == [3000.0, 9000.0]
@@ -207,7 +236,8 @@ def test_a_recorded_run_is_played_again_under_other_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "accounts", [[], [Account("j", "then", 5.0, {}, {}, {}, 0, 0)], [Account("j", "then", 0.0, {"training": -1.0}, {}, {}, 5, 0)]]
+    "accounts",
+    [[], [Account("j", "then", 5.0, {}, {}, {}, 0, 0)], [Account("j", "then", 0.0, {"training": -1.0}, {}, {}, 5, 0)]],
 )
 def test_a_run_without_records_is_not_replayed(accounts: list[Account]) -> None:
     """Too few records raise an error."""
@@ -217,7 +247,9 @@ def test_a_run_without_records_is_not_replayed(accounts: list[Account]) -> None:
 
 def test_records_with_invalid_times_are_played_from_the_start() -> None:
     """Invalid times raise only errors of ours, and no failure is outside the run's time."""
-    made, calendar = replayed(recorded_of("demo", [incident("yesterday", "killed"), incident("9999-01-01T00:00:00Z", "killed")], ACCOUNTS))
+    made, calendar = replayed(
+        recorded_of("demo", [incident("yesterday", "killed"), incident("9999-01-01T00:00:00Z", "killed")], ACCOUNTS)
+    )
     assert all(0 <= time_s <= 10800 for time_s in calendar.at)
     assert simulate(made, policy_of("10m"), 0, calendar=calendar).wall_s == pytest.approx(10800)
 
@@ -225,5 +257,9 @@ def test_records_with_invalid_times_are_played_from_the_start() -> None:
 def test_scenarios_of_one_machine_and_of_many_are_sound() -> None:
     """The ends of what is allowed."""
     for gpus, per_node in ((1, 1), (1_000_000, 8)):
-        made = check(Scenario(gpus=gpus, gpus_per_node=per_node, days=0.05, spares=0, failure=(Failing(name="f", per_day=100.0),)))
+        made = check(
+            Scenario(
+                gpus=gpus, gpus_per_node=per_node, days=0.05, spares=0, failure=(Failing(name="f", per_day=100.0),)
+            )
+        )
         assert simulate(made, policy_of("10m,copies=1" if gpus == 1 else "10m"), 0).wall_s == pytest.approx(4320)

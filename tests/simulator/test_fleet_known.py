@@ -39,4 +39,8 @@ def test_the_numbers_of_the_pages_were_measured() -> None:
     assert [row["what"] for row in rows if not row["holds"] or row["what"] not in page] == []
     learned = json.loads((RESULTS / "schedule.json").read_text(encoding="utf-8"))
     assert learned["over_oracle"] <= 0.03 and f"{learned['over_oracle']:+.1%}" in page
-    assert all(lost > learned["mean"]["adaptive"] for name, lost in learned["mean"].items() if name not in ("adaptive", "oracle"))
+    assert all(
+        lost > learned["mean"]["adaptive"]
+        for name, lost in learned["mean"].items()
+        if name not in ("adaptive", "oracle")
+    )

@@ -61,7 +61,9 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._warm.close()
 
     def process(self, directory: Path, script: Path, timeout: float = 60, **environment: str) -> tuple[int, str, float]:
@@ -113,9 +115,15 @@ class Runner:
         output = plain(raw, str(directory))
         faults = [*_of_the_end(slip, code, output)]
         if slip.setup == "demo":
-            after = self.look(directory, slip.run, RELIGHT_BACKGROUND=slip.environment.get("RELIGHT_BACKGROUND", "0").replace("maybe", "0"))
+            after = self.look(
+                directory,
+                slip.run,
+                RELIGHT_BACKGROUND=slip.environment.get("RELIGHT_BACKGROUND", "0").replace("maybe", "0"),
+            )
             demo = (
-                self.look(directory, "runs/demo") if slip.run != "runs/demo" and (directory / "runs" / "demo" / "log").exists() else after
+                self.look(directory, "runs/demo")
+                if slip.run != "runs/demo" and (directory / "runs" / "demo" / "log").exists()
+                else after
             )
             faults += _of_the_run(slip, before, demo["checkpoints"], after)  # type: ignore[arg-type]
         return Outcome(output, code, faults, seconds)
@@ -135,7 +143,9 @@ def _of_the_end(slip: Slip, code: int, output: str) -> list[str]:
     return faults
 
 
-def _of_the_run(slip: Slip, before: dict[str, list[object]], present: dict[str, list[object]], after: dict[str, object]) -> list[str]:
+def _of_the_run(
+    slip: Slip, before: dict[str, list[object]], present: dict[str, list[object]], after: dict[str, object]
+) -> list[str]:
     faults = []
     for key, (step, weight, _) in before.items():
         if step in slip.removes:
@@ -149,7 +159,9 @@ def _of_the_run(slip: Slip, before: dict[str, list[object]], present: dict[str, 
     if isinstance(slip.takes, tuple):
         start, origin = slip.takes
         if after["next"] != [start, 1000.0 * origin + start]:
-            faults.append(f"the next start gets {after['next']}, not {[start, 1000.0 * origin + start]} {after['why']}".rstrip())
+            faults.append(
+                f"the next start gets {after['next']}, not {[start, 1000.0 * origin + start]} {after['why']}".rstrip()
+            )
     elif slip.takes == "refused" and after["next"] is not None:
         faults.append(f"the next start gets {after['next']}: it should be refused")
     return faults

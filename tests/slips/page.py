@@ -76,7 +76,9 @@ def main() -> None:
             print(f"not right: {name}: {'; '.join(outcome.faults)}")
     PAGE.write_text(page_of(outcomes), encoding="utf-8")
     notes = NOTES.read_text(encoding="utf-8")
-    NOTES.write_text(re.sub(r"<!-- slips -->.*<!-- end -->", lambda _: notes_of(), notes, flags=re.DOTALL), encoding="utf-8")
+    NOTES.write_text(
+        re.sub(r"<!-- slips -->.*<!-- end -->", lambda _: notes_of(), notes, flags=re.DOTALL), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ def runner() -> Iterator[Runner]:
         yield made
 
 
-@pytest.mark.parametrize("slip", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in SLIPS])
+@pytest.mark.parametrize(
+    "slip", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in SLIPS]
+)
 def test_a_slip_ends_right_and_loses_no_checkpoint(runner: Runner, slip: Slip) -> None:
     """Each slip ends in the right result or in an error with a way out, earlier checkpoints keep their values, and the page quotes it."""
     outcome = runner.run(slip)

@@ -94,7 +94,9 @@ def test_the_order_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, _, slot = made(fake)
     copied_on: list[str] = []
     copy = torch.Tensor.copy_
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *a, **k: (copied_on.append(fake.current.name), copy(self, *a, **k))[1])
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda self, *a, **k: (copied_on.append(fake.current.name), copy(self, *a, **k))[1]
+    )
     snapshot = copies.begin(slot)
     assert fake.log == [("record", "main"), ("wait", "side1", "main"), ("record", "side1")]
     assert copied_on[:2] == ["main", "main"] and set(copied_on[2:]) == {"side1"}
@@ -133,7 +135,11 @@ def test_no_copy_crosses_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "copy_", recorded)
     assert copies.begin(slot).finish() == set()
-    assert all(first >> 20 == last >> 20 for first, last in targets) and {first >> 20 for first, _ in targets} >= {0, 1, 2}
+    assert all(first >> 20 == last >> 20 for first, last in targets) and {first >> 20 for first, _ in targets} >= {
+        0,
+        1,
+        2,
+    }
     for item in placed:
         assert torch.equal(slot[item.offset : item.offset + item.bytes.numel()], item.bytes)
     assert list(module.pieces(5, 0)) == [] and list(module.pieces(1 << 20, 1)) == [(1 << 20, (1 << 20) + 1)]

@@ -21,7 +21,9 @@ def buffer_of(tensor: torch.Tensor) -> ctypes.Array:
 def start(tensors: list[torch.Tensor]) -> tuple[Snapshot, list[ctypes.Array], list[list[str]]]:
     buffers = [buffer_of(tensor) for tensor in tensors]
     completions: list[list[str]] = []
-    watched = GuardedTensors([(f"t{i}", t.detach(), ctypes.addressof(b)) for i, (t, b) in enumerate(zip(tensors, buffers))])
+    watched = GuardedTensors(
+        [(f"t{i}", t.detach(), ctypes.addressof(b)) for i, (t, b) in enumerate(zip(tensors, buffers))]
+    )
     return Snapshot(watched.begin(), 0, completions.append), buffers, completions
 
 
@@ -100,7 +102,9 @@ def test_a_thousand_trials_against_a_busy_trainer(seed: int) -> None:
     copier = Copier(1)
     wrong, reported = 0, 0
     for _ in range(250):
-        tensors = [torch.nn.Parameter(torch.full((rng.choice((20_000, 300_000, 600_000)),), float(i + 1))) for i in range(3)]
+        tensors = [
+            torch.nn.Parameter(torch.full((rng.choice((20_000, 300_000, 600_000)),), float(i + 1))) for i in range(3)
+        ]
         before = [t.detach().clone() for t in tensors]
         snapshot, buffers, completions = start(tensors)
         victim = rng.randrange(3)

@@ -109,7 +109,9 @@ class Bench:
 def committed_twice(store: ByteStore) -> list[str]:
     """Ids that more than one COMMIT names."""
     with contextlib.suppress(RelightError):
-        ids = Counter(record.body.id for record in Log(store, RUN).read().records if isinstance(record.body, CommitBody))
+        ids = Counter(
+            record.body.id for record in Log(store, RUN).read().records if isinstance(record.body, CommitBody)
+        )
         return [f"{checkpoint_id} is committed {count} times" for checkpoint_id, count in ids.items() if count > 1]
     return []
 
@@ -171,7 +173,10 @@ def main() -> None:
                 print(f"WRONG {fault} at {request}: {wrong}", flush=True)
             counts[fault] += 1
             if not options.json and done % 100 == 0:
-                print(f"{done} of {len(trials)} broken requests, {violations} wrong, {time.monotonic() - started:.0f} s", flush=True)
+                print(
+                    f"{done} of {len(trials)} broken requests, {violations} wrong, {time.monotonic() - started:.0f} s",
+                    flush=True,
+                )
         for seed in range(options.seed, options.seed + options.many):
             wrongs, trial = many_faults(bench, seed)
             counts += trial.broken

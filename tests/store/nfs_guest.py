@@ -53,7 +53,9 @@ def bring_up(address: str) -> None:
         os.makedirs(folder, exist_ok=True)
     _call("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
     load_modules()
-    socket.sethostname("client-" + address.replace(".", "-"))  # NFSv4 servers identify clients by it: two of one name undo each other
+    socket.sethostname(
+        "client-" + address.replace(".", "-")
+    )  # NFSv4 servers identify clients by it: two of one name undo each other
     _call("ip", "addr", "add", f"{address}/24", "dev", "vec0")
     for name in ("lo", "vec0"):
         _call("ip", "link", "set", name, "up")
@@ -72,9 +74,14 @@ def serve(connection: socket.socket) -> None:
             return
         try:
             child = subprocess.Popen(
-                asked["argv"], stdin=connection, stdout=connection, stderr=connection, env={**os.environ, **asked["env"]},
-                cwd=asked["cwd"], start_new_session=True,
-            )  # fmt: skip
+                asked["argv"],
+                stdin=connection,
+                stdout=connection,
+                stderr=connection,
+                env={**os.environ, **asked["env"]},
+                cwd=asked["cwd"],
+                start_new_session=True,
+            )
         except OSError as error:
             connection.sendall(f"0\n{error}\n\0{127}".encode())
             return
@@ -85,7 +92,9 @@ def serve(connection: socket.socket) -> None:
 
 def main() -> None:
     """Serve commands until the machine is switched off."""
-    os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", TMPDIR="/mnt/tmp", HOME="/mnt/tmp", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(
+        PATH="/usr/sbin:/usr/bin:/sbin:/bin", TMPDIR="/mnt/tmp", HOME="/mnt/tmp", PYTHONDONTWRITEBYTECODE="1"
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     bring_up(sys.argv[1])
     with socket.create_server(("", PORT)) as listening:

@@ -131,7 +131,9 @@ class NfsServer:
         self.export.mkdir(parents=True)
         (folder / "recovery").mkdir()
         self._conf = folder / "ganesha.conf"
-        self._conf.write_text(CONF.format(port=NFS, path=self.export, recovery=folder / "recovery", lease=LEASE_S, grace=GRACE_S))
+        self._conf.write_text(
+            CONF.format(port=NFS, path=self.export, recovery=folder / "recovery", lease=LEASE_S, grace=GRACE_S)
+        )
         self.starts = 0
         self._starter = ThreadPoolExecutor(1)
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,11 +142,22 @@ class NfsServer:
     def start(self) -> None:
         """Start it and wait until it listens."""
         self.starts += 1
-        command = ("ganesha.nfsd", "-F", "-f", str(self._conf), "-L", str(self.folder / "ganesha.log"), "-p", str(self.folder / "pid"))
+        command = (
+            "ganesha.nfsd",
+            "-F",
+            "-f",
+            str(self._conf),
+            "-L",
+            str(self.folder / "ganesha.log"),
+            "-p",
+            str(self.folder / "pid"),
+        )
         command = tuple(self._network.within(*command))
 
         def go() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
+            return subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent
+            )
 
         self._process = self._starter.submit(go).result()  # PDEATHSIG acts when the thread that started it ends
 
@@ -257,9 +270,14 @@ class Machine:
             self.address,
         )  # fmt: skip
         self._process = subprocess.Popen(
-            network.within(*command), stdin=subprocess.DEVNULL, stdout=self._console, stderr=self._console, start_new_session=True,
-            env={**os.environ, "TMPDIR": "/dev/shm"}, preexec_fn=_with_parent,
-        )  # fmt: skip
+            network.within(*command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._console,
+            stderr=self._console,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": "/dev/shm"},
+            preexec_fn=_with_parent,
+        )
         try:
             wait_until(self._answers, 60, "a client machine starts")
         except TimeoutError as error:
@@ -339,7 +357,9 @@ class Wire:
     def catch(self, name: str) -> None:
         """Withhold all replies from the next request on that links something to ``name``, until ``release``."""
         text = name.encode()
-        self._wanted = struct.pack(">II", 11, len(text)) + text  # NFSv4's operation 11 is LINK; what follows is its one argument
+        self._wanted = (
+            struct.pack(">II", 11, len(text)) + text
+        )  # NFSv4's operation 11 is LINK; what follows is its one argument
         self.caught.clear()
 
     def release(self) -> None:

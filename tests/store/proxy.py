@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 HANG_S = 1.2
 """Longer than the client waits."""
-ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message><RequestId>1</RequestId></Error>'
+ERROR = (
+    '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message><RequestId>1</RequestId></Error>'
+)
 
 
 class Request(NamedTuple):
@@ -87,7 +89,10 @@ class Proxy:
                     proxy.seen.append(request)
                 fault = proxy.decide(request)
                 if fault in ("500", "503", "429", "409"):
-                    self.answer(int(fault), ERROR.format({"409": "ConditionalRequestConflict"}.get(fault, "SlowDown"), "injected").encode())
+                    self.answer(
+                        int(fault),
+                        ERROR.format({"409": "ConditionalRequestConflict"}.get(fault, "SlowDown"), "injected").encode(),
+                    )
                     return
                 if fault == "reset":
                     self.close_connection = True
@@ -143,7 +148,9 @@ class Proxy:
                         data = data.replace(contents[-1], b"")
                         length = len(data)
                 elif fault == "nothing listed":
-                    data = re.sub(rb"<Contents>.*?</Contents>|<CommonPrefixes>.*?</CommonPrefixes>", b"", data, flags=re.DOTALL)
+                    data = re.sub(
+                        rb"<Contents>.*?</Contents>|<CommonPrefixes>.*?</CommonPrefixes>", b"", data, flags=re.DOTALL
+                    )
                     length = len(data)
                 elif fault == "endless":
                     data = re.sub(
@@ -156,7 +163,9 @@ class Proxy:
                 for name, value in reply.getheaders():
                     if name.lower() not in ("content-length", "connection", "transfer-encoding"):
                         self.send_header(name, value)
-                self.send_header("Content-Length", str(length if self.command != "HEAD" else reply.getheader("Content-Length", "0")))
+                self.send_header(
+                    "Content-Length", str(length if self.command != "HEAD" else reply.getheader("Content-Length", "0"))
+                )
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(data)

@@ -22,7 +22,11 @@ from typing import NamedTuple
 
 from relight.comm.ports import free_port
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret-7f3a", "AWS_REGION": "us-east-1"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing-secret-7f3a",
+    "AWS_REGION": "us-east-1",
+}
 
 
 class Server(NamedTuple):
@@ -56,9 +60,12 @@ def make_bucket(server: Server, name: str) -> None:
 
     given = server.environment
     client = boto3.client(
-        "s3", endpoint_url=server.address, region_name="us-east-1",
-        aws_access_key_id=given["AWS_ACCESS_KEY_ID"], aws_secret_access_key=given["AWS_SECRET_ACCESS_KEY"],
-    )  # fmt: skip
+        "s3",
+        endpoint_url=server.address,
+        region_name="us-east-1",
+        aws_access_key_id=given["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=given["AWS_SECRET_ACCESS_KEY"],
+    )
     client.create_bucket(Bucket=name)
 
 
@@ -69,8 +76,10 @@ def moto(folder: Path) -> Iterator[Server]:
     with open(folder / "moto.log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)],
-            stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""},
-        )  # fmt: skip
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""},
+        )
     try:
         address = f"http://127.0.0.1:{port}"
         wait_for(address, process)
@@ -135,7 +144,14 @@ def rados(folder: Path) -> Iterator[Server]:
     root = ("--setuser", "root", "--setgroup", "root")
 
     def call(*command: str) -> None:
-        subprocess.run([*command], cwd=folder, check=True, capture_output=True, timeout=120, env={**os.environ, "CEPH_CONF": str(conf)})
+        subprocess.run(
+            [*command],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, "CEPH_CONF": str(conf)},
+        )
 
     try:
         call("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{mon}]", "monmap")
@@ -145,7 +161,12 @@ def rados(folder: Path) -> Iterator[Server]:
         call("ceph", "-c", str(conf), "osd", "new", disk)
         call("ceph-osd", "-c", str(conf), "-i", "0", "--mkfs", "--osd-uuid", disk, *root)
         call("ceph-osd", "-c", str(conf), "-i", "0", *root)
-        user = ("--uid=t", "--display-name=t", f"--access-key={given['AWS_ACCESS_KEY_ID']}", f"--secret={given['AWS_SECRET_ACCESS_KEY']}")
+        user = (
+            "--uid=t",
+            "--display-name=t",
+            f"--access-key={given['AWS_ACCESS_KEY_ID']}",
+            f"--secret={given['AWS_SECRET_ACCESS_KEY']}",
+        )
         call("radosgw-admin", "-c", str(conf), "user", "create", *user)
         call("radosgw", "-c", str(conf), "-n", "client.rgw.a", *root)
         address = f"http://127.0.0.1:{rgw}"
@@ -175,7 +196,9 @@ def make_container(server: Server, name: str) -> None:
         "x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0",
         "Authorization": f"SharedKey {account}:{base64.b64encode(signed).decode()}",
     }  # fmt: skip
-    with urllib.request.urlopen(urllib.request.Request(f"{server.address}/{name}?restype=container", method="PUT", headers=headers)):
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{server.address}/{name}?restype=container", method="PUT", headers=headers)
+    ):
         pass
 
 
@@ -193,10 +216,15 @@ def azurite(folder: Path) -> Iterator[Server]:
         address = f"http://127.0.0.1:{port}"
         wait_for(address, process)
         account = "devstoreaccount1"
-        yield Server(f"{address}/{account}", {
-            "AZURE_STORAGE_ACCOUNT_NAME": account, "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY, "AZURE_STORAGE_USE_EMULATOR": "true",
-            "AZURITE_BLOB_STORAGE_URL": address,
-        })  # fmt: skip
+        yield Server(
+            f"{address}/{account}",
+            {
+                "AZURE_STORAGE_ACCOUNT_NAME": account,
+                "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY,
+                "AZURE_STORAGE_USE_EMULATOR": "true",
+                "AZURITE_BLOB_STORAGE_URL": address,
+            },
+        )
     finally:
         process.kill()
         process.wait()

@@ -130,7 +130,15 @@ def test_only_what_never_changes_is_cached(tmp_path: Path) -> None:
         assert is_fixed(f"{DIR}/{name}")
         assert not is_fixed(f"run/{name}")
         assert not is_fixed(name)
-    for key in ("relight.json", "run/log/000000000001.json", f"{DIR}/draft.json", f"{DIR}/ready/0.a.b.c.d", f"{DIR}/mine.txt", "", DIR):
+    for key in (
+        "relight.json",
+        "run/log/000000000001.json",
+        f"{DIR}/draft.json",
+        f"{DIR}/ready/0.a.b.c.d",
+        f"{DIR}/mine.txt",
+        "",
+        DIR,
+    ):
         assert not is_fixed(key)
     inner = LocalStore(tmp_path / "far")
     store = fresh(inner, tmp_path)
@@ -169,7 +177,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "gone": lambda path: path.unlink(),
     "a directory": be_a_directory,
     "a dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
-    "another block of the file": lambda path: path.write_bytes(path.with_name("1" if path.name != "1" else "2").read_bytes()),
+    "another block of the file": lambda path: path.write_bytes(
+        path.with_name("1" if path.name != "1" else "2").read_bytes()
+    ),
 }
 
 
@@ -203,7 +213,9 @@ def test_a_range_read_twice_is_fetched_again(far: CountingStore, tmp_path: Path)
     """A second read of a range by one reader means that its bytes were bad: they are fetched again and replaced."""
     store = fresh(far, tmp_path)
     read_all(store, PACK)
-    store.blocks.keep(name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES)))  # damaged before it was cached
+    store.blocks.keep(
+        name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES))
+    )  # damaged before it was cached
     reader = fresh(far, tmp_path).open(PACK)
     assert read(reader, BLOCK_BYTES, 10) == bytes(10)
     assert read(reader, BLOCK_BYTES, 10) == DATA[BLOCK_BYTES : BLOCK_BYTES + 10]
@@ -422,7 +434,10 @@ def test_threads_report_a_full_disk_once(tmp_path: Path, emitted: list[Event], m
 
     monkeypatch.setattr(os, "writev", writev)
     blocks = BlockCache(tmp_path / "cache")
-    threads = [threading.Thread(target=blocks.keep, args=(name_of("s", "k"), number, 4, memoryview(b"x"))) for number in range(4)]
+    threads = [
+        threading.Thread(target=blocks.keep, args=(name_of("s", "k"), number, 4, memoryview(b"x")))
+        for number in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -486,7 +501,9 @@ def same(found: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(found[name], value) for name, value in state(1).items())
 
 
-def test_a_second_restore_reads_only_the_log_from_afar(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_restore_reads_only_the_log_from_afar(
+    run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cold restore fetches each byte once. A warm one fetches only the log and the store's record."""
     assert same(load(fresh(run, tmp_path), monkeypatch))
     stored = sum(path.stat().st_size for path in (tmp_path / "far").rglob("*") if path.is_file())
@@ -519,7 +536,9 @@ def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
     assert "read.retried" not in {event.name for event in emitted}
 
 
-def test_verifying_reads_the_store_and_not_the_cache(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifying_reads_the_store_and_not_the_cache(
+    run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A completely cached file hides no damage from a verification. A restore continues from the cache."""
     store = fresh(run, tmp_path)
     assert same(load(store, monkeypatch))
@@ -544,7 +563,12 @@ def test_readers_report_hits_and_misses(far: CountingStore, tmp_path: Path, emit
         {"key": PACK, "hits": 0, "misses": 1, "hit_bytes": 0, "missed_bytes": BLOCK_BYTES},
         {"key": PACK, "hits": 1, "misses": 0, "hit_bytes": 100, "missed_bytes": 0},
     ]
-    assert (store.counts.hits, store.counts.misses, store.counts.hit_bytes, store.counts.missed_bytes) == (1, 1, 100, BLOCK_BYTES)
+    assert (store.counts.hits, store.counts.misses, store.counts.hit_bytes, store.counts.missed_bytes) == (
+        1,
+        1,
+        100,
+        BLOCK_BYTES,
+    )
 
 
 READING = """
@@ -577,12 +601,25 @@ def test_processes_share_a_cache_that_is_too_small_and_are_killed(tmp_path: Path
     """Processes that fill, evict and read one cache at once, some killed at any moment: no read is wrong, and it stays below its limit."""
     inner = LocalStore(tmp_path / "far")
     for number in range(6):
-        put(inner, f"{DIR}/pack-00000-{number:03d}.safetensors", random.Random(number).randbytes(2 * BLOCK_BYTES + 1000 * number))
+        put(
+            inner,
+            f"{DIR}/pack-00000-{number:03d}.safetensors",
+            random.Random(number).randbytes(2 * BLOCK_BYTES + 1000 * number),
+        )
     limit = 14 * BLOCK_BYTES
     rng = random.Random(3)
 
     def start(seed: int, rounds: int) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", READING, str(tmp_path / "far"), str(tmp_path / "cache"), str(limit), str(seed), str(rounds)]
+        words = [
+            sys.executable,
+            "-c",
+            READING,
+            str(tmp_path / "far"),
+            str(tmp_path / "cache"),
+            str(limit),
+            str(seed),
+            str(rounds),
+        ]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     stays = start(0, 60)

@@ -55,7 +55,9 @@ def test_the_shipped_suite(nfs: Lab, version: str, buffered: bool) -> None:
     machine = nfs.machines[0]
     path = machine.mount(f"v{version}", f"vers={version},hard")
     suite = f"tests/store/test_store_conformance.py::TestLocal{'Buffered' if buffered else ''}"
-    lines = machine.run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--basetemp={path}/suite", suite)
+    lines = machine.run(
+        sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--basetemp={path}/suite", suite
+    )
     report(f"NFS {version}{', through the page cache' if buffered else ''}: {lines[-1].strip('= ')}")
     passed = re.search(r"(\d+) passed", lines[-1])
     assert passed and int(passed[1]) >= 20 and "skipped" not in lines[-1]
@@ -189,7 +191,9 @@ def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
     (job,) = (nfs.machines[0].job("hold", path),)
     assert job.receive() == ["ready"]
     job.ask("put", "dir/file")
-    reader = nfs.machines[0].start("python3", "-c", f"import os; fd = os.open('{path}/dir/file', 0); print('open', flush=True); input()")
+    reader = nfs.machines[0].start(
+        "python3", "-c", f"import os; fd = os.open('{path}/dir/file', 0); print('open', flush=True); input()"
+    )
     reader.until("open")
     job.ask("delete", "dir/file")
     kernels, ours = job.ask("list", "dir")
@@ -241,7 +245,9 @@ OUTAGES = 5
 """No more of them in a test: a client waits longer each time before it connects again, and would never meet a server that is hardly ever there."""
 
 
-def _outages(nfs: Lab, stop: threading.Event, down_s: Callable[[], float], up_s: Callable[[], float]) -> threading.Thread:
+def _outages(
+    nfs: Lab, stop: threading.Event, down_s: Callable[[], float], up_s: Callable[[], float]
+) -> threading.Thread:
     def go() -> None:
         for _ in range(OUTAGES):
             if stop.wait(up_s()):
@@ -288,7 +294,9 @@ def test_server_is_killed_again_and_again(nfs: Lab, store: str) -> None:
     assert {outcome[0] for outcome in restored} <= {"none", "restored"} and len(restored) > 5
     assert _check(nfs, store, facts) == []
     assert nfs.server.starts - started >= 2, "it was over before the server was killed"
-    report(f"{SAVES} saves and {len(restored)} restores while the server was killed {nfs.server.starts - started} times")
+    report(
+        f"{SAVES} saves and {len(restored)} restores while the server was killed {nfs.server.starts - started} times"
+    )
 
 
 def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None:
@@ -329,7 +337,9 @@ def test_soft_mounts_give_errors_of_ours(nfs: Lab, store: str) -> None:
     for turn in range(8):
         if turn % 2:
             quiet = threading.Timer(rng.random() * 0.15, nfs.server.signal, (signal.SIGSTOP,))
-            back = threading.Timer(12, nfs.server.signal, (signal.SIGCONT,))  # some calls of NFSv4 wait for it, soft mount or not
+            back = threading.Timer(
+                12, nfs.server.signal, (signal.SIGCONT,)
+            )  # some calls of NFSv4 wait for it, soft mount or not
             quiet.start()
             back.start()
         began = time.monotonic()
@@ -351,7 +361,9 @@ def test_soft_mounts_give_errors_of_ours(nfs: Lab, store: str) -> None:
     report(f"{Counter(f[0] for f in facts)}, the slowest after {slowest:.1f} s: {dict(failed)}")
 
 
-@pytest.mark.parametrize(("call", "n"), [("link", 3), ("unlink", 3), ("open_dir", 5), ("fsync", 7), ("link", 5), ("open_dir", 7)])
+@pytest.mark.parametrize(
+    ("call", "n"), [("link", 3), ("unlink", 3), ("open_dir", 5), ("fsync", 7), ("link", 5), ("open_dir", 7)]
+)
 def test_client_process_is_killed(nfs: Lab, store: str, call: str, n: int) -> None:
     """SIGKILL of a saver before, at and after its commit, also between link and fsync: the other machine finds the run whole and resumes it."""
     job = nfs.machines[0].job("dying", f"/mnt/x/{store}", "dying", call, n)
@@ -376,7 +388,9 @@ def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) ->
         nfs.machines.remove(machine)
         begun = sum(fact[0] == "saving" for fact in facts)
         saved += sum(fact[0] == "saved" for fact in facts)
-        facts += [["saving", f"large/{begun + more}/large"] for more in range(1, 4)]  # what it may have reported without our receiving it
+        facts += [
+            ["saving", f"large/{begun + more}/large"] for more in range(1, 4)
+        ]  # what it may have reported without our receiving it
         assert _check(nfs, f"{store}{turn}", facts) == []
     report(f"3 machines died; all {saved} checkpoints that they had acknowledged are there")
 

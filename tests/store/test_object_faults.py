@@ -47,7 +47,9 @@ def test_many_broken_requests_lose_nothing(bench: Bench, seed: int) -> None:
     assert trial.broken
 
 
-def test_an_upload_in_parts_is_all_there_or_not_at_all(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_in_parts_is_all_there_or_not_at_all(
+    s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever request of an upload of 17 MiB fails in whichever way, the object is complete, or absent without
     leftovers."""
     data = memoryview(random.Random(1).randbytes(17 << 20))

@@ -51,7 +51,16 @@ def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://", "s3:///run", "s3://key:secret@bucket/run", "s3://bucket/run?x=1", "s3://bucket/a//b", "s3://b/../x", "s3://b/a#f"]
+    "url",
+    [
+        "s3://",
+        "s3:///run",
+        "s3://key:secret@bucket/run",
+        "s3://bucket/run?x=1",
+        "s3://bucket/a//b",
+        "s3://b/../x",
+        "s3://b/a#f",
+    ],
 )
 def test_invalid_urls_are_refused_without_any_request(url: str) -> None:
     """A URL must have no secret, query or parent directory. The error does not repeat a secret."""
@@ -84,7 +93,9 @@ def test_errors_state_what_happened_and_no_secret() -> None:
     assert isinstance(translate(FileNotFoundError("404"), "reading", "key"), CheckpointNotFound)
     assert isinstance(translate(Exception("status code: 507 Insufficient Storage"), "writing", "key"), NoSpace)
     without_credentials = translate(
-        Exception("Error performing PUT http://169.254.169.254/latest/api/token in 1s - connection refused"), "opening", "key"
+        Exception("Error performing PUT http://169.254.169.254/latest/api/token in 1s - connection refused"),
+        "opening",
+        "key",
     )
     assert "no credentials were found" in without_credentials.hint
     passing = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: {}: x"
@@ -141,10 +152,19 @@ def test_a_missing_bucket_is_reported_at_once(s3: str) -> None:
 
 def test_a_server_that_is_not_there_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes within about twice the deadline: the library's own retries, then ours."""
-    for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+    }.items():
         monkeypatch.setenv(name, value)
     store = ObjectStore("s3://bucket/x", patience=QUICK._replace(deadline_s=1.0))
-    for call in (lambda: store.get("a", 1), lambda: list(store.list("")), lambda: store.put_once("a", b""), lambda: put(store, "b", b"1")):
+    for call in (
+        lambda: store.get("a", 1),
+        lambda: list(store.list("")),
+        lambda: store.put_once("a", b""),
+        lambda: put(store, "b", b"1"),
+    ):
         started = time.monotonic()
         refuses(StoreUnavailable, call)
         assert time.monotonic() - started < 4 * QUICK.deadline_s
@@ -163,7 +183,8 @@ def test_a_listing_without_end_is_aborted(s3_server: Server, s3: str, monkeypatc
 
 
 signatures_are_not_checked = pytest.mark.skipif(
-    os.environ.get("RELIGHT_TEST_S3", "moto") != "moto", reason="taking the condition out of a request breaks its signature"
+    os.environ.get("RELIGHT_TEST_S3", "moto") != "moto",
+    reason="taking the condition out of a request breaks its signature",
 )
 
 
@@ -172,7 +193,9 @@ def conditions_ignored(request: Request) -> str:
 
 
 @signatures_are_not_checked
-def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_conditions_is_found_out_and_refused(
+    s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No run begins there, and the probe leaves no file. The server is probed once a process."""
     probe.forget()
     with proxied(s3_server.address, conditions_ignored) as proxy:
@@ -188,7 +211,9 @@ def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Se
 
 
 @signatures_are_not_checked
-def test_one_writer_may_use_it_and_is_warned_every_time(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writer_may_use_it_and_is_warned_every_time(
+    s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With ``RELIGHT_SINGLE_WRITER`` a run works there, and the writer makes each name once. Several ranks are
     refused."""
     probe.forget()
@@ -201,7 +226,9 @@ def test_one_writer_may_use_it_and_is_warned_every_time(s3_server: Server, s3: s
         assert counters["store.no_conditional_put"] > before
         assert store.put_once("x", b"1") and not store.put_once("x", b"1")
         save(attempt, 0)
-        request = SaveRequest(SaveInfo(step=1), tree=b"", items=[], id="0123456789", seat=Participant(0, 2, "0" * 16, 1.0))
+        request = SaveRequest(
+            SaveInfo(step=1), tree=b"", items=[], id="0123456789", seat=Participant(0, 2, "0" * 16, 1.0)
+        )
         assert "rank 0" in refuses(ConfigError, lambda: attempt.save(request)).hint
 
 
@@ -213,7 +240,9 @@ def test_the_probe_believes_a_server_that_honours_them(s3: str) -> None:
     assert list(store.list("")) == []
 
 
-def test_a_creation_with_lost_answers_knows_its_own_work(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_with_lost_answers_knows_its_own_work(
+    s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the answer is lost, or a wrong refusal, the creation still returns True once, and False for a second one."""
     fault = ""
     armed = threading.Event()
@@ -228,7 +257,9 @@ def test_a_creation_with_lost_answers_knows_its_own_work(s3_server: Server, s3: 
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         store = ObjectStore(s3, patience=QUICK)
         store.properties()
-        for number, fault in enumerate(("500", "500 after", "503", "409", "412 after", "reset", "reset after", "hang", "hang after")):
+        for number, fault in enumerate(
+            ("500", "500 after", "503", "409", "412 after", "reset", "reset after", "hang", "hang after")
+        ):
             armed.set()
             assert store.put_once(f"log/{number}", b"mine"), fault
             assert not armed.is_set()
@@ -338,7 +369,9 @@ def test_what_a_killed_process_was_uploading_is_swept_once_it_is_fenced(s3: str,
     assert store.uploads("") == []
 
 
-def test_secrets_are_in_no_file_record_or_error(s3: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_in_no_file_record_or_error(
+    s3: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Neither key nor secret reaches the store, a log line or an error's text."""
     secret = os.environ["AWS_SECRET_ACCESS_KEY"]
     store = ObjectStore(f"{s3}/place")
@@ -347,7 +380,9 @@ def test_secrets_are_in_no_file_record_or_error(s3: str, monkeypatch: pytest.Mon
     texts = [seen.out, seen.err, repr(store), store.url]
     client = boto3_client()
     for listed in client.list_objects_v2(Bucket=Bucket.from_url(s3).name)["Contents"]:
-        texts.append(client.get_object(Bucket=Bucket.from_url(s3).name, Key=listed["Key"])["Body"].read().decode("latin1"))
+        texts.append(
+            client.get_object(Bucket=Bucket.from_url(s3).name, Key=listed["Key"])["Body"].read().decode("latin1")
+        )
     try:
         ObjectStore("s3://no-such-bucket-at-all/x").get("a", 1)
     except RelightError as error:
@@ -400,7 +435,9 @@ def test_a_log_in_a_bucket_is_read_by_other_stores(s3: str) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["conditional", "single writer"])
-def test_a_creation_that_cannot_be_read_back_is_uncertain(s3: str, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+def test_a_creation_that_cannot_be_read_back_is_uncertain(
+    s3: str, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
     """It may have been done. A caller that took it for refused would delete what a record names."""
     store = ObjectStore(s3, patience=QUICK)
     create = store._put_alone if alone else store.create

@@ -72,7 +72,8 @@ def test_packs_go_round_and_all_else_is_in_the_first(store: StripedStore) -> Non
     by_rank = [store.place_of(f"{DIR}/{pack_file(rank, 0)}") for rank in range(6)]
     assert by_rank == places
     begins = Counter(
-        store.place_of(f"run/{step:010d}-{random.Random(step).randbytes(5).hex()}-e1/{pack_file(0, 0)}") for step in range(300)
+        store.place_of(f"run/{step:010d}-{random.Random(step).randbytes(5).hex()}-e1/{pack_file(0, 0)}")
+        for step in range(300)
     )
     assert [begins[place] > 60 for place in range(3)] == [True] * 3, "small checkpoints fill all places alike"
     for key in (
@@ -93,9 +94,15 @@ def test_packs_go_round_and_all_else_is_in_the_first(store: StripedStore) -> Non
 
 def test_listings_are_of_all_places(store: StripedStore) -> None:
     """A directory lists its entries of all places, without the stripe's own file."""
-    assert sorted(entry.name for entry in store.list(DIR)) == sorted(["root.json", *(key.rpartition("/")[2] for key in PACKS)])
+    assert sorted(entry.name for entry in store.list(DIR)) == sorted(
+        ["root.json", *(key.rpartition("/")[2] for key in PACKS)]
+    )
     assert sorted(store.list("")) == [("relight.json", False), ("run", True)]
-    for call in (lambda: store.get(STRIPE_FILE, 999), lambda: store.write(STRIPE_FILE, 1), lambda: store.delete(STRIPE_FILE)):
+    for call in (
+        lambda: store.get(STRIPE_FILE, 999),
+        lambda: store.write(STRIPE_FILE, 1),
+        lambda: store.delete(STRIPE_FILE),
+    ):
         with pytest.raises(UnsafeContent):
             call()
 
@@ -138,7 +145,9 @@ def files(store: StripedStore) -> list[str]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("how", ["not mounted", "an empty directory", "while it is used"])
-def test_a_missing_place_is_reported_by_name(store: StripedStore, tmp_path: Path, operation: str, place: int, how: str) -> None:
+def test_a_missing_place_is_reported_by_name(
+    store: StripedStore, tmp_path: Path, operation: str, place: int, how: str
+) -> None:
     """Every operation raises ``StoreUnavailable`` with the place.
 
     Nothing is created or deleted. Once the place is back, everything works as before.
@@ -172,7 +181,9 @@ ASKED: dict[str, Callable[[StripedStore], object]] = {
 
 
 @pytest.mark.parametrize("operation", ASKED)
-def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(store: StripedStore, tmp_path: Path, operation: str) -> None:
+def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(
+    store: StripedStore, tmp_path: Path, operation: str
+) -> None:
     """If a drive vanishes between any two calls, the result is right, or names the missing place. It is never
     incomplete."""
 
@@ -237,7 +248,11 @@ def test_places_are_known_by_their_files(store: StripedStore, tmp_path: Path) ->
         "another order": [first, str(tmp_path / "link"), third],
     }
     for message, places in wrong.items():
-        for call in (lambda one: one.get("relight.json", 99), lambda one: list(one.list("")), lambda one: put(one, "run/new", b"x")):
+        for call in (
+            lambda one: one.get("relight.json", 99),
+            lambda one: list(one.list("")),
+            lambda one: put(one, "run/new", b"x"),
+        ):
             with pytest.raises(ConfigError, match=message):
                 call(StripedStore(places))
     with pytest.raises(ConfigError, match="each named once"):
@@ -303,7 +318,9 @@ def test_an_interrupted_creation_is_completed(tmp_path: Path) -> None:
         names = {entry.name for entry in next_one.list("")}
         assert all(name == "relight.json" or name.startswith(".tmp-relight.json-") for name in names), names
         assert next_one.put_once("relight.json", b"mine") or next_one.get("relight.json", 9) == b"mine"
-        assert [next_one._record(root, place).place for root, place in zip(next_one._roots, next_one._places, strict=True)] == [0, 1, 2]  # type: ignore[union-attr]
+        assert [
+            next_one._record(root, place).place for root, place in zip(next_one._roots, next_one._places, strict=True)
+        ] == [0, 1, 2]  # type: ignore[union-attr]
         if ended:
             break
     assert ended
@@ -399,7 +416,12 @@ def test_a_rank_writes_a_pack_for_each_drive_and_at_once(tmp_path: Path, small_l
     assert [len(pack) for pack in packs] == [1, 1, 1]
     sizes = [pack[0].stat().st_size for pack in packs]
     assert max(sizes) - min(sizes) < 110_000
-    assert (lanes_of_rank(store, 1), lanes_of_rank(store, 2), lanes_of_rank(store, 3), lanes_of_rank(store, 64)) == (3, 2, 1, 1)
+    assert (lanes_of_rank(store, 1), lanes_of_rank(store, 2), lanes_of_rank(store, 3), lanes_of_rank(store, 64)) == (
+        3,
+        2,
+        1,
+        1,
+    )
 
 
 def test_what_goes_wrong_with_one_pack_ends_all_and_is_what_is_raised(tmp_path: Path, small_lanes: None) -> None:

@@ -60,7 +60,9 @@ def test_killed_training_resumes_to_the_bit(tmp_path: Path) -> None:
     environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
 
     def start(url: str, ledger: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, str(script), url, str(STEPS), str(ledger)], env=environment, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            [sys.executable, str(script), url, str(STEPS), str(ledger)], env=environment, stderr=subprocess.PIPE
+        )
 
     alone, killed, url = tmp_path / "alone", tmp_path / "killed", url_of(tmp_path, "n0", "n1")
     child = start(str(tmp_path / "plain" / "alone"), alone)
@@ -85,7 +87,9 @@ def test_killed_training_resumes_to_the_bit(tmp_path: Path) -> None:
     store_url, run = split_run(f"{url}/demo")
     opened = Run(open_bytes(store_url), run)
     newest = opened.history().live[-1]
-    packs = [path.parent.parent.parent.parent.name for path in tmp_path.glob(f"n?/ck/demo/{newest.body.dir}/*.safetensors")]
+    packs = [
+        path.parent.parent.parent.parent.name for path in tmp_path.glob(f"n?/ck/demo/{newest.body.dir}/*.safetensors")
+    ]
     assert Counter(packs) == {"n0": 1, "n1": 1}
     assert json.loads(output_of("verify", f"{url}/demo", "--json"))["ok"] is True
 
@@ -116,7 +120,10 @@ def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
     assert "demo" in output_of("ls", store_url)
     ids = [row["id"] for row in json.loads(output_of("ls", url, "--json"))]
     assert len(ids) == 3
-    for way in (f"{url}@2", f"{url}/{next(path.name for path in (tmp_path / 'n1/ck/demo').iterdir() if '0000000002-' in path.name)}"):
+    for way in (
+        f"{url}@2",
+        f"{url}/{next(path.name for path in (tmp_path / 'n1/ck/demo').iterdir() if '0000000002-' in path.name)}",
+    ):
         assert "step 2" in output_of("show", way)
     assert "COMMIT" in output_of("log", url)
     output_of("tag", url, "good", "1")
@@ -126,7 +133,9 @@ def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
     output_of("prune", url, "--keep-last", "1", "--yes")
     assert same(relight.load(url), 3)
     assert same(relight.load(url, "good"), 1)
-    assert len(list(tmp_path.glob("n?/ck/demo/*-e*"))) == 6, "two checkpoints, on three drives, and nothing of the third"
+    assert len(list(tmp_path.glob("n?/ck/demo/*-e*"))) == 6, (
+        "two checkpoints, on three drives, and nothing of the third"
+    )
     assert relight.open(url).runs == ["demo"]
 
 

@@ -109,7 +109,12 @@ def test_nothing_is_written(served: tuple[LocalStore, str]) -> None:
     local, url = served
     save(Attempt.begin(local, "run"), 0)
     web = open_bytes(url)
-    for call in (lambda: Attempt.begin(web, "run"), lambda: put(web, "a", b""), lambda: web.put_once("a", b""), lambda: web.delete("a")):
+    for call in (
+        lambda: Attempt.begin(web, "run"),
+        lambda: put(web, "a", b""),
+        lambda: web.put_once("a", b""),
+        lambda: web.delete("a"),
+    ):
         assert "reading" in str(refuses(ConfigError, call))
     refuses(CheckpointNotFound, lambda: Log(web, "other").read())
 

@@ -73,7 +73,15 @@ class Scene:
     def rendezvous(self) -> Host:
         """Start a machine with a rendezvous, which does not train."""
         head = self.lab.host()
-        head.start(sys.executable, "-c", RENDEZVOUS, str(PORT), out=self._log(head.name), env=dict(os.environ), cwd=self.folder / head.name)
+        head.start(
+            sys.executable,
+            "-c",
+            RENDEZVOUS,
+            str(PORT),
+            out=self._log(head.name),
+            env=dict(os.environ),
+            cwd=self.folder / head.name,
+        )
         return head
 
     def go(self, host: Host, head: Host | None = None, nodes: str = "2:3", conf: str = CONF, job: str = "j") -> None:
@@ -106,7 +114,9 @@ class Scene:
         """Return the steps of all machines in order of time."""
         steps = []
         for file in (self.folder / "trace").glob("host*"):
-            steps += [Step(*json.loads(line)) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            steps += [
+                Step(*json.loads(line)) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")
+            ]
         return sorted(steps, key=lambda step: step.at)
 
     def trains(self, hosts: list[Host], since: float, count: int = 3) -> bool:
@@ -117,7 +127,9 @@ class Scene:
             if step.at > since:
                 groups.setdefault(step.epoch, []).append(step)
         return any(
-            {step.host for step in group} == names and group[0].ranks == len(names) and len({step.step for step in group}) >= count
+            {step.host for step in group} == names
+            and group[0].ranks == len(names)
+            and len({step.step for step in group}) >= count
             for group in groups.values()
         )
 
@@ -126,11 +138,15 @@ class Scene:
         since = time.monotonic()
         try:
             wait_until(
-                lambda: self.trains(hosts, since), seconds, f"{name}: {', '.join(host.name for host in hosts)} do not train together"
+                lambda: self.trains(hosts, since),
+                seconds,
+                f"{name}: {', '.join(host.name for host in hosts)} do not train together",
             )
         finally:
             names = {host.name for host in hosts}
-            firsts = [step.at for step in self.steps() if step.at > since and step.ranks == len(names) and step.host in names]
+            firsts = [
+                step.at for step in self.steps() if step.at > since and step.ranks == len(names) and step.host in names
+            ]
             if firsts:
                 self.times[name] = firsts[0] - since
 
@@ -149,10 +165,16 @@ class Scene:
             elif isinstance(record.body, CommitBody) and record.epoch < newest:
                 late += 1
                 if record.seq in accepted:
-                    wrong.append(f"record {record.seq}: a commit of epoch {record.epoch} was accepted after the fence of {newest}")
+                    wrong.append(
+                        f"record {record.seq}: a commit of epoch {record.epoch} was accepted after the fence of {newest}"
+                    )
         began: dict[int, float] = {}
         kept: dict[int, list[Step]] = {}
-        sealed = {record.epoch: record.body.step for record in records if isinstance(record.body, CommitBody) and record.seq in accepted}
+        sealed = {
+            record.epoch: record.body.step
+            for record in records
+            if isinstance(record.body, CommitBody) and record.seq in accepted
+        }
         for step in steps:
             began.setdefault(step.epoch, step.at)
             if step.step <= sealed.get(step.epoch, -1):
@@ -160,11 +182,15 @@ class Scene:
         spans = sorted((group[0].at, group[-1].at, epoch) for epoch, group in kept.items())
         for (_, end, first), (start, _, second) in zip(spans, spans[1:], strict=False):
             if start < end:
-                wrong.append(f"epochs {first} and {second} both made progress that was committed, at one time, for {end - start:.2f} s")
+                wrong.append(
+                    f"epochs {first} and {second} both made progress that was committed, at one time, for {end - start:.2f} s"
+                )
         vain = [step for step in steps if any(began[other] < step.at for other in began if other > step.epoch)]
         self.times["fenced commits, void"] = late
         self.times["steps trained though fenced"] = len({(step.epoch, step.step) for step in vain})
-        self.times["seconds"] = max((step.at - min(began[other] for other in began if other > step.epoch) for step in vain), default=0.0)
+        self.times["seconds"] = max(
+            (step.at - min(began[other] for other in began if other > step.epoch) for step in vain), default=0.0
+        )
         if not (accepted and len(began) > 1):
             wrong.append("nothing happened")
         return wrong
@@ -272,9 +298,15 @@ def split_brain(scene: Scene) -> None:
         scene.go(host, other, nodes="2", job="k")
     scene.until("the other two", second, PATIENCE_S)
     for host in first:
-        wait_until(lambda host=host: scene.runs[host.name].poll() is not None, PATIENCE_S, f"{host.name} is fenced, but continues")  # type: ignore[misc]
+        wait_until(
+            lambda host=host: scene.runs[host.name].poll() is not None,
+            PATIENCE_S,
+            f"{host.name} is fenced, but continues",
+        )  # type: ignore[misc]
         assert scene.runs[host.name].returncode == 1, scene.output(host)
-    assert any("another attempt has taken this run over" in scene.output(host) for host in first), "no machine reports why it ended"
+    assert any("another attempt has taken this run over" in scene.output(host) for host in first), (
+        "no machine reports why it ended"
+    )
     began = time.monotonic()
     wait_until(lambda: scene.trains(second, began), PATIENCE_S, "the others do not continue")
 
@@ -298,7 +330,9 @@ def play(name: str, seed: int, folder: Path) -> tuple[list[str], dict[str, float
         lab.close()
         scene.close()
     wrong += scene.wrong() if (folder / "store" / "run").exists() else ["nothing was trained"]
-    output = "\n".join(f"--- {file.stem}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted(folder.glob("*.log")))
+    output = "\n".join(
+        f"--- {file.stem}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted(folder.glob("*.log"))
+    )
     return wrong, scene.times, output
 
 
@@ -317,7 +351,9 @@ def main() -> int:
             print(lacks)
             return 77
         os.execvp("unshare", within(__file__, [*sys.argv[1:], "--inside"]))
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the first process of a namespace gets only signals that it handles
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(1)
+    )  # the first process of a namespace gets only signals that it handles
     bad = 0
     with tempfile.TemporaryDirectory(prefix="hosts-") as top:
         for seed in range(options.seed, options.seed + options.seeds):
@@ -325,9 +361,13 @@ def main() -> int:
                 began = time.monotonic()
                 wrong, times, output = play(name, seed, Path(top) / f"{name} {seed}".replace(" ", "-"))
                 took = ", ".join(
-                    f"{what} {value:.1f} s" if isinstance(value, float) else f"{what} {value}" for what, value in times.items()
+                    f"{what} {value:.1f} s" if isinstance(value, float) else f"{what} {value}"
+                    for what, value in times.items()
                 )
-                print(f"{name}, seed {seed}: {took}; {time.monotonic() - began:.0f} s; {'wrong' if wrong else 'well'}", flush=True)
+                print(
+                    f"{name}, seed {seed}: {took}; {time.monotonic() - began:.0f} s; {'wrong' if wrong else 'well'}",
+                    flush=True,
+                )
                 if wrong:
                     bad += 1
                     print(output + "\n" + "\n".join(f"  {problem}" for problem in wrong), flush=True)

@@ -90,9 +90,14 @@ def main() -> None:
     torch.manual_seed(rank)
     speed = os.environ.get("JOB_BYTES_PER_SECOND")
     ckpt = relight.Checkpointer(
-        store / "run", model=model, optimizer=optimizer, ballast=torch.ones(int(os.environ.get("JOB_BALLAST", "1"))),
-        limits=relight.Limits(bytes_per_second=float(speed) if speed else None), save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1",
-    )  # fmt: skip
+        store / "run",
+        model=model,
+        optimizer=optimizer,
+        ballast=torch.ones(int(os.environ.get("JOB_BALLAST", "1"))),
+        limits=relight.Limits(bytes_per_second=float(speed) if speed else None),
+        save=relight.every(steps=every),
+        background=os.environ.get("JOB_BACKGROUND", "1") == "1",
+    )
 
     def fail_as_planned(step: int, updated: bool) -> None:
         for number, failure in enumerate(plan):
@@ -108,7 +113,9 @@ def main() -> None:
             fail_as_planned(step, False)
             generator = torch.Generator().manual_seed(1000 * step + rank)
             x = torch.randn(8, 16, generator=generator)
-            if any(failure["what"] == "poison" and failure["step"] == step and failure["rank"] == rank for failure in plan):
+            if any(
+                failure["what"] == "poison" and failure["step"] == step and failure["rank"] == rank for failure in plan
+            ):
                 x = x * math.inf
             if os.environ.get("JOB_NOISE"):  # of the rank's own generators, which a resume must continue
                 x = x + 0.01 * torch.randn(8, 16) * random.random()

@@ -35,7 +35,9 @@ def missing() -> str:
     lacks = [name for name in ("unshare", "nsenter", "ip", "hostname", "mount") if not shutil.which(name)]
     if lacks:
         return f"no {', '.join(lacks)} here (Debian: util-linux iproute2 hostname)"
-    tried = subprocess.run(["unshare", *_APART, "ip", "link", "add", "br0", "type", "bridge"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        ["unshare", *_APART, "ip", "link", "add", "br0", "type", "bridge"], capture_output=True, text=True, check=False
+    )
     return f"no namespaces may be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
@@ -122,7 +124,9 @@ class Lab:
         self.hosts: dict[str, Host] = {}
         self._count = 0
         self._names = folder / "hosts"
-        self._names.write_text("127.0.0.1 localhost\n" + "".join(f"{_NET}.{number} host{number}\n" for number in range(1, 60)))
+        self._names.write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{_NET}.{number} host{number}\n" for number in range(1, 60))
+        )
         _call("ip", "link", "set", "lo", "up")
         _call("ip", "link", "add", "br0", "type", "bridge")
         _call("ip", "link", "set", "br0", "up")
@@ -133,7 +137,21 @@ class Lab:
         number = number or self._count
         host = Host(f"host{number}", number, self._names)
         port = f"port{number}"
-        _call("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "address", host.card, "netns", str(host.init))
+        _call(
+            "ip",
+            "link",
+            "add",
+            port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "address",
+            host.card,
+            "netns",
+            str(host.init),
+        )
         _call("ip", "link", "set", port, "master", "br0", "up")
         _call(*host.enter("ip", "addr", "add", f"{host.address}/24", "dev", "eth0"))
         _call(*host.enter("ip", "link", "set", "eth0", "up"))
@@ -172,7 +190,9 @@ class Lab:
         _call("ip", "link", "del", "br0")
 
     def _leads(self, source: Host, target: Host, card: str) -> None:
-        _call(*source.enter("ip", "neigh", "replace", target.address, "lladdr", card, "dev", "eth0", "nud", "permanent"))
+        _call(
+            *source.enter("ip", "neigh", "replace", target.address, "lladdr", card, "dev", "eth0", "nud", "permanent")
+        )
 
 
 def _call(*command: str) -> None:

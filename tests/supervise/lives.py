@@ -42,7 +42,9 @@ def plan_of(rng: random.Random, count: int) -> list[dict[str, Any]]:
     return [{"rank": rng.randrange(2), "step": step, "what": rng.choice(list(KINDS))} for step in steps]
 
 
-def run(folder: Path, plan: list[dict[str, Any]], spares: bool, **settings: str) -> tuple[int, str, list[Incident], str]:
+def run(
+    folder: Path, plan: list[dict[str, Any]], spares: bool, **settings: str
+) -> tuple[int, str, list[Incident], str]:
     """Run a job. Return its exit code, output, incidents and the weights' hash."""
     folder.mkdir()
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -50,8 +52,13 @@ def run(folder: Path, plan: list[dict[str, Any]], spares: bool, **settings: str)
     command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
     done = subprocess.run(
         [*command, str(folder / "store"), str(STEPS), str(folder / "plan.json"), str(folder / "out")],
-        cwd=folder, env={**os.environ, "JOB_EVERY": str(EVERY), "JOB_STEP_S": "0.02", **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "JOB_EVERY": str(EVERY), "JOB_STEP_S": "0.02", **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     end = folder / "out.end"
     incidents = read_incidents(open_bytes(folder / "store"), "run")
     return done.returncode, done.stdout, incidents, end.read_text() if end.exists() else ""
@@ -70,10 +77,14 @@ def wrong_with(plan: list[dict[str, Any]], found: list[Incident], code: int, end
         if incident.kind != kind:
             wrong.append(f"step {planned['step']}: {planned['what']} was taken for {incident.kind}: {incident.why}")
         elif incident.action != expected[kind]:
-            wrong.append(f"step {planned['step']}: {incident.action} was done about {kind}, and the table has {expected[kind]}")
+            wrong.append(
+                f"step {planned['step']}: {incident.action} was done about {kind}, and the table has {expected[kind]}"
+            )
         sealed = min((worker.get("sealed", -1) for worker in incident.workers), default=-1)
         if incident.after is None or incident.after.restored < sealed:
-            wrong.append(f"step {planned['step']}: sealed up to {sealed}, restored {incident.after.restored if incident.after else '?'}")
+            wrong.append(
+                f"step {planned['step']}: sealed up to {sealed}, restored {incident.after.restored if incident.after else '?'}"
+            )
     return wrong
 
 

@@ -107,16 +107,27 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
     log = folder / f"{number}.log"
     with log.open("w") as out:
         process = host.start(
-            *command, str(folder / "store"), "1000000", str(folder / "plan.json"), str(folder / "out"), out=out, env=env, cwd=folder
+            *command,
+            str(folder / "store"),
+            "1000000",
+            str(folder / "plan.json"),
+            str(folder / "out"),
+            out=out,
+            env=env,
+            cwd=folder,
         )
         try:
             wait_until(lambda: len(steps(folder)) > before, 180, f"life {number} does not train")
             if not moment.early:
-                wait_until(lambda: stored(folder) > newest_before, 90 + 3 * moment.save_s, f"life {number} does not save")
+                wait_until(
+                    lambda: stored(folder) > newest_before, 90 + 3 * moment.save_s, f"life {number} does not save"
+                )
             time.sleep(moment.wait_s)
             due = steps(folder)[-1] // moment.every * moment.every
             begun = due > stored(folder) and due >= steps(folder)[before]
-            longest_s = max(map(float, (folder / "trace" / f"saves-{host.name}").read_text().split()), default=float("inf"))
+            longest_s = max(
+                map(float, (folder / "trace" / f"saves-{host.name}").read_text().split()), default=float("inf")
+            )
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             asked = time.monotonic()
             os.kill(int(children[0]), signal.SIGTERM)
@@ -131,7 +142,14 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
             host.down()
     lines = steps(folder)
     return Outcome(
-        code, took_s, lines[before], lines[-1], newest if code is not None else stored(folder), longest_s, begun, log.read_text()
+        code,
+        took_s,
+        lines[before],
+        lines[-1],
+        newest if code is not None else stored(folder),
+        longest_s,
+        begun,
+        log.read_text(),
     )
 
 
@@ -143,8 +161,12 @@ def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
     if outcome.code not in (75, 76, None):
         wrong.append(f"exit code {outcome.code}")
     if outcome.code == 75 and outcome.stored != outcome.last:
-        wrong.append(f"exit code 75, but the last step is {outcome.last} and the newest stored step is {outcome.stored}")
-    if outcome.code == 76 and outcome.stored >= outcome.last and not outcome.begun:  # a begun save may finish after the exit
+        wrong.append(
+            f"exit code 75, but the last step is {outcome.last} and the newest stored step is {outcome.stored}"
+        )
+    if (
+        outcome.code == 76 and outcome.stored >= outcome.last and not outcome.begun
+    ):  # a begun save may finish after the exit
         wrong.append(f"exit code 76, but the last step {outcome.last} is stored")
     least = 2 * outcome.longest_s if outcome.begun else outcome.longest_s
     has = moment.grace_s - kept_back(moment.grace_s) - 3 * STEP_S
@@ -152,7 +174,12 @@ def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
         wrong.append(
             f"a save took {outcome.longest_s:.2f} s at most{', as long as another is under way' if outcome.begun else ''}, and was not made"
         )
-    if not moment.early and moment.save_s > moment.grace_s and not outcome.begun and outcome.took_s > max(0.6 * moment.grace_s, 3.0):
+    if (
+        not moment.early
+        and moment.save_s > moment.grace_s
+        and not outcome.begun
+        and outcome.took_s > max(0.6 * moment.grace_s, 3.0)
+    ):
         wrong.append(f"nothing could be saved, and it took {outcome.took_s:.1f} s to end")
     return wrong
 
@@ -179,7 +206,9 @@ def main() -> int:
             print(lacks)
             return 77
         os.execvp("unshare", within(__file__, [*sys.argv[1:], "--inside"]))
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the first process of a namespace gets only signals that it handles
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(1)
+    )  # the first process of a namespace gets only signals that it handles
     bad = 0
     with tempfile.TemporaryDirectory(prefix="preempt-") as top:
         for grace_s in options.grace or GRACES:

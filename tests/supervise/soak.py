@@ -91,10 +91,15 @@ def main() -> int:
             code = process.wait(120)
         lines = [line for line in events.read_text().splitlines() if "relight:" in line]
         alarms = [
-            line for line in lines if re.search(r"→|no progress|is stopped|done nothing|life [2-9]", line) and "ended as it was" not in line
+            line
+            for line in lines
+            if re.search(r"→|no progress|is stopped|done nothing|life [2-9]", line) and "ended as it was" not in line
         ]
         alarms = [line for line in alarms if "SIGTERM" not in line and "→ end" not in line]
-        saved = [json.loads(path.read_text())["spent"] for path in (folder / "store" / "run" / "incidents").glob("*.account.json")]
+        saved = [
+            json.loads(path.read_text())["spent"]
+            for path in (folder / "store" / "run" / "incidents").glob("*.account.json")
+        ]
         print(f"{options.minutes:g} minutes, exit code {code}, {len(alarms)} alarms; where the time went: {saved}")
         print("\n".join(alarms or lines[-3:]))
         return 1 if alarms or code != SAVED else 0

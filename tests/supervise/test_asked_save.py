@@ -41,9 +41,14 @@ class Watching:
         self.obeyed: list[str] = []
         self.clock, self.now = 1000.0, time.time()
         self.requests = Requests(
-            run.store, run.name, mine=lambda: mine, cannot=lambda: cannot, obey=self.obeyed.append,
-            clock=lambda: self.clock, now=lambda: self.now,
-        )  # fmt: skip
+            run.store,
+            run.name,
+            mine=lambda: mine,
+            cannot=lambda: cannot,
+            obey=self.obeyed.append,
+            clock=lambda: self.clock,
+            now=lambda: self.now,
+        )
         self.requests.poll()
 
     def poll(self, later_s: float = 3.0) -> list[str]:
@@ -136,7 +141,12 @@ def test_the_requester_is_read_once_by_the_signalled_rank(tmp_path: Path) -> Non
     write_request(page, anna)
     write_request(page, None)
     assert take_request(page) is None and take_request("") is None
-    for data in (b"\xff\x00a\n" * 5000, b"", msgspec.msgpack.encode({"kind": "x", "text": ""}), msgspec.msgpack.encode({"text": "a"})):
+    for data in (
+        b"\xff\x00a\n" * 5000,
+        b"",
+        msgspec.msgpack.encode({"kind": "x", "text": ""}),
+        msgspec.msgpack.encode({"text": "a"}),
+    ):
         request_path(page).write_bytes(data)
         assert take_request(page) is None
     for who in ("a\nb\x1b[0m", "é" * 5000, "\udcff"):
@@ -195,4 +205,6 @@ def test_a_live_job_saves_as_the_api_asks(training: Job, tmp_path: Path) -> None
             time.sleep(0.1)
             task = server.get(f"/api/v1/tasks/{begun['task']}").json()
         newest = Run(open_bytes(training.path / "store"), "run").history().live[-1]
-        assert task["state"] == "ok" and newest.body.reason == "asked for by operator" and newest.id in task["says"], task
+        assert task["state"] == "ok" and newest.body.reason == "asked for by operator" and newest.id in task["says"], (
+            task
+        )

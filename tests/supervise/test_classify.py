@@ -47,7 +47,10 @@ ONE = {
 @pytest.mark.parametrize("words", ONE)
 def test_by_the_message_of_the_exception(words: str) -> None:
     """An exception of one rank has the same kind whether it was recorded or only printed."""
-    for worker in (Worker(0, 1, 5.0, words, beat=WELL), Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL)):
+    for worker in (
+        Worker(0, 1, 5.0, words, beat=WELL),
+        Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL),
+    ):
         failure = classify(FailureEvidence((worker,)))
         assert failure.kind == ONE[words], failure
         assert words[:40].strip() in failure.why and failure.rank == 0
@@ -56,11 +59,19 @@ def test_by_the_message_of_the_exception(words: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [("SIGSEGV", "crash"), ("SIGABRT", "crash"), ("SIGKILL", "killed"), ("SIGTERM", "preemption"), ("SIGBUS", "memory")],
+    [
+        ("SIGSEGV", "crash"),
+        ("SIGABRT", "crash"),
+        ("SIGKILL", "killed"),
+        ("SIGTERM", "preemption"),
+        ("SIGBUS", "memory"),
+    ],
 )
 def test_by_a_signal(number: str, kind: str) -> None:
     """A death by a signal has the kind of that signal."""
-    failure = classify(FailureEvidence((Worker(0, -signal.Signals[number].value, 5.0, beat=WELL), Worker(1, beat=WELL, stopped=True))))
+    failure = classify(
+        FailureEvidence((Worker(0, -signal.Signals[number].value, 5.0, beat=WELL), Worker(1, beat=WELL, stopped=True)))
+    )
     assert (failure.kind, failure.rank) == (kind, 0) and number in failure.why
 
 
@@ -70,7 +81,11 @@ def test_a_kill_for_lack_of_memory_is_distinguished() -> None:
     assert classify(FailureEvidence((Worker(0, beat=WELL), dead))).kind == "killed"
     counted = classify(FailureEvidence((Worker(0, beat=WELL), dead), oom_kills=1))
     assert (counted.kind, counted.rank) == ("memory", 1)
-    logged = classify(FailureEvidence((Worker(0, beat=WELL), dead), kernel=("Memory cgroup out of memory: Killed process 4711 (python)",)))
+    logged = classify(
+        FailureEvidence(
+            (Worker(0, beat=WELL), dead), kernel=("Memory cgroup out of memory: Killed process 4711 (python)",)
+        )
+    )
     assert logged.kind == "memory"
 
 
@@ -86,7 +101,9 @@ def test_who_lost_another_is_not_the_cause(first: int) -> None:
     failure = classify(FailureEvidence(tuple(map(of, range(3)))))
     assert (failure.kind, failure.rank) == ("user", first)
     killed = classify(
-        FailureEvidence(tuple(Worker(r, -9, 5.3, beat=WELL) if r == first else of(r) for r in range(3) if r == first or r != first))
+        FailureEvidence(
+            tuple(Worker(r, -9, 5.3, beat=WELL) if r == first else of(r) for r in range(3) if r == first or r != first)
+        )
     )
     assert killed.rank == first and killed.kind == "killed"
 
@@ -100,7 +117,9 @@ def test_a_rank_that_ended_without_a_message_is_the_cause(code: int) -> None:
 
 def test_ranks_that_were_stopped_are_no_clue() -> None:
     """The supervisor's own SIGKILL is no evidence."""
-    failure = classify(FailureEvidence((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL))))
+    failure = classify(
+        FailureEvidence((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL)))
+    )
     assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
 
 
@@ -128,7 +147,9 @@ def test_usage_errors_are_the_users() -> None:
 
 def test_the_onset_is_read() -> None:
     """The onset of a jump of the loss is read from the message."""
-    message = "relight.errors.Diverged: the loss jumped from 2.1 to 9.4 at step 105, and stayed there for 5 steps [onset 105]"
+    message = (
+        "relight.errors.Diverged: the loss jumped from 2.1 to 9.4 at step 105, and stayed there for 5 steps [onset 105]"
+    )
     assert classify(FailureEvidence((Worker(0, 1, 5.0, message, beat=WELL),))).onset == 105
 
 

@@ -69,7 +69,17 @@ def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
 def test_waiting_grows_and_is_bounded() -> None:
     """The delay is 0, then 1, 2, 4 … 60 s, until a step is reached that was not reached before."""
     rules = SuperviseRules(failures=100)
-    assert [after(*[failure("network")] * times, rules=rules).delay_s for times in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert [after(*[failure("network")] * times, rules=rules).delay_s for times in range(1, 10)] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        60,
+        60,
+    ]
     assert after(*[failure("network")] * 5, failure("network", 101), rules=rules).delay_s == 0
 
 
@@ -104,7 +114,10 @@ def test_failures_of_more_than_a_day_ago_exclude_no_machine() -> None:
 def test_failures_without_progress_are_counted() -> None:
     """Failures of different kinds do not count as the same failure."""
     kinds = ["network", "storage", "hardware", "network"] * 3
-    assert [after(*[failure(kind, here=False) for kind in kinds[:count]]).action for count in (10, 11)] == ["resume", "stop"]
+    assert [after(*[failure(kind, here=False) for kind in kinds[:count]]).action for count in (10, 11)] == [
+        "resume",
+        "stop",
+    ]
 
 
 def test_going_back_goes_further_each_time() -> None:
@@ -131,7 +144,12 @@ def test_micro_batches_shrink_where_that_is_allowed() -> None:
     """The batch is split by 2, 4, 8 and 16. Later incarnations keep the split."""
     rules = SuperviseRules(split=True)
     decisions = [after(*[failure("device memory")] * times, rules=rules) for times in range(1, 6)]
-    assert [dict(decision.settings) for decision in decisions[:4]] == [{SPLIT: "2"}, {SPLIT: "4"}, {SPLIT: "8"}, {SPLIT: "16"}]
+    assert [dict(decision.settings) for decision in decisions[:4]] == [
+        {SPLIT: "2"},
+        {SPLIT: "4"},
+        {SPLIT: "8"},
+        {SPLIT: "16"},
+    ]
     assert decisions[4].action == "stop"
     assert dict(after(failure("device memory"), failure("killed", 200), rules=rules).settings) == {SPLIT: "2"}
     assert after(failure("device memory")).action == "resume"
@@ -156,4 +174,6 @@ def test_all_nodes_get_the_same_settings() -> None:
     assert agreed([{}, {}]) == {}
     assert agreed([{}, back]) == agreed([back, {}]) == back
     assert agreed([back, further, {"RELIGHT_SPLIT": "4"}, {"RELIGHT_SPLIT": "2"}]) == {**further, "RELIGHT_SPLIT": "4"}
-    assert agreed([{}, {**further, CUT: "0.5"}, back]) == {**further, CUT: "0.5"}, "how far rates are lowered goes with it"
+    assert agreed([{}, {**further, CUT: "0.5"}, back]) == {**further, CUT: "0.5"}, (
+        "how far rates are lowered goes with it"
+    )

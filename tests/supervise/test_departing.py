@@ -13,7 +13,11 @@ import pytest
 pytest.importorskip("torch")
 
 from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
 
 from relight.supervise import departing, launch
 from relight.supervise.classify import classify
@@ -38,15 +42,19 @@ def decided(facts: FailureEvidence) -> tuple[str, str]:
 def test_the_others_continue_if_they_are_enough() -> None:
     """Ranks end with those of a node that was asked to leave: resume with the rest, or end if too few nodes are left."""
     assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 2, 2))) == (
-        "resume", "asked to leave: node b (SIGTERM came): 2 nodes continue",
-    )  # fmt: skip
-    assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 1, 2))) == (
-        "end", "asked to leave: node b (SIGTERM came): too few nodes are left, 1 of at least 2",
-    )  # fmt: skip
-    assert decided(FailureEvidence(ENDED))[0] == "end", "no node has announced that it goes: the ranks themselves were asked"
-    assert decided(FailureEvidence(ENDED, asked_to_end="SIGTERM came", departure=Departure("node b", 2, 1)))[0] == "end", (
-        "this node is asked as well"
+        "resume",
+        "asked to leave: node b (SIGTERM came): 2 nodes continue",
     )
+    assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 1, 2))) == (
+        "end",
+        "asked to leave: node b (SIGTERM came): too few nodes are left, 1 of at least 2",
+    )
+    assert decided(FailureEvidence(ENDED))[0] == "end", (
+        "no node has announced that it goes: the ranks themselves were asked"
+    )
+    assert (
+        decided(FailureEvidence(ENDED, asked_to_end="SIGTERM came", departure=Departure("node b", 2, 1)))[0] == "end"
+    ), "this node is asked as well"
 
 
 def test_a_failure_of_its_own_is_not_a_departure() -> None:
@@ -125,7 +133,9 @@ def test_a_node_leaves_the_rendezvous_and_serves_it_until_the_others_have_met() 
     ],
     ids=["too few", "cut off", "closed by another", "forged"],
 )
-def test_an_end_without_a_failure_is_written_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, action: str) -> None:
+def test_an_end_without_a_failure_is_written_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, action: str
+) -> None:
     """Too few nodes stop the job; a node that is cut off leaves it to the others. A node that another has ended writes nothing."""
 
     class Broken:
@@ -136,14 +146,30 @@ def test_an_end_without_a_failure_is_written_down(monkeypatch: pytest.MonkeyPatc
             self._supervisor.begin([0], {}, "life 1")
             raise error
 
-    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+    for name in (
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    ):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RELIGHT_JOB_SECRET", "none")
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: SimpleNamespace(shutdown=lambda: True))
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
-    arguments = ["--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-id", "j", "train.py"]
+    arguments = [
+        "--nnodes",
+        "2:3",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:1",
+        "--rdzv-id",
+        "j",
+        "train.py",
+    ]
     assert launch.launch(launch.parse(arguments), RunSettings(), tmp_path).code == 1
-    assert [(incident.action, incident.meeting) for incident in incidents_in(tmp_path)] == ([(action, "life 1 ended")] if action else [])
+    assert [(incident.action, incident.meeting) for incident in incidents_in(tmp_path)] == (
+        [(action, "life 1 ended")] if action else []
+    )
 
 
 def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:

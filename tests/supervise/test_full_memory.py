@@ -30,5 +30,7 @@ except OSError:
 def test_ranks_continue_without_memory_for_their_heartbeat(tmp_path: Path) -> None:
     """Room is taken when a file is opened: writing to memory that cannot be had would be a bus error."""
     with mounted(tmp_path / "memory", "-t", "tmpfs", "-o", "size=256k", "none") as root:
-        done = subprocess.run([sys.executable, "-c", CODE, str(root)], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, str(root)], capture_output=True, text=True, check=False, timeout=60
+        )
         assert (done.returncode, done.stdout) == (0, "not left\n"), done.stderr

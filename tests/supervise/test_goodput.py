@@ -28,7 +28,13 @@ def kept(*observations: tuple[float, str, int, int] | str) -> Account:
 
 def test_a_run_without_failures() -> None:
     """A run without failures starts, trains, saves and evaluates."""
-    result = kept((10, "starting", -1, 0), (20, "training", 4, 5), (21, "saving", 4, 5), (30, "training", 9, 10), (35, "evaluating", 9, 10))
+    result = kept(
+        (10, "starting", -1, 0),
+        (20, "training", 4, 5),
+        (21, "saving", 4, 5),
+        (30, "training", 9, 10),
+        (35, "evaluating", 9, 10),
+    )
     assert result.spent == {"starting": 10, "training": 19, "saving": 1, "evaluating": 5}
     assert result.goodput == pytest.approx(19 / 35) and not result.lost and result.again == 0
 
@@ -70,7 +76,9 @@ def test_the_time_that_stock_taking_takes_is_counted_once() -> None:
     book.failed(12, "killed")
     book.update(20, "down")
     result = book.account("job", "")
-    assert result.spent == {"training": 10} and result.lost == {"killed": {"stuck": 4, "down": 6}} and result.seconds == 20
+    assert (
+        result.spent == {"training": 10} and result.lost == {"killed": {"stuck": 4, "down": 6}} and result.seconds == 20
+    )
 
 
 def test_an_incarnation_that_another_node_ended_has_its_own_account() -> None:
@@ -155,7 +163,11 @@ def test_supervisors_of_one_job_count_as_one() -> None:
     def one(job: str, began: str, seconds: float, steps: int) -> Account:
         return Account(job, f"2026-01-01T{began}Z", seconds, {"training": seconds}, {}, {}, steps, 0)
 
-    first = [one("train.py", "10:00:00", 600.0, 99), one("train.py", "10:00:02", 597.0, 100), one("train.py", "10:05:00", 200.0, 40)]
+    first = [
+        one("train.py", "10:00:00", 600.0, 99),
+        one("train.py", "10:00:02", 597.0, 100),
+        one("train.py", "10:05:00", 200.0, 40),
+    ]
     later = one("train.py", "10:09:59", 300.0, 50)
     assert once_each([*first, later]) == [first[1], later]
     assert once_each([one("a", "10:00:00", 0.0, 0), one("a", "11:00:00", 0.0, 0)]) != []

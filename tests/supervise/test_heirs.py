@@ -30,10 +30,14 @@ def run(path: Path, plan: list[dict[str, Any]], **settings: str) -> tuple[str, l
     (path / "plan.json").write_text(json.dumps(plan))
     command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
     done = subprocess.run(
-        [*command, str(path / "store"), str(STEPS), str(path / "plan.json"), str(path / "out")], cwd=path, text=True,
-        env={**os.environ, "JOB_EVERY": "1000", "JOB_STEP_S": "0.1", "JOB_NOISE": "1", **settings}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, timeout=240,
-    )  # fmt: skip
+        [*command, str(path / "store"), str(STEPS), str(path / "plan.json"), str(path / "out")],
+        cwd=path,
+        text=True,
+        env={**os.environ, "JOB_EVERY": "1000", "JOB_STEP_S": "0.1", "JOB_NOISE": "1", **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stdout
     return (path / "out.end").read_text(), read_incidents(open_bytes(path / "store"), "run"), done.stdout
 
@@ -41,7 +45,9 @@ def run(path: Path, plan: list[dict[str, Any]], **settings: str) -> tuple[str, l
 KINDS = {"kill": "killed", "value": "user", "stop": "hang", "lock": "hang", "segv": "crash"}
 
 
-@pytest.mark.parametrize("kinds", [["kill", "value", "stop"], pytest.param([*KINDS], marks=pytest.mark.slow)], ids=["three", "each"])
+@pytest.mark.parametrize(
+    "kinds", [["kill", "value", "stop"], pytest.param([*KINDS], marks=pytest.mark.slow)], ids=["three", "each"]
+)
 def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path, kinds: list[str]) -> None:
     """A killed, failed, stopped or stuck rank resumes after its last completed step, with its own generators and
     position."""
@@ -55,7 +61,9 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path, kinds: li
         for incident, planned in zip(incidents, plan)
         if incident.after
     ]
-    assert len(lossless) == len(plan) and lossless.count(False) <= 1, output  # on a busy machine a survivor may come too late once
+    assert len(lossless) == len(plan) and lossless.count(False) <= 1, (
+        output
+    )  # on a busy machine a survivor may come too late once
     assert end == straight, output
     assert output.count("is saved for all 2 ranks") >= len(plan) - 1
 
@@ -67,11 +75,16 @@ def test_a_rank_that_dies_after_its_update_costs_nothing_either(tmp_path: Path) 
     Both resume after it, the dead rank with its generators from before the update.
     """
     straight, _, _ = run(tmp_path / "straight", [])
-    plan = [{"rank": n % 2, "step": 9 * n + 8, "what": what, "behind": True} for n, what in enumerate(["kill", "stop", "segv"])]
+    plan = [
+        {"rank": n % 2, "step": 9 * n + 8, "what": what, "behind": True}
+        for n, what in enumerate(["kill", "stop", "segv"])
+    ]
     end, incidents, output = run(tmp_path / "failing", plan)
     resumed = [(incident.after.restored, incident.after.steps_lost) for incident in incidents if incident.after]
     assert len(resumed) == 3, output
-    assert sum(pair in resumed for pair in [(8, 0), (17, 0), (26, 0)]) >= 2, output  # on a busy machine a survivor may come too late once
+    assert sum(pair in resumed for pair in [(8, 0), (17, 0), (26, 0)]) >= 2, (
+        output
+    )  # on a busy machine a survivor may come too late once
     assert output.count("from before its update") >= len(plan) - 1, output
     assert end == straight, output
 
@@ -89,9 +102,14 @@ def test_the_first_step_of_an_incarnation_is_not_lost(tmp_path: Path) -> None:
 def test_a_script_needs_no_with(tmp_path: Path) -> None:
     """A script without ``with`` hands over as well."""
     _, incidents, output = run(
-        tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1"
+        tmp_path / "plain",
+        [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}],
+        JOB_PLAIN="1",
     )
-    assert [(incident.after.restored, incident.after.steps_lost) for incident in incidents if incident.after] == [(8, 0), (16, 0)], output
+    assert [(incident.after.restored, incident.after.steps_lost) for incident in incidents if incident.after] == [
+        (8, 0),
+        (16, 0),
+    ], output
 
 
 @pytest.mark.slow

@@ -49,7 +49,11 @@ def test_a_machine_that_is_cut_off_comes_back() -> None:
     try:
         output = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
     except AssertionError as first:
-        assert "do not train together" in str(first) and "was accepted behind" not in str(first) and "at one time" not in str(first)
+        assert (
+            "do not train together" in str(first)
+            and "was accepted behind" not in str(first)
+            and "at one time" not in str(first)
+        )
         output = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
     assert "two go on" in output and "three again" in output
 

@@ -109,7 +109,9 @@ def test_the_other_nodes_resume() -> None:
     assert asked.kind == "preemption" and decide(asked, (), SuperviseRules(), 0.0).action == "end"
     leaves = classify(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 1, 2)))
     assert decide(leaves, (), SuperviseRules(), 0.0).action == "end", "a node has announced that it leaves"
-    assert classify(FailureEvidence((Worker(0, -15, 5.0, beat=LEFT_ALONE._replace(unsupervised=0)),))).kind == "preemption"
+    assert (
+        classify(FailureEvidence((Worker(0, -15, 5.0, beat=LEFT_ALONE._replace(unsupervised=0)),))).kind == "preemption"
+    )
 
 
 def started(job: Job, port: int, static: bool, rank: int, nodes: str) -> subprocess.Popen[str]:
@@ -126,7 +128,11 @@ def started(job: Job, port: int, static: bool, rank: int, nodes: str) -> subproc
 @pytest.mark.parametrize("static", [False, True], ids=["c10d", "fixed port"])
 def test_the_other_node_continues_without_a_lost_step(tmp_path: Path, static: bool) -> None:
     """With ``--nnodes 1:2`` the other node continues alone. At a fixed port it continues once the node is back."""
-    job, port, nodes = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY="1000", RELIGHT_JOB_SECRET="none"), free_port(), "2" if static else "1:2"
+    job, port, nodes = (
+        Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY="1000", RELIGHT_JOB_SECRET="none"),
+        free_port(),
+        "2" if static else "1:2",
+    )
     stays, goes = (started(job, port, static, rank, nodes) for rank in range(2))
     while not (tmp_path / "out").exists() or len(job.losses) < 6:
         time.sleep(0.1)

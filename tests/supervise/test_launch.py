@@ -15,7 +15,11 @@ from typing import Any
 import click
 import pytest
 from torch.distributed.elastic.multiprocessing import api
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
 
 from relight.errors import ConfigError
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
@@ -59,7 +63,11 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
         def run(self) -> None:
             raise error
 
-    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+    for name in (
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    ):
         monkeypatch.setenv(name, "1")  # launch sets them for its child processes
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
@@ -68,9 +76,12 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
 
 
 @pytest.mark.parametrize(
-    "written", ['{"message": {"message": "Runt', "", "[]", '{"message": 3}', '{"message": {"message": "lost", "extraInfo": 5}}']
+    "written",
+    ['{"message": {"message": "Runt', "", "[]", '{"message": 3}', '{"message": {"message": "lost", "extraInfo": 5}}'],
 )
-def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_supervisor(tmp_path: Path, written: str) -> None:
+def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_supervisor(
+    tmp_path: Path, written: str
+) -> None:
     """A rank that is killed while it writes its error leaves half a file.
 
     One of 400 failures of random jobs ended so.
@@ -86,7 +97,11 @@ def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_super
 @pytest.mark.parametrize(
     ("given", "script", "its"),
     [
-        (["--nproc-per-node", "2", "train.py", "--log", "x", "--nnodes", "9"], "train.py", ["--log", "x", "--nnodes", "9"]),
+        (
+            ["--nproc-per-node", "2", "train.py", "--log", "x", "--nnodes", "9"],
+            "train.py",
+            ["--log", "x", "--nnodes", "9"],
+        ),
         (["--nproc_per_node=2", "-m", "pkg.train", "--role", "x"], "pkg.train", ["--role", "x"]),
         (["--standalone", "--", "train.py", "--log=1"], "train.py", ["--log=1"]),
         (["-r3", "-t", "3", "train.py", "-t"], "train.py", ["-t"]),
@@ -147,7 +162,17 @@ def test_further_signals_do_not_end_the_wait_for_the_ranks(tmp_path: Path, names
         "        time.sleep(4.0 if step else 0.1)\n"
         "        ckpt.step(step)\n"
     )
-    command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "1", str(script), str(tmp_path / "run"), str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "relight",
+        "run",
+        "--nproc-per-node",
+        "1",
+        str(script),
+        str(tmp_path / "run"),
+        str(tmp_path / "out"),
+    ]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         while not (tmp_path / "out").exists() or len((tmp_path / "out").read_text()) < 2:
             time.sleep(0.05)
@@ -170,7 +195,9 @@ def test_a_save_that_another_process_may_finish_is_not_given_up(tmp_path: Path, 
     try:
         page = made.begin([0], {})[0][SETTING]
         made.started({0: os.getpid()})
-        HeartbeatPage(page).write(Heartbeat(pid=1, phase="ending", step=8, steps=9, restored=-1, sealed=sealed, durable=4))
+        HeartbeatPage(page).write(
+            Heartbeat(pid=1, phase="ending", step=8, steps=9, restored=-1, sealed=sealed, durable=4)
+        )
         code, sentence, _ = launch._run_requested(made, "SIGTERM came")
         assert code == launch.UNSAVED and words in sentence
     finally:
@@ -190,7 +217,9 @@ def test_an_end_before_the_first_step_loses_none(tmp_path: Path) -> None:
         made.close()
 
 
-def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal during the wait for killed ranks is kept."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
 
@@ -210,9 +239,15 @@ def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supe
     ["--nproc-per-node 0", "--nproc-per-node many", "--nnodes 3:2", "--nnodes 0", "--nnodes x", "--rdzv-conf foo",
      "--nnodes 2 --node-rank 5 --master-addr 127.0.0.1 --master-port 29511"],
 )  # fmt: skip
-def test_a_value_that_torchrun_refuses_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> None:
+def test_a_value_that_torchrun_refuses_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str
+) -> None:
     """It is neither a bug of Relight nor a wait for nodes that do not exist."""
-    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+    for name in (
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    ):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RELIGHT_JOB_SECRET", "none")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -221,7 +256,11 @@ def test_a_value_that_torchrun_refuses_is_a_usage_error(monkeypatch: pytest.Monk
 
 
 ORDERS = [
-    (["--nproc-per-node", "2", "--settings", "X.toml", "train.py", "--settings", "its own"], "X.toml", ["--settings", "its own"]),
+    (
+        ["--nproc-per-node", "2", "--settings", "X.toml", "train.py", "--settings", "its own"],
+        "X.toml",
+        ["--settings", "its own"],
+    ),
     (["--settings=X.toml", "--nproc_per_node=2", "train.py"], "X.toml", []),
     (["--standalone", "--settings=X.toml", "-m", "pkg.train", "--incidents", "y"], "X.toml", ["--incidents", "y"]),
     (["-t", "3", "--settings", "X.toml", "--", "train.py", "--", "-q"], "X.toml", ["--", "-q"]),

@@ -65,7 +65,11 @@ class Rank:
 
 
 def run(
-    ranks: list[Rank], seconds: float, watch: JobWatch, clock: list[float], at: Callable[[float], None] = lambda now: None
+    ranks: list[Rank],
+    seconds: float,
+    watch: JobWatch,
+    clock: list[float],
+    at: Callable[[float], None] = lambda now: None,
 ) -> HangVerdict:
     """Poll ten times a second for ``seconds``. Return the hang, if one was detected."""
     ends = clock[0] + seconds
@@ -131,7 +135,11 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
     assert verdict.what == "hang"
     assert clock[0] - began <= 1.1 * 3 * usual + 5 + 3 * TICK_S
     assert verdict.ranks == (
-        (0, 1) if how == "stands" and ranks[0].beat.step == ranks[1].beat.step else (1,) if how != "stands" else verdict.ranks
+        (0, 1)
+        if how == "stands" and ranks[0].beat.step == ranks[1].beat.step
+        else (1,)
+        if how != "stands"
+        else verdict.ranks
     )
     if how == "stopped":
         assert "stopped by a signal" in verdict.why
@@ -214,7 +222,9 @@ def test_steps_that_ended_between_two_polls_are_learned_from(steps: int) -> None
     rank = Rank(lambda: 0.01)
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     watch.update(0.05, {0: rank.sight})
-    rank.beat = rank.beat._replace(steps=steps, step=steps, first_at=0.1, step_at=0.09 + 0.01 * steps, since=0.09 + 0.01 * steps)
+    rank.beat = rank.beat._replace(
+        steps=steps, step=steps, first_at=0.1, step_at=0.09 + 0.01 * steps, since=0.09 + 0.01 * steps
+    )
     rank.stands, clock[0] = True, 0.5
     assert run([rank], 20, watch, clock).what == "hang" and clock[0] < 7
 
@@ -226,7 +236,9 @@ def test_a_rank_without_a_heartbeat_is_waited_for_as_starting() -> None:
     for now in (0.1 * tick for tick in range(800)):
         verdict = watch.update(now, {0: RankObservation(None, "S")})
         if verdict.what == "stacks":
-            verdict = watch.judge_stacks(now, {0: RankObservation(None, "S")}, {0: "same"}, {0: RankObservation(None, "S")})
+            verdict = watch.judge_stacks(
+                now, {0: RankObservation(None, "S")}, {0: "same"}, {0: RankObservation(None, "S")}
+            )
         verdicts.append(verdict.what)
     assert "hang" in verdicts and verdicts.index("hang") >= 10 * (10 + SILENT_OBSERVE_AGAIN_S)
 

@@ -48,7 +48,9 @@ def text_of(event: Event) -> str:
 class Node:
     """A node with a load that can be reduced, and a clock that the test sets."""
 
-    def __init__(self, pause: float = 0.2, can_pause: bool = True, limits: list[tuple[float, float]] | None = None) -> None:
+    def __init__(
+        self, pause: float = 0.2, can_pause: bool = True, limits: list[tuple[float, float]] | None = None
+    ) -> None:
         self.now, self.eased, self.power = 1000.0, list[tuple[float, float]](), list[str]()
         self._limits, self.can, self.kept, self.paused_s = limits or [], can_pause, list[tuple[float, float]](), 0.0
         self.load = Load(pause, self._ease, self, lambda: self.now)
@@ -94,7 +96,9 @@ def test_load_is_reduced_measured_and_restored_when_the_reading_falls(events: li
     node.passes(HOLDS_S + 1, heat(78))
     assert node.eased[-1] == (0.0, 0.0) and node.power == ["0.8", "restored"]
     first, last = (event for event in events if event.name == "run.load")
-    assert "ranks pause 20 % of the time; power limit of 2 accelerators 700 → 560 W; temperature 86 °C" in text_of(first)
+    assert "ranks pause 20 % of the time; power limit of 2 accelerators 700 → 560 W; temperature 86 °C" in text_of(
+        first
+    )
     assert "temperature 86 °C, now 78 °C" in text_of(last) and last.fields["reading_after"] == 78
 
 
@@ -124,21 +128,29 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
     """A save, or more saves, do not: the alarm comes true or it does not. Nor does a drain that is not allowed, nor load that stays,
     nor a pause that no rank makes."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
-    sample, alarms = heat(86), [alarm("link", "save more often"), alarm("ecc", "drain node"), alarm(), alarm("memory", "preventive save")]
+    sample, alarms = (
+        heat(86),
+        [alarm("link", "save more often"), alarm("ecc", "drain node"), alarm(), alarm("memory", "preventive save")],
+    )
     cases = (
         (False, 0.0, 0.0, set()), (True, 0.0, 0.0, {"drain node"}), (False, 0.2, 0.0, set()), (False, 0.2, 0.1, {"reduce load"}),
     )  # fmt: skip
     for drain, pause, paused_s, averted in cases:
         heeded = set[str]()
         foresight: Any = SimpleNamespace(
-            sample=lambda _, once=iter([alarms]): next(once, []), discard_alarm=lambda one, to=heeded: to.add(one.action)
+            sample=lambda _, once=iter([alarms]): next(once, []),
+            discard_alarm=lambda one, to=heeded: to.add(one.action),
         )
         rounds = iter([False, False, True])
         beats = iter(Heartbeat(pid=7, steps=steps, paused_s=paused_s * steps) for steps in (1, 2))
         foreseeing = PredictionThread(
-            Foreseen(predict=False), lambda beats=beats: {0: (7, next(beats))}, lambda one, drain=drain: watched.foreseen(one, drain),
-            None, "h", Load(pause, lambda *_: True),
-        )  # fmt: skip
+            Foreseen(predict=False),
+            lambda beats=beats: {0: (7, next(beats))},
+            lambda one, drain=drain: watched.foreseen(one, drain),
+            None,
+            "h",
+            Load(pause, lambda *_: True),
+        )
         foreseeing._over = SimpleNamespace(wait=lambda _, rounds=rounds: next(rounds))  # type: ignore[assignment]
         foreseeing._watch(foresight, SimpleNamespace(sample=lambda ranks, _: sample))  # type: ignore[arg-type]
         assert heeded == averted, (drain, pause, paused_s)
@@ -169,7 +181,8 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000]
+    "data",
+    [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000],
 )
 def test_an_invalid_page_asks_for_no_pause(tmp_path: Path, data: bytes) -> None:
     """Invalid contents of the file ask for no pause."""
@@ -211,7 +224,9 @@ def test_a_reading_that_never_comes_is_no_proof(events: list[Event]) -> None:
     node = Node()
     assert node.load.reduce(alarm(), NodeSample(0.0))
     node.passes(TRY_S + 1, NodeSample(0.0))
-    assert "no reading shows" in text_of(events[-1]) and node.load.reduce(alarm(), NodeSample(0.0)), "it may be tried again"
+    assert "no reading shows" in text_of(events[-1]) and node.load.reduce(alarm(), NodeSample(0.0)), (
+        "it may be tried again"
+    )
     node.passes(5, heat(90))
     node.passes(HOLDS_S + 2, heat(80))
     assert "temperature 90 °C, now 80 °C" in text_of(events[-1])
@@ -220,7 +235,9 @@ def test_a_reading_that_never_comes_is_no_proof(events: list[Event]) -> None:
 def test_the_reading_is_that_of_the_alarm() -> None:
     """Processors that training itself keeps busy do not hide that the disks have recovered."""
     node = Node()
-    assert node.load.reduce(alarm("pressure", detector="rules"), NodeSample(0.0, Host(psi_cpu_some=95.0, psi_io_full=70.0)))
+    assert node.load.reduce(
+        alarm("pressure", detector="rules"), NodeSample(0.0, Host(psi_cpu_some=95.0, psi_io_full=70.0))
+    )
     node.passes(HOLDS_S + 2, NodeSample(0.0, Host(psi_cpu_some=95.0, psi_io_full=5.0)))
     assert not node.load.is_reduced
     assert [name for name, rule in RULES.items() if rule.kind == "pressure"] == ["all wait for disks"]

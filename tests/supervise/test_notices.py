@@ -83,7 +83,11 @@ class Odd(BaseHTTPRequestHandler):
             "error": (200, b'{"error": "unauthorized"}'), "gone": (404, b""), "redirect": (302, b""),
         }  # fmt: skip
         if kind == "imds2":
-            status, body = (401, b"") if self.headers.get("X-aws-ec2-metadata-token") not in self.tokens else (200, b'{"action": "stop"}')
+            status, body = (
+                (401, b"")
+                if self.headers.get("X-aws-ec2-metadata-token") not in self.tokens
+                else (200, b'{"action": "stop"}')
+            )
         else:
             status, body = answers[kind]
         self.send_response(status)
@@ -131,7 +135,9 @@ def reports() -> Iterator[list[dict[str, Any]]]:
         ("redirect", "redirect to /html/login"), ("gone", ""), ("closed", "refused"),
     ],
 )  # fmt: skip
-def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, reports: list[dict[str, Any]], kind: str, why: str) -> None:
+def test_a_source_that_answers_with_an_error_is_reported_once(
+    odd: str, reports: list[dict[str, Any]], kind: str, why: str
+) -> None:
     """An answer that is neither a notice nor its absence is reported once with the reason, and never counts as a
     notice."""
     url = f"{odd}/{kind}/spot" if kind != "closed" else "http://127.0.0.1:9/none"
@@ -144,7 +150,9 @@ def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, reports:
     assert ([why in event["why"] and event["url"] == url for event in reports] == [True]) if why else not reports
 
 
-def test_a_source_that_answers_again_is_reported(metadata: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_answers_again_is_reported(
+    metadata: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a reported failure the first valid answer is reported too, and a notice is detected."""
     notices = Notices([metadata], 0.01)
     get = Notices._get
@@ -161,7 +169,9 @@ def test_a_source_that_answers_again_is_reported(metadata: str, reports: list[di
     assert [bool(event["why"]) for event in reports] == [True, False] and "TRUE" in notices.announcement
 
 
-def test_a_server_that_wants_a_session_token_gets_one(odd: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_wants_a_session_token_gets_one(
+    odd: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With IMDSv2 the first answer is 401; a token is fetched and the notice is detected."""
     monkeypatch.setitem(CLOUDS, "aws", NoticeEndpoint(f"{odd}/imds2/spot", {}, f"{odd}/token"))
     notices = Notices(["aws"], 0.01)

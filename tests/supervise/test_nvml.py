@@ -250,14 +250,20 @@ def test_errors_that_the_driver_reports() -> None:
     nvml.close()
     gone = Worker(0, -11, died_at=1.0)
     assert classify(FailureEvidence((gone,), kernel=tuple(errors))).kind == "hardware"
-    assert classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault",))).kind == "crash"
     assert (
-        classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",))).kind
+        classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault",))).kind == "crash"
+    )
+    assert (
+        classify(
+            FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",))
+        ).kind
         == "hardware"
     )
 
 
-@pytest.mark.parametrize(("library", "there"), [(Library(), True), (Library(0), False), (Library(2, broken=True), False), (None, False)])
+@pytest.mark.parametrize(
+    ("library", "there"), [(Library(), True), (Library(0), False), (Library(2, broken=True), False), (None, False)]
+)
 def test_without_a_library_driver_or_device_there_is_no_reader(
     monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool
 ) -> None:

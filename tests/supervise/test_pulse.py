@@ -52,7 +52,9 @@ def _write_on(path: Path, seconds: float) -> None:
     page, ends, number = HeartbeatPage(path), time.monotonic() + seconds, 0
     while time.monotonic() < ends:
         number += 1
-        page.write(Heartbeat(pid=number, step=number, steps=number, sealed=number, durable=number, saves=number, agent=number))
+        page.write(
+            Heartbeat(pid=number, step=number, steps=number, sealed=number, durable=number, saves=number, agent=number)
+        )
 
 
 def test_a_reader_gets_a_whole_page_or_none(tmp_path: Path) -> None:
@@ -84,12 +86,20 @@ def test_what_a_trainer_publishes(tmp_path: Path) -> None:
     writer.stepped(5, 0.5)
     writer.save_requested(5)
     beat = read_beat(path)
-    assert beat is not None and (beat.step, beat.steps, beat.loss, beat.phase) == (5, 1, 0.5, "training") and beat.save_since > 0
+    assert (
+        beat is not None
+        and (beat.step, beat.steps, beat.loss, beat.phase) == (5, 1, 0.5, "training")
+        and beat.save_since > 0
+    )
     writer.stepped(6)
     writer.sealed(5)
     writer.over(5, durable=True)
     beat = read_beat(path)
-    assert beat is not None and (beat.sealed, beat.durable, beat.save_since, beat.saves) == (5, 5, 0.0, 1) and math.isnan(beat.loss)
+    assert (
+        beat is not None
+        and (beat.sealed, beat.durable, beat.save_since, beat.saves) == (5, 5, 0.0, 1)
+        and math.isnan(beat.loss)
+    )
     writer.save_requested(6)
     beat = read_beat(path)
     assert beat is not None and beat.save_since > 0

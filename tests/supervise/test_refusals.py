@@ -78,7 +78,9 @@ except ConfigError as error:
         (64, 64, 64, "141 descriptors"),
     ],
 )
-def test_too_few_descriptors_are_reported_before_anything_starts(soft: int, hard: int, ranks: int, outcome: str) -> None:
+def test_too_few_descriptors_are_reported_before_anything_starts(
+    soft: int, hard: int, ranks: int, outcome: str
+) -> None:
     """The soft limit is raised if that is enough, and only then."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= hard
     done = subprocess.run(
@@ -87,8 +89,12 @@ def test_too_few_descriptors_are_reported_before_anything_starts(soft: int, hard
     assert outcome in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Resource temporarily unavailable"), OSError(24, "Too many open files"), MemoryError()])
-def test_a_refusal_ends_the_job_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Resource temporarily unavailable"), OSError(24, "Too many open files"), MemoryError()]
+)
+def test_a_refusal_ends_the_job_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """Exit code 1, and no traceback. Another error passes unchanged."""
 
     def refuse(*_: Any) -> Any:
@@ -98,7 +104,9 @@ def test_a_refusal_ends_the_job_with_its_reason(tmp_path: Path, monkeypatch: pyt
     options = launch.parse(["--nproc-per-node", "1", "train.py"])
     end = launch.launch(options, RunSettings(), tmp_path)
     assert (
-        end.code == 1 and end.message.startswith("stopped: the system refused relight run what it needs") and "raise ulimit" in end.message
+        end.code == 1
+        and end.message.startswith("stopped: the system refused relight run what it needs")
+        and "raise ulimit" in end.message
     )
     error = RuntimeError("shapes differ")
     with pytest.raises(RuntimeError, match="shapes differ"):
@@ -152,11 +160,15 @@ def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("relight.comm.new_threads.start_thread", refuse)
-    supervisor = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path, notices=Notices(["http://127.0.0.1:9/notice"]))
+    supervisor = Supervisor(
+        SuperviseRules(), HangTimeouts(), "job", tmp_path, notices=Notices(["http://127.0.0.1:9/notice"])
+    )
     page = supervisor.begin([0], {})[0]["RELIGHT_PULSE"]
     supervisor.started({0: os.getpid()})
     make_page(page)
-    HeartbeatPage(page).write(Heartbeat(pid=os.getpid(), phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
+    HeartbeatPage(page).write(
+        Heartbeat(pid=os.getpid(), phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run")
+    )
     supervisor._kept -= 2 * ACCOUNT_S
     assert supervisor.poll() == ""
     assert supervisor.failed([Worker(0, -9, died_at=1.0)]).action == "resume"
@@ -164,7 +176,8 @@ def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_refusal"), [(MemoryError(), True), (RuntimeError("can't start new thread"), True), (KeyError(1), False)]
+    ("error", "is_refusal"),
+    [(MemoryError(), True), (RuntimeError("can't start new thread"), True), (KeyError(1), False)],
 )
 def test_a_command_without_memory_reports_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, is_refusal: bool

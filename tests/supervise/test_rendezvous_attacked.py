@@ -20,7 +20,12 @@ import pytest
 pytest.importorskip("torch")
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    dynamic_rendezvous,
+)
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 
 from relight.comm.children import child_command
@@ -52,7 +57,9 @@ def head() -> TCPStore:
 def parameters(head: TCPStore, least: int = 1) -> RendezvousParameters:
     """Return the parameters of a job that meets at ``head``: two nodes, or ``least`` after a second."""
     where = f"127.0.0.1:{head.port}"
-    return RendezvousParameters("c10d", where, "job", least, 2, local_addr="127.0.0.1", is_host=False, last_call_timeout=1, read_timeout=5)
+    return RendezvousParameters(
+        "c10d", where, "job", least, 2, local_addr="127.0.0.1", is_host=False, last_call_timeout=1, read_timeout=5
+    )
 
 
 def put_state(head: TCPStore, state: bytes) -> None:
@@ -70,7 +77,9 @@ def test_torchs_own_rendezvous_executes_the_pickle(head: TCPStore, tmp_path: Pat
     assert (tmp_path / "mark").exists()
 
 
-def test_a_pickle_in_the_rendezvous_is_not_executed(head: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_in_the_rendezvous_is_not_executed(
+    head: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training nodes continue and log why no other node can join. A starting node ends with the reason."""
     monkeypatch.setenv(OWN_STORE, "1")
     meetings = Meetings(parameters(head), SECRET)
@@ -168,7 +177,11 @@ def test_the_address_of_rank_0_is_taken_from_its_own_node(monkeypatch: pytest.Mo
     """torch writes ``MASTER_ADDR`` without a seal, so its value is not used."""
     monkeypatch.setenv(OWN_STORE, "1")
     made = RendezvousParameters("c10d", "127.0.0.1:1", "job", 1, 2, local_addr="10.0.0.1")
-    own = Meetings(made, SECRET).seen(RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("6.6.6.6", 666))).bootstrap_store_info
+    own = (
+        Meetings(made, SECRET)
+        .seen(RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("6.6.6.6", 666)))
+        .bootstrap_store_info
+    )
     assert own is not None and own.master_addr == "10.0.0.1" and own.master_port != 666
 
 
@@ -222,7 +235,11 @@ def test_one_node_meets_in_memory_and_its_ranks_at_the_loopback_address() -> Non
         second = meetings.seen(handler.next_rendezvous())
         assert not second.store.check(["a"]) and second.world_size == 1
         address = second.bootstrap_store_info
-        assert address is not None and address.master_addr == "127.0.0.1" and address.master_port == (given or address.master_port)
+        assert (
+            address is not None
+            and address.master_addr == "127.0.0.1"
+            and address.master_port == (given or address.master_port)
+        )
         assert sorted(listening(os.getpid())) == sorted([*before, "0100007F"])
         assert handler.shutdown() and handler.is_closed()
 
@@ -285,7 +302,17 @@ def test_a_job_of_one_node_opens_no_port_to_others(tmp_path: Path) -> None:
         (trap / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__name__)\n")
     (trap / "relight.toml").write_text("[supervise]\nspares = false\n")
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ("--nproc-per-node", "2", str(tmp_path / "train.py"), str(tmp_path / "found"), str(Path(__file__).parents[2]))
-    done = subprocess.run(child_command("relight", "run", *arguments), cwd=trap, capture_output=True, text=True, check=False, timeout=200)
+    arguments = (
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "train.py"),
+        str(tmp_path / "found"),
+        str(Path(__file__).parents[2]),
+    )
+    done = subprocess.run(
+        child_command("relight", "run", *arguments), cwd=trap, capture_output=True, text=True, check=False, timeout=200
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "found").read_text().splitlines() == ["0100007F", "127.0.0.1 2"] and not (tmp_path / "mark").exists()
+    assert (tmp_path / "found").read_text().splitlines() == ["0100007F", "127.0.0.1 2"] and not (
+        tmp_path / "mark"
+    ).exists()

@@ -47,8 +47,12 @@ class Job:
         command = [sys.executable, "-m", "relight", "run", *(flags or ("--nproc-per-node", "2")), str(JOB)]
         return subprocess.Popen(
             [*command, str(self.path / "store"), str(steps), str(self.plan), str(self.path / "out")],
-            cwd=self.path, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            cwd=self.path,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def run(self, *flags: str, steps: int = STEPS, timeout_s: float = 240) -> int:
         """Run the job to its end and return the exit code."""
@@ -104,10 +108,14 @@ def test_whatever_ends_a_rank_training_continues(tmp_path: Path, straight: str) 
     assert job.run() == 0, job.output
     assert job.end == straight, job.output
     incidents = job.incidents
-    assert [(incident.kind, incident.action) for incident in incidents] == [(kind, "resume") for kind in kinds.values()], job.output
+    assert [(incident.kind, incident.action) for incident in incidents] == [
+        (kind, "resume") for kind in kinds.values()
+    ], job.output
     for incident, planned in zip(incidents, plan, strict=True):
         assert incident.rank == planned["rank"] and incident.step == planned["step"] - 1
-        assert incident.after is not None and incident.after.restored >= min(worker["durable"] for worker in incident.workers)
+        assert incident.after is not None and incident.after.restored >= min(
+            worker["durable"] for worker in incident.workers
+        )
         assert incident.after.seconds["noticed"] + incident.after.seconds["decided"] < 2
 
 
@@ -125,10 +133,16 @@ def test_a_hang_is_found_and_has_every_rank_s_stack(tmp_path: Path, straight: st
     assert "fail" in first.stacks["1"] and "all_reduce" in first.stacks["0"], first.stacks
     assert "stopped by a signal" in second.why and second.rank == 0 or "rank 0" in second.why
     assert max(incident.after.seconds["all"] for incident in job.incidents if incident.after) < 60
-    for incident in (first, second):  # three usual steps of some milliseconds, and five seconds; 8 allows for a busy machine
+    for incident in (
+        first,
+        second,
+    ):  # three usual steps of some milliseconds, and five seconds; 8 allows for a busy machine
         seconds = re.search(r"for ([0-9.]+) s", incident.why)
         assert seconds is not None and float(seconds[1]) < 8, incident.why
-    for arguments, words in (((), ("hang", "resume")), (("latest",), ("clues, the strongest first:", "stacks of rank 1:"))):
+    for arguments, words in (
+        ((), ("hang", "resume")),
+        (("latest",), ("clues, the strongest first:", "stacks of rank 1:")),
+    ):
         command = [sys.executable, "-m", "relight", "incidents", str(tmp_path / "store" / "run"), *arguments]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert all(word in shown for word in words), shown
@@ -148,7 +162,9 @@ def test_an_error_that_would_only_repeat_stops_at_once(tmp_path: Path) -> None:
     """A TypeError before any step is not retried. The reason is printed and recorded, also without a store."""
     job = Job(tmp_path, [{"rank": 0, "step": 0, "what": "type"}])
     assert job.run() == 1
-    assert "TypeError" in job.output and "would only repeat" in job.output and "incarnation 2" not in job.output, job.output
+    assert "TypeError" in job.output and "would only repeat" in job.output and "incarnation 2" not in job.output, (
+        job.output
+    )
     incidents = job.incidents or incidents_in(tmp_path / "relight-incidents")
     assert [(incident.kind, incident.action) for incident in incidents] == [("user", "stop")]
 
@@ -171,13 +187,20 @@ def test_a_loss_that_went_wrong_is_rolled_back(tmp_path: Path, what: str) -> Non
     job = Job(tmp_path, [{"rank": 0, "step": 63, "what": what}], JOB_EVERY="10", JOB_STEP_S="0.03")
     assert job.run(steps=100) == 0, job.output
     (incident,) = job.incidents
-    assert (incident.kind, incident.action) == ("numerical", "roll back") and incident.settings["RELIGHT_BEFORE"] == "63", job.output
+    assert (incident.kind, incident.action) == ("numerical", "roll back") and incident.settings[
+        "RELIGHT_BEFORE"
+    ] == "63", job.output
     second = [step for step, _, life in job.losses if life == 1]
     assert (
-        second == [*range(second[0], 63), *range(64, 100)] and second[0] > 0 and all(abs(loss) < 10 for _, loss, life in job.losses if life)
+        second == [*range(second[0], 63), *range(64, 100)]
+        and second[0] > 0
+        and all(abs(loss) < 10 for _, loss, life in job.losses if life)
     )
     shown = subprocess.run(
-        [sys.executable, "-m", "relight", "log", str(tmp_path / "store" / "run")], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "relight", "log", str(tmp_path / "store" / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "rolled back: before=63 skip=63-63" in shown.stdout
 
@@ -213,7 +236,10 @@ def test_if_the_supervisor_is_killed_the_ranks_save_and_end(tmp_path: Path, stra
     process.kill()
     process.communicate(timeout=60)
     ends = time.monotonic() + 30
-    while subprocess.run(["pgrep", "-f", str(tmp_path / "plan.json")], capture_output=True, check=False).stdout and time.monotonic() < ends:
+    while (
+        subprocess.run(["pgrep", "-f", str(tmp_path / "plan.json")], capture_output=True, check=False).stdout
+        and time.monotonic() < ends
+    ):
         time.sleep(0.1)
     assert job.run() == 0, job.output
     assert job.end == straight
@@ -225,7 +251,18 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     port = free_port()
     write_key_file(str(tmp_path / "secret"))
     job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}], RELIGHT_JOB_SECRET=f"file:{tmp_path}/secret")
-    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
+    flags = (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-id",
+        "j",
+    )
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
     outputs = [process.communicate(timeout=240)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
@@ -233,7 +270,9 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     folder = tmp_path / "store" / "run" / DIRECTORY
     kept = newest_accounts(path.name for path in folder.iterdir()).values()
     accounts = [msgspec.json.decode((folder / name).read_bytes(), type=Account) for name in kept]
-    assert [(account.failures, account.steps) for account in accounts] == [({"killed": 1}, STEPS)] * 2, "each node knows the cause"
+    assert [(account.failures, account.steps) for account in accounts] == [({"killed": 1}, STEPS)] * 2, (
+        "each node knows the cause"
+    )
 
 
 @pytest.mark.slow
@@ -269,15 +308,34 @@ def test_a_node_that_is_asked_to_go_leaves_the_others_at_work(tmp_path: Path, no
     assert stays.returncode == (0 if nodes == "1:2" else 75), outputs
     if nodes == "1:2":
         steps = [step for step, _, _ in job.losses]
-        assert steps == list(range(60)) and "1 node continues" in outputs[1], outputs  # no step is lost, and none is done twice
+        assert steps == list(range(60)) and "1 node continues" in outputs[1], (
+            outputs
+        )  # no step is lost, and none is done twice
 
 
 @pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
     """A rank of one node has a NaN loss. The other node only lost a rank, and both roll back."""
     port = free_port()
-    job = Job(tmp_path, [{"rank": 1, "step": 23, "what": "poison"}], JOB_OWN_LOSS="1", JOB_STEP_S="0.03", RELIGHT_JOB_SECRET="none")
-    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
+    job = Job(
+        tmp_path,
+        [{"rank": 1, "step": 23, "what": "poison"}],
+        JOB_OWN_LOSS="1",
+        JOB_STEP_S="0.03",
+        RELIGHT_JOB_SECRET="none",
+    )
+    flags = (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-id",
+        "j",
+    )
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
     outputs = [process.communicate(timeout=240)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
@@ -347,20 +405,36 @@ def test_a_script_that_cannot_be_run_ahead_continues_anyway(tmp_path: Path, stra
 
 
 @pytest.mark.parametrize(
-    "wrong", ["[supervise]\nspare = true", "[supervise]\nfailures = 0", "supervise = 3", "[supervise", "[supervise]\npreload = [3]"]
+    "wrong",
+    [
+        "[supervise]\nspare = true",
+        "[supervise]\nfailures = 0",
+        "supervise = 3",
+        "[supervise",
+        "[supervise]\npreload = [3]",
+    ],
 )
 def test_settings_are_checked(tmp_path: Path, wrong: str) -> None:
     """A wrong setting is refused before any process is started."""
     (tmp_path / "relight.toml").write_text(wrong)
     job = Job(tmp_path)
-    assert job.run() == 2 and "incarnation 1" not in job.output and "relight.toml" in job.output or "supervise" in job.output, job.output
+    assert (
+        job.run() == 2
+        and "incarnation 1" not in job.output
+        and "relight.toml" in job.output
+        or "supervise" in job.output
+    ), job.output
 
 
 def test_a_usage_error_is_one(tmp_path: Path) -> None:
     """The exit code is 2, as of every command. Only torchrun's flags are known next to Relight's own."""
     for arguments in (["--no-such-flag", "2", "x.py"], [], ["--settings", "none.toml", "x.py"]):
         done = subprocess.run(
-            [sys.executable, "-m", "relight", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "relight", "run", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr

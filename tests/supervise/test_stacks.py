@@ -37,8 +37,12 @@ def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def start(path: Path, script: str, *, offers: bool = True) -> subprocess.Popen[bytes]:
     """Start a process that runs the script. With ``offers``, its stacks can be taken."""
-    code = ("from relight.supervise import stacks; stacks.offer()\n" if offers else "") + f"print('here', flush=True)\n{script}"
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, stacks.SETTING: str(path)}, stdout=subprocess.PIPE)
+    code = (
+        "from relight.supervise import stacks; stacks.offer()\n" if offers else ""
+    ) + f"print('here', flush=True)\n{script}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, stacks.SETTING: str(path)}, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stdout.readline()
     time.sleep(0.2)
     return process
@@ -76,7 +80,9 @@ def test_only_the_main_thread_is_compared(tmp_path: Path, started: list[subproce
     assert "polls" not in stacks.of_main_thread(dumps[0]) and "wait" in stacks.of_main_thread(dumps[0])
 
 
-def test_a_process_that_does_not_answer_is_reported_and_lives(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+def test_a_process_that_does_not_answer_is_reported_and_lives(
+    tmp_path: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
     """Stopped, without a handler (the signal would end it), and gone processes are reported, together within 3 s."""
     stopped = start(tmp_path / "0", SCRIPTS["waits"])
     deaf = start(tmp_path / "1", SCRIPTS["waits"], offers=False)
@@ -94,7 +100,10 @@ def test_a_process_that_does_not_answer_is_reported_and_lives(tmp_path: Path, st
 
 def test_what_the_kernel_reports_of_a_process(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     """Processor time and bytes of a working process grow."""
-    process = start(tmp_path / "0", "import os\nwhile True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 1000) and sum(range(10000))")
+    process = start(
+        tmp_path / "0",
+        "import os\nwhile True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 1000) and sum(range(10000))",
+    )
     started.append(process)
     first = sample_process(process.pid)
     time.sleep(0.5)

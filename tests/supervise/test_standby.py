@@ -23,7 +23,12 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     import os
 
     return subprocess.run(
-        [sys.executable, "-c", source], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", source],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -36,7 +41,12 @@ def test_without_a_supervisor_standby_does_nothing() -> None:
 def test_a_rank_publishes_its_memory_at_standby(tmp_path: Path) -> None:
     """The value is more than the script allocated, and less than the machine has."""
     make_page(tmp_path / "page")
-    assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_HEARTBEAT=str(tmp_path / "page")).returncode == 0
+    assert (
+        run(
+            "import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_HEARTBEAT=str(tmp_path / "page")
+        ).returncode
+        == 0
+    )
     beat = read_beat(tmp_path / "page")
     assert beat is not None and 64 << 20 < beat.ahead < 1 << 30
     assert isinstance(HeartbeatPage(tmp_path / "page"), HeartbeatPage)
@@ -55,7 +65,11 @@ def test_a_rank_publishes_its_memory_at_standby(tmp_path: Path) -> None:
 def test_a_late_standby_fails_at_once(tmp_path: Path, before: str, named: str) -> None:
     """The error comes in the job's first incarnation, not when a spare is needed."""
     done = run(f"import os, relight; os.chdir({str(tmp_path)!r})\n{before}\nrelight.standby()")
-    assert done.returncode == 1 and named in done.stderr and "call standby() before anything that depends on the rank" in done.stderr
+    assert (
+        done.returncode == 1
+        and named in done.stderr
+        and "call standby() before anything that depends on the rank" in done.stderr
+    )
 
 
 def test_nothing_of_a_rank_happens_in_a_spare(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from relight.supervise.rendezvous import Forged, Meetings
 
 def node(port: int, rank: int, secret: bytes = b"", timeout_s: int = 20) -> Meetings:
     """The rendezvous of one of two nodes, as ``relight run --master-port`` makes it."""
-    return Meetings(RendezvousParameters("static", f"127.0.0.1:{port}", "job", 2, 2, rank=rank, timeout=timeout_s), secret)
+    return Meetings(
+        RendezvousParameters("static", f"127.0.0.1:{port}", "job", 2, 2, rank=rank, timeout=timeout_s), secret
+    )
 
 
 def meet(meetings: list[Meetings], handlers: list[RendezvousHandler]) -> list[Any]:
@@ -53,7 +55,9 @@ def as_a_rank(info: RendezvousInfo) -> TCPStore:
     """Return the store that ``init_process_group`` makes from ``MASTER_ADDR`` and ``MASTER_PORT``."""
     where = info.bootstrap_store_info
     assert where is not None
-    return TCPStore(where.master_addr, where.master_port, None, False, timeout=timedelta(seconds=5), wait_for_workers=False)
+    return TCPStore(
+        where.master_addr, where.master_port, None, False, timeout=timedelta(seconds=5), wait_for_workers=False
+    )
 
 
 def test_an_incarnation_reads_no_address_of_an_ended_one() -> None:

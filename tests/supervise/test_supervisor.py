@@ -103,9 +103,17 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
 
     def incident_on(host: str, life: int, job: str = "job") -> Incident:
         failure = Failure("network", "why", 0, 5, 6, "words")
-        return incident_of(FailureEvidence(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j")
+        return incident_of(
+            FailureEvidence(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j"
+        )
 
-    incidents = [incident_on("a", 1), incident_on("b", 1), incident_on("b", 2), incident_on("a", 2), incident_on("c", 1, "other")]
+    incidents = [
+        incident_on("a", 1),
+        incident_on("b", 1),
+        incident_on("b", 2),
+        incident_on("a", 2),
+        incident_on("c", 1, "other"),
+    ]
     assert [(incident.host, incident.life) for incident in once_each(incidents)] == [("a", 1), ("b", 2), ("c", 1)]
     late = incident_on("d", 1)
     meetings = ((incidents[0], "x"), (incidents[1], "x"), (incidents[2], "y"), (late, "y"))
@@ -119,7 +127,9 @@ def test_a_job_that_moved_to_another_machine_has_its_own_failures() -> None:
     """A job of one node that fails at the same step on another machine has failed twice: no second machine saw the
     first failure."""
     facts, failure = FailureEvidence(()), Failure("crash", "why", 0, 5, 6, "words")
-    incidents = [incident_of(facts, failure, Decision("stop", "so"), job="job", host=host, life=1) for host in ("a", "b")]
+    incidents = [
+        incident_of(facts, failure, Decision("stop", "so"), job="job", host=host, life=1) for host in ("a", "b")
+    ]
     assert [incident.host for incident in once_each(incidents)] == ["a", "b"]
 
 
@@ -200,14 +210,19 @@ def test_invalid_incidents_end_no_job(tmp_path: Path) -> None:
         (incident,) = incidents_in(tmp_path / "here")
         diary = tmp_path / "store" / "run" / "incidents"
         diary.mkdir(parents=True)
-        for name, settings in (("notes", {}), (f"{int(time.time() * 1000):013d}-ffffff", {SPLIT: "much", "LD_PRELOAD": "evil.so"})):
+        for name, settings in (
+            ("notes", {}),
+            (f"{int(time.time() * 1000):013d}-ffffff", {SPLIT: "much", "LD_PRELOAD": "evil.so"}),
+        ):
             data = msgspec.structs.replace(incident, id=name, settings=settings, action="smaller batch")
             (diary / f"{name}.json").write_bytes(msgspec.json.encode(data))
         HeartbeatPage(environments[0][SETTING]).write(
             Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0)
         )
         assert watched.poll() == ""
-        assert not watched.failed([Worker(0, -9, 1.0)]).settings, "settings from a store are not set in the environment of ranks"
+        assert not watched.failed([Worker(0, -9, 1.0)]).settings, (
+            "settings from a store are not set in the environment of ranks"
+        )
         memory = Worker(0, 1, 1.0, "torch.OutOfMemoryError: CUDA out of memory")
         assert watched.failed([memory]).action == "smaller batch"
     finally:
@@ -231,7 +246,9 @@ def test_a_node_that_meets_no_other_learns_that_the_job_was_stopped(tmp_path: Pa
 
     first, second, other = begun("a"), begun("a"), begun("b")
     try:
-        fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
+        fenced = Worker(
+            0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",)
+        )
         other.failed([fenced])
         first.failed([Worker(0, -9, 1.0)])
         assert second.ended_elsewhere() == ""
@@ -255,10 +272,13 @@ def test_each_node_knows_what_ended_an_incarnation(tmp_path: Path) -> None:
     """
     store = open_bytes(tmp_path / "store")
     nodes = [
-        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / str(number), group=group) for number, group in enumerate("aaab")
+        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / str(number), group=group)
+        for number, group in enumerate("aaab")
     ]
     died, lost, left, other = nodes
-    gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
+    gone = Worker(
+        0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",)
+    )
 
     def failures(node: Supervisor) -> dict[str, int]:
         node._keep_account()
@@ -279,7 +299,11 @@ def test_each_node_knows_what_ended_an_incarnation(tmp_path: Path) -> None:
             time.sleep(0.01)
             lost.failed([gone])  # a node that lost its connection may notice first
             died.failed(
-                [Worker(0, -9, 1.0) if kind == "killed" else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")]
+                [
+                    Worker(0, -9, 1.0)
+                    if kind == "killed"
+                    else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")
+                ]
             )
             left.end_for_membership_change()
             time.sleep(0.01)
@@ -307,7 +331,9 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
         environments = watched.begin([0], {})
         watched.started({0: os.getpid() if number else 1})
         HeartbeatPage(environments[0][SETTING]).write(
-            Heartbeat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run")
+            Heartbeat(
+                pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run"
+            )
         )
         watched.poll()
         return watched.failed([Worker(0, -9, 1.0)])
@@ -383,7 +409,9 @@ def test_the_next_job_does_not_go_back_either(tmp_path: Path) -> None:
     """A rollback after which an incarnation restored is over. Without a recovery record it may not have been done."""
     failure = Failure("numerical", "why", 0, 40, 41, "words")
     settings = {BEFORE: "10", SPLIT: "2"}
-    incident = incident_of(FailureEvidence(()), failure, Decision("roll back", "so", 0.0, settings), job="job", host="a", life=1)
+    incident = incident_of(
+        FailureEvidence(()), failure, Decision("roll back", "so", 0.0, settings), job="job", host="a", life=1
+    )
     assert incident.past("a")[1].settings == settings
     done = msgspec.structs.replace(incident, after=RecoveryRecord(incident.id, 9, 31, {}))
     assert done.past("a")[1].settings == {SPLIT: "2"}
@@ -399,7 +427,9 @@ def test_asked_to_end_between_two_incarnations(tmp_path: Path) -> None:
         watched._book.at(store, "run")
         environments = watched.begin([0], {})
         watched.started({0: os.getpid()})
-        HeartbeatPage(environments[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
+        HeartbeatPage(environments[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0)
+        )
         now[0] += 10
         watched.poll()
         assert watched.failed([Worker(0, -9, 1010.0)]).action == "resume"
@@ -409,7 +439,10 @@ def test_asked_to_end_between_two_incarnations(tmp_path: Path) -> None:
         watched.close()
     first, second = read_incidents(store, "run")
     assert (first.kind, first.after, second.kind) == ("killed", None, "preemption")
-    (kept,) = [Account(**msgspec.json.decode(path.read_bytes())) for path in (tmp_path / "store" / "run" / DIRECTORY).glob("*account.json")]
+    (kept,) = [
+        Account(**msgspec.json.decode(path.read_bytes()))
+        for path in (tmp_path / "store" / "run" / DIRECTORY).glob("*account.json")
+    ]
     assert (kept.steps, kept.again, kept.failures) == (10, 0, {"killed": 1})
 
 
@@ -448,8 +481,12 @@ def test_the_cause_of_an_end_is_read_again_if_the_store_did_not_answer(tmp_path:
             return super().list(prefix)
 
     store = Absent(tmp_path / "store")
-    died, lost = nodes = [Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "lost")]
-    gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
+    died, lost = nodes = [
+        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "lost")
+    ]
+    gone = Worker(
+        0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",)
+    )
 
     def causes(learns: bool = True) -> list[str]:
         if learns:
@@ -490,7 +527,9 @@ def test_nodes_with_different_clocks_know_what_ended_an_incarnation(
     """The nodes agree on a name for each incarnation, so an incident that seems to be half an hour old, or half an hour
     ahead, is assigned to the right one."""
     store = open_bytes(tmp_path / "store")
-    died, left = nodes = [Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "left")]
+    died, left = nodes = [
+        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "left")
+    ]
     try:
         for life in range(3):
             for node in nodes:
@@ -500,7 +539,9 @@ def test_nodes_with_different_clocks_know_what_ended_an_incarnation(
                 node.started({0: os.getpid()})
             if life == 1:
                 with monkeypatch.context() as patch:
-                    patch.setattr("relight.supervise.incidents.time", SimpleNamespace(time=lambda: time.time() + ahead_s))
+                    patch.setattr(
+                        "relight.supervise.incidents.time", SimpleNamespace(time=lambda: time.time() + ahead_s)
+                    )
                     died.failed([Worker(0, -9, 1.0)])
             else:
                 died.end_for_membership_change()
@@ -563,7 +604,10 @@ def test_only_directories_of_own_supervisors_are_removed(tmp_path: Path) -> None
     for name in kept:
         (tmp_path / name).mkdir(0o700)
         (tmp_path / name / "data").write_bytes(b"x")
-    for name, mode, marked in (("relight-run-4194303-openopen", 0o755, True), ("relight-run-4194303-unmarked", 0o700, False)):
+    for name, mode, marked in (
+        ("relight-run-4194303-openopen", 0o755, True),
+        ("relight-run-4194303-unmarked", 0o700, False),
+    ):
         (tmp_path / name).mkdir(mode)
         (tmp_path / name).chmod(mode)
         if marked:
@@ -580,7 +624,9 @@ def test_only_directories_of_own_supervisors_are_removed(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
-def test_a_directory_of_another_user_is_neither_removed_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_neither_removed_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another user's directory counts as no supervisor's, dead or alive."""
     monkeypatch.setattr("relight.supervise.own_memory.MEMORY", str(tmp_path))
     for pid in (4194303, os.getpid()):

@@ -32,9 +32,9 @@ def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Pat
     page = tmp_path / "heartbeat-0"
     write_risk(page, RiskWarning(100.0, 0.8, 1000.0, "so"))
     assert read_risk(page) == RiskWarning(100.0, 0.8, 1000.0, "so")
-    assert [RiskWarning(100.0, 0.8, 1000.0).remaining(now) for now in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx(
-        [0.8, 0.8, 0.4, 0, 0]
-    )
+    assert [
+        RiskWarning(100.0, 0.8, 1000.0).remaining(now) for now in (50.0, 100.0, 600.0, 1100.0, 9e9)
+    ] == pytest.approx([0.8, 0.8, 0.4, 0, 0])
     write_risk(page, RiskWarning(200.0, 0.5, 1000.0, "less"))
     assert read_risk(page).why == "so"  # type: ignore[union-attr]
     write_risk(page, RiskWarning(600.0, 0.5, 1000.0, "less"))
@@ -107,7 +107,12 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
 def usual(foreseen: float, before: ScheduleDecision | None = None) -> ScheduleDecision:
     """Return the decision of a run with known costs of saves."""
     seen = ScheduleInput(
-        stalls_s=(0.1,), durables_s=(2.0,), restarts_s=(60.0,), devices=64, foreseen=foreseen, foreseen_why="no room, soon; really"
+        stalls_s=(0.1,),
+        durables_s=(2.0,),
+        restarts_s=(60.0,),
+        devices=64,
+        foreseen=foreseen,
+        foreseen_why="no room, soon; really",
     )
     return decide(seen, before, IntervalBounds(at_most_s=86400.0))
 
@@ -204,7 +209,9 @@ def test_a_real_job_under_relight_run_saves_more_often_once_something_is_foresee
     store = tmp_path / "store" / "demo"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "foretold.py"), "25", "run", str(tmp_path / "train.py"), str(store)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     explain = [sys.executable, "-m", "relight", "explain", "schedule", str(store), "--last", "100"]
     result = json.loads(subprocess.run([*explain, "--json"], capture_output=True, check=True).stdout)

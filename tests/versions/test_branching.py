@@ -248,7 +248,9 @@ def test_a_checkpoint_that_needs_others_is_branched_off_with_them(tmp_path: Path
     assert checkpoint.requires
     branch(run, checkpoint, "other")
     execute(plan_prune(run.store, "base", relight.keep(last=1)), run.store)
-    with relight.Checkpointer(tmp_path / "s" / "other", frozen=frozen, moving=moving, save=relight.every(steps=1), **options) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "other", frozen=frozen, moving=moving, save=relight.every(steps=1), **options
+    ) as ckpt:
         frozen.zero_(), moving.zero_()
         assert ckpt.restore() == 4 and float(moving[0]) == 4.0 and float(frozen[7]) == 7.0
         for step in (4, 5):
@@ -303,7 +305,9 @@ def test_in_an_encrypted_store(tmp_path: Path) -> None:
             ckpt.step(step)
     relight.open(url, **options).branch("other", 0)
     weights.zero_()
-    with relight.Checkpointer(tmp_path / "s" / "other", weights=weights, save=relight.every(steps=1), **options) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "s" / "other", weights=weights, save=relight.every(steps=1), **options
+    ) as ckpt:
         assert ckpt.restore() == 1 and float(weights[0]) == 1.0
         ckpt.step(1)
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "other", **options).checkpoints()] == [0, 1]

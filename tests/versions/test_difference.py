@@ -135,7 +135,9 @@ def test_a_nan_costs_its_own_place_alone() -> None:
 
 def test_of_complex_and_real_numbers_all_are_changed() -> None:
     """Such tensors have no numeric difference."""
-    result = compare(memoryview(np.ones(10, "c8").tobytes()), "complex64", memoryview(np.ones(10, "f4").tobytes()), "float32")
+    result = compare(
+        memoryview(np.ones(10, "c8").tobytes()), "complex64", memoryview(np.ones(10, "f4").tobytes()), "float32"
+    )
     assert (result.elements, result.changed) == (20, 20)
 
 
@@ -161,7 +163,12 @@ def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) ->
     b = saved(tmp_path / "b" / "run", step=2, weights=weights)
     (change,) = diff(a, b, slab_bytes=4 << 20).tensors
     assert change.apart is not None
-    assert (change.state, change.apart.changed, change.apart.largest, change.apart.elements) == ("changed", 1, 0.5, 6_000_000)
+    assert (change.state, change.apart.changed, change.apart.largest, change.apart.elements) == (
+        "changed",
+        1,
+        0.5,
+        6_000_000,
+    )
     assert diff(a, b).bytes_read == 2 * 24_000_000
 
 
@@ -190,7 +197,9 @@ def test_structure_values_and_facts(tmp_path: Path) -> None:
 
 def test_changes_by_layer(tmp_path: Path) -> None:
     """Changes of blocks are grouped by the block's number, others by their module."""
-    model = torch.nn.ModuleDict({"h": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)), "head": torch.nn.Linear(8, 2)})
+    model = torch.nn.ModuleDict(
+        {"h": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)), "head": torch.nn.Linear(8, 2)}
+    )
     a = saved(tmp_path / "a" / "run", model=model)
     with torch.no_grad():
         model["h"][1].weight += 1.0
@@ -230,11 +239,17 @@ def test_the_command(tmp_path: Path) -> None:
             ckpt.step(step, loss=1.0 / (step + 1))
 
     def ask(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "relight", "diff", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "relight", "diff", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
 
     done = ask("s/run@0", "s/run@1")
     assert done.returncode == 1, done.stderr
-    assert "model/weight" in done.stdout and "metrics/loss" in done.stdout and max(map(len, done.stdout.splitlines())) <= 84
+    assert (
+        "model/weight" in done.stdout
+        and "metrics/loss" in done.stdout
+        and max(map(len, done.stdout.splitlines())) <= 84
+    )
     same = ask("s/run@1", "s/run")
     assert same.returncode == 0 and "the same, to the bit" in same.stdout
     facts = json.loads(ask("s/run@0", "s/run@1", "--json").stdout)

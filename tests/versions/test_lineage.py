@@ -24,7 +24,9 @@ def train(url: Path, steps: int, keep: int | None = None) -> None:
     """Train for some more steps."""
     weights = torch.zeros(10)
     rules = relight.keep(last=keep) if keep else None
-    with relight.Checkpointer(url, weights=weights, loader={"position": 7}, save=relight.every(steps=1), keep=rules) as ckpt:
+    with relight.Checkpointer(
+        url, weights=weights, loader={"position": 7}, save=relight.every(steps=1), keep=rules
+    ) as ckpt:
         start = ckpt.restore()
         for step in range(start, start + steps):
             ckpt.step(step, loss=1.0)
@@ -43,7 +45,11 @@ def nodes(*edges: tuple[str, str]) -> list[Node]:
             id=name, step=100 - number, dir="d", root="", root_bytes=1, parents=[], reason="", metrics={}, logical_bytes=0, stored_bytes=0,
             new_bytes=0, requires=[],
         )  # fmt: skip
-        made.append(Node(Checkpoint(number, "", 1, body), "r", parents=[(parent.lower(), parent.isupper()) for parent in parents]))
+        made.append(
+            Node(
+                Checkpoint(number, "", 1, body), "r", parents=[(parent.lower(), parent.isupper()) for parent in parents]
+            )
+        )
     return made
 
 
@@ -60,7 +66,9 @@ def nodes(*edges: tuple[str, str]) -> list[Node]:
 )
 def test_the_drawing(edges: list[tuple[str, str]], drawn: list[str]) -> None:
     """A line, a fork, something left out, three that meet, an average of two, two that have nothing in common."""
-    lines = [f"{line.graph.rstrip()}{' ' + line.node.id if line.node is not None else ''}" for line in draw(nodes(*edges))]
+    lines = [
+        f"{line.graph.rstrip()}{' ' + line.node.id if line.node is not None else ''}" for line in draw(nodes(*edges))
+    ]
     assert lines == drawn
 
 
@@ -105,11 +113,18 @@ def test_stages_move_on_and_back(tmp_path: Path) -> None:
     train(tmp_path / "run", 4)
     run = run_at(tmp_path / "run")
     first, second = run.history().live[:2]
-    assert [promote(run, first, by="ann", why=f"reason {n}") for n in range(3)] == ["candidate", "staging", "production"]
+    assert [promote(run, first, by="ann", why=f"reason {n}") for n in range(3)] == [
+        "candidate",
+        "staging",
+        "production",
+    ]
     with pytest.raises(ConfigError, match="no later stage"):
         promote(run, first)
     promote(run, second, "production", by="bob")
-    assert stages_of(run.history(), first.id) == ["candidate", "staging"] and relight.open(tmp_path / "run").latest().step == 3
+    assert (
+        stages_of(run.history(), first.id) == ["candidate", "staging"]
+        and relight.open(tmp_path / "run").latest().step == 3
+    )
     assert take_back(run, "production", by="bob") == first.id
     moves = promotions(run.view().records, "production")
     assert [(move.id, move.by, move.why) for move in moves] == [
@@ -121,7 +136,10 @@ def test_stages_move_on_and_back(tmp_path: Path) -> None:
         take_back(run, "staging")
     with pytest.raises(ConfigError, match="is no stage"):
         promote(run, first, "live")
-    assert relight.open(tmp_path / "run").plan_prune(relight.keep(last=1)).going == [run.history().live[1].id, run.history().live[2].id]
+    assert relight.open(tmp_path / "run").plan_prune(relight.keep(last=1)).going == [
+        run.history().live[1].id,
+        run.history().live[2].id,
+    ]
 
 
 def test_notes_stay(tmp_path: Path) -> None:
@@ -131,7 +149,10 @@ def test_notes_stay(tmp_path: Path) -> None:
     checkpoint = run.history().live[0]
     write_note(run, checkpoint, "first", by="ann")
     write_note(run, checkpoint, "second \x1b[31m", by="bob")
-    assert [(note.text, note.by) for note in notes_of(run.history(), checkpoint.id)] == [("first", "ann"), ("second \x1b[31m", "bob")]
+    assert [(note.text, note.by) for note in notes_of(run.history(), checkpoint.id)] == [
+        ("first", "ann"),
+        ("second \x1b[31m", "bob"),
+    ]
     for text in ("", "  ", "x" * 5000):
         with pytest.raises(ConfigError):
             write_note(run, checkpoint, text)
@@ -144,7 +165,11 @@ def test_what_describes_it(tmp_path: Path) -> None:
     first, second, third = run.history().live
     assert name_of(run.history(), "run", third) == "run@2"
     run.tag("good", first.id)
-    assert [name_of(run.history(), "run", checkpoint) for checkpoint in (first, second, third)] == ["run@good", "run@good+1", "run@good+2"]
+    assert [name_of(run.history(), "run", checkpoint) for checkpoint in (first, second, third)] == [
+        "run@good",
+        "run@good+1",
+        "run@good+2",
+    ]
     branch(run, second, "other")
     facts = describe(run, second)
     assert (facts["name"], facts["branches"], facts["lies_in"]) == ("run@good+1", ["other"], "run")

@@ -8,7 +8,16 @@ never becomes a checkpoint. Every wait has a deadline. An agent that no process 
 
 from relight.agent.client import Agent, AgentDied, HeldPart, SaveOutcome
 from relight.agent.launch import connect, dismiss, reach
-from relight.agent.messages import JoinPeers, ListenForPeers, OpenRun, PeerAddress, Request, SaveResult, TensorLayout, TensorSpec
+from relight.agent.messages import (
+    JoinPeers,
+    ListenForPeers,
+    OpenRun,
+    PeerAddress,
+    Request,
+    SaveResult,
+    TensorLayout,
+    TensorSpec,
+)
 
 __all__ = [
     "Agent",

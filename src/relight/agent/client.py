@@ -90,7 +90,9 @@ class Agent:
         self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
         if not new_threads.start(self._reader):
             self._wire.close()
-            raise StoreUnavailable("no thread could be started to listen to the agent", hint="raise ulimit -u or the cgroup's pids.max")
+            raise StoreUnavailable(
+                "no thread could be started to listen to the agent", hint="raise ulimit -u or the cgroup's pids.max"
+            )
         _agents.add(self)
 
     @property
@@ -204,7 +206,11 @@ class Agent:
         self._wire.abandon()
         self._drop_answers()
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
-        self._lost, self._running, self.on_done = "it belongs to the process that this one was forked from", {}, lambda done: None
+        self._lost, self._running, self.on_done = (
+            "it belongs to the process that this one was forked from",
+            {},
+            lambda done: None,
+        )
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -302,7 +308,9 @@ def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping
     left = list(fds)
     try:
         if len(left) != count:  # the kernel drops descriptors that exceed this process's limit
-            raise StoreUnavailable(f"{len(left)} of {count} descriptors have come from the agent", hint="ulimit -n may be too low")
+            raise StoreUnavailable(
+                f"{len(left)} of {count} descriptors have come from the agent", hint="ulimit -n may be too low"
+            )
         while left:
             mappings.append(adopt(left.pop(0), writable=writable))
     except (RelightError, OSError) as error:

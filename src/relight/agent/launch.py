@@ -68,9 +68,14 @@ def dismiss(url: str, run: str, wait_s: float) -> None:
 
 
 def connect(
-    url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S,
+    url: str,
+    run: str,
+    *,
+    nice: int = 10,
+    linger_s: float = 300.0,
+    deadline_s: float = START_S,
     seen: Callable[[int], None] = lambda pid: None,
-) -> Agent:  # fmt: skip
+) -> Agent:
     """Return the run's agent, and start it if necessary. Raise ``StoreUnavailable`` if there is none before the
     deadline.
 
@@ -83,8 +88,12 @@ def connect(
         try:
             directory = LocalDirectory(without=full)
         except NotPrivate as error:
-            hint = "free space and inodes in the named directories, or remove them, or have the administrator remove them"
-            raise StoreUnavailable(f"there is no private directory for the agent's socket: {error.strerror}", hint=hint) from error
+            hint = (
+                "free space and inodes in the named directories, or remove them, or have the administrator remove them"
+            )
+            raise StoreUnavailable(
+                f"there is no private directory for the agent's socket: {error.strerror}", hint=hint
+            ) from error
         with directory:
             agent = _find_or_start(directory, address_of(url, run), nice, linger_s, (deadline_s, ends), seen)
         if agent is not None:
@@ -93,8 +102,13 @@ def connect(
 
 
 def _find_or_start(
-    directory: LocalDirectory, name: str, nice: int, linger_s: float, deadline: tuple[float, float], seen: Callable[[int], None],
-) -> Agent | None:  # fmt: skip
+    directory: LocalDirectory,
+    name: str,
+    nice: int,
+    linger_s: float,
+    deadline: tuple[float, float],
+    seen: Callable[[int], None],
+) -> Agent | None:
     """Return the agent that listens in ``directory``, or None if none can listen there. ``deadline``: its seconds, and
     the time when they end."""
     (deadline_s, ends), failures = deadline, list[str]()
@@ -118,15 +132,20 @@ def _find_or_start(
 
 
 def _connect(
-    directory: LocalDirectory, name: str, timeout_s: float, seen: Callable[[int], None] = lambda pid: None,
+    directory: LocalDirectory,
+    name: str,
+    timeout_s: float,
+    seen: Callable[[int], None] = lambda pid: None,
     failures: list[str] | None = None,
-) -> Agent | None:  # fmt: skip
+) -> Agent | None:
     """Return the listening agent, or None if there is none. Other reasons for None are appended to ``failures``."""
     try:
         secret = directory.secret()  # before connecting: a bad secret is not the agent's fault
     except OSError as error:
         hint = f"free space and inodes in {directory.path}, or remove the named file"
-        raise StoreUnavailable(f"the agent's secret is not usable: {error.strerror or error}", where=directory.path, hint=hint) from error
+        raise StoreUnavailable(
+            f"the agent's secret is not usable: {error.strerror or error}", where=directory.path, hint=hint
+        ) from error
     failures = [] if failures is None else failures
     try:
         connection = directory.connect(name, timeout_s)
@@ -193,7 +212,9 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
     except OSError:
         os.close(words)
         raise
-    if not new_threads.start(threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)):
+    if not new_threads.start(
+        threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)
+    ):
         os.close(words)
         _unreaped.append(process)
     return process
@@ -212,4 +233,9 @@ def _reap(process: subprocess.Popen[bytes], words: int) -> None:
         how = f"with exit status {status}"
     else:
         return
-    emit("agent.crashed", f"the process that writes saves ended {how}; the next save has another", pid=process.pid, status=status)
+    emit(
+        "agent.crashed",
+        f"the process that writes saves ended {how}; the next save has another",
+        pid=process.pid,
+        status=status,
+    )

@@ -218,6 +218,16 @@ def from_bits(data: bytes) -> frozenset[int]:
 
 
 ToAgent = (
-    OpenRun | AllocateSlots | TensorLayout | SlotFilling | SlotSealed | Flush | ListHeld | ListenForPeers | JoinPeers | LeavePeers | EndRun
+    OpenRun
+    | AllocateSlots
+    | TensorLayout
+    | SlotFilling
+    | SlotSealed
+    | Flush
+    | ListHeld
+    | ListenForPeers
+    | JoinPeers
+    | LeavePeers
+    | EndRun
 )
 ToTrainer = SlotsAllocated | SaveResult | ForwardedEvent | HeldList | PeerAddress

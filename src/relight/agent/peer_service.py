@@ -91,7 +91,11 @@ class AgentPeers:
                 from relight.peers import HeldPartFile
 
                 lane = self._ranks.index(part.rank)
-                self._peers.offer(HeldPartFile(part.id, part.seq, part.rank, lane, part.memory, part.starts, part.sizes, part.is_there))
+                self._peers.offer(
+                    HeldPartFile(
+                        part.id, part.seq, part.rank, lane, part.memory, part.starts, part.sizes, part.is_there
+                    )
+                )
 
     @property
     def holds(self) -> bool:

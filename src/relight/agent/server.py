@@ -46,7 +46,7 @@ from relight.agent.messages import (
     TensorLayout,
     ToAgent,
     words_of,
-)  # fmt: skip
+)
 from relight.agent.peer_service import AgentPeers, Offered
 from relight.agent.slot_follower import PATIENCE_S, Abandoned, SlotFollower
 from relight.agent.slot_writer import Backpressure, PlannedLayout, SlotWriter
@@ -171,7 +171,9 @@ class AgentServer:
                 break
             with self._lock:
                 self._proving += 1
-            if not new_threads.start(threading.Thread(target=self._admit, args=(connection,), daemon=True, name="relight-agent-admit")):
+            if not new_threads.start(
+                threading.Thread(target=self._admit, args=(connection,), daemon=True, name="relight-agent-admit")
+            ):
                 connection.close()  # the trainer then writes its saves itself
                 with self._lock:
                     self._proving -= 1
@@ -204,7 +206,9 @@ class AgentServer:
             pid, user = peer_of(connection)
             if user != os.geteuid():
                 raise PermissionError("another user's")
-            with LocalDirectory(self._path) as directory:  # read for each connection: the directory may have been removed and created again
+            with LocalDirectory(
+                self._path
+            ) as directory:  # read for each connection: the directory may have been removed and created again
                 secret = directory.secret()
             prove_as_listener(connection, secret, self._name, PROOF_S)
             connection.settimeout(None)
@@ -226,7 +230,9 @@ class AgentServer:
         try:
             while True:
                 message, _ = session.wire.receive()
-                with contextlib.suppress(ConnectionLost):  # no answer is possible, but its remaining messages still count
+                with contextlib.suppress(
+                    ConnectionLost
+                ):  # no answer is possible, but its remaining messages still count
                     self._receive(session, message)
                 if session.polite:
                     break
@@ -300,7 +306,9 @@ class AgentServer:
         while (self._writes() or self._has_unread_messages()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
-            kept = [committed for committed in self._kept if _is_there(committed)][-FDS_MAX:]  # the newest, if one message cannot carry all
+            kept = [committed for committed in self._kept if _is_there(committed)][
+                -FDS_MAX:
+            ]  # the newest, if one message cannot carry all
         fds: list[int] = []
         try:
             with contextlib.suppress(OSError):  # no descriptor is left: send only the newest
@@ -308,7 +316,9 @@ class AgentServer:
                     freeze(committed.slot.memory.fd)  # the receiver only reads, and must not reopen it for writing
                     fds.insert(0, reading(committed.slot.memory.fd))
             kept = kept[len(kept) - len(fds) :]
-            session.wire.send(HeldList([(committed.id, committed.rank, list(committed.starts)) for committed in kept]), fds)
+            session.wire.send(
+                HeldList([(committed.id, committed.rank, list(committed.starts)) for committed in kept]), fds
+            )
         finally:
             close_all(fds)
 
@@ -350,12 +360,16 @@ class AgentServer:
             for index in range(len(session.slots)):
                 try:
                     self._take_over(session, index)
-                except Exception as error:  # any error: the session must end all the same, or this process would never end
+                except (
+                    Exception
+                ) as error:  # any error: the session must end all the same, or this process would never end
                     print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             session.open = False
             if session.polite:  # a trainer that saved nothing ends the run for earlier trainers that are gone
                 saved = session.prepared is not None
-                self._kept = [kept for kept in self._kept if (kept.session is not session if saved else kept.session.open)]
+                self._kept = [
+                    kept for kept in self._kept if (kept.session is not session if saved else kept.session.open)
+                ]
             self._sessions.discard(session)
             self._idle_since = time.monotonic()
             if session.polite and not self._sessions:  # the run is over here: no process will restore from memory
@@ -385,7 +399,9 @@ class AgentServer:
                 self._kept = [kept for kept in self._kept if kept.slot is not job.slot]
                 session.jobs.put(job)
                 if session.writing is None:
-                    session.writing = threading.Thread(target=self._work, args=(session,), name="relight-agent-writer", daemon=True)
+                    session.writing = threading.Thread(
+                        target=self._work, args=(session,), name="relight-agent-writer", daemon=True
+                    )
                     session.writing.start()
             if sealed and job.number == number:
                 job.sealed.set()
@@ -452,8 +468,12 @@ class AgentServer:
         follow = SlotFollower(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            hold = Backpressure(job.since, lambda: self._may_hold(job), lambda *event: self._report_wait(job, ForwardedEvent(*event)))
-            report = writer.save(job.slot, job.prepared, job.number, follow, partial(self._waits, job), hold, job.session.slots)
+            hold = Backpressure(
+                job.since, lambda: self._may_hold(job), lambda *event: self._report_wait(job, ForwardedEvent(*event))
+            )
+            report = writer.save(
+                job.slot, job.prepared, job.number, follow, partial(self._waits, job), hold, job.session.slots
+            )
         except Abandoned:
             raise
         except Exception as error:
@@ -466,7 +486,9 @@ class AgentServer:
                 self._is_made(report.id)
             sizes = tuple(pack.size for pack in prepared.plan.packs)
             is_there = partial(_is_there, kept)
-            self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, is_there))
+            self._neighbours.offer(
+                Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, is_there)
+            )
         if job.session.open:
             job.sealed.wait(PATIENCE_S)  # a trainer that has not sent SlotSealed expects no result yet
         self._send(job.session, report)
@@ -474,7 +496,9 @@ class AgentServer:
             job.result_sent = True
         if report.error is None:
             session = job.session
-            pruned = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
+            pruned = writer.prune(
+                lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1
+            )
             if pruned is not None:
                 self._send(job.session, ForwardedEvent(*pruned))
             self._drain(writer)
@@ -488,8 +512,13 @@ class AgentServer:
                 if self._drainer is None:
                     place = writer.place
                     self._drainer = Drainer(
-                        place.url, place.run, self._send_all, lambda: bool(self._sessions), nice=place.nice + 5, guard=writer.guard
-                    )  # fmt: skip
+                        place.url,
+                        place.run,
+                        self._send_all,
+                        lambda: bool(self._sessions),
+                        nice=place.nice + 5,
+                        guard=writer.guard,
+                    )
             self._drainer.wake()
 
     def _send_all(self, name: str, message: str, fields: dict[str, Any]) -> None:

@@ -58,7 +58,10 @@ class _Length:
 
 def plan_layout(layout: TensorLayout) -> SavePlan:
     """Return where each tensor goes. Trainer and agent both compute it, and get the same plan."""
-    items = [Item(spec.name, spec.dtype, spec.shape, spec.role, _Length(spec.length), spec.box, spec.trainable) for spec in layout.items]
+    items = [
+        Item(spec.name, spec.dtype, spec.shape, spec.role, _Length(spec.length), spec.box, spec.trainable)
+        for spec in layout.items
+    ]
     return plan_save(items, id=PLACEHOLDER, rank=layout.rank, lanes=layout.lanes)
 
 
@@ -90,7 +93,9 @@ class PlannedLayout:
             if len(own) != len(header) or start + pack.size > len(slot.view):
                 raise CorruptCheckpoint("the slot is not laid out as it should be", where="shared memory")
             slot.view[start : start + len(own)] = own
-            packs.append(PackPlan(pack.file, pack.size, [], pack.chunks, slot.view[start:], partial(_reach, follow, start)))
+            packs.append(
+                PackPlan(pack.file, pack.size, [], pack.chunks, slot.view[start:], partial(_reach, follow, start))
+            )
         return replace(self.plan, packs=packs)
 
 
@@ -194,7 +199,10 @@ class SlotWriter:
         other, number, laid_out = self._last_in
         if other is slot or laid_out is not prepared or not any(other is candidate for candidate in slots):
             return None
-        packs = [other.view[start : start + pack.size] for start, pack in zip(prepared.starts, prepared.plan.packs, strict=True)]
+        packs = [
+            other.view[start : start + pack.size]
+            for start, pack in zip(prepared.starts, prepared.plan.packs, strict=True)
+        ]
         return PreviousSave(self._last, packs, lambda: other.state() == (SEALED, number))
 
     def _vouched(self, request: Request, prepared: PlannedLayout) -> UnchangedTensors | None:
@@ -203,7 +211,11 @@ class SlotWriter:
         if not request.same or self._last is None or self._last_in is None:
             return None
         _, number, laid_out = self._last_in
-        return UnchangedTensors(self._last, from_bits(request.same), None) if laid_out is prepared and number >= request.since else None
+        return (
+            UnchangedTensors(self._last, from_bits(request.same), None)
+            if laid_out is prepared and number >= request.since
+            else None
+        )
 
     def has_tiers(self) -> bool:
         """Return whether checkpoints must be copied to further tiers."""
@@ -225,7 +237,9 @@ class SlotWriter:
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            report = self._prune_at_idle(still, ends, others) if self._may_take_long() else self._room.prune(still=still)
+            report = (
+                self._prune_at_idle(still, ends, others) if self._may_take_long() else self._room.prune(still=still)
+            )
         except Fenced:
             return None  # the next save reports it
         except RelightError as error:
@@ -234,7 +248,11 @@ class SlotWriter:
             self._attempt.distrust(self._room.verified)
         if report is None or not report.retired:
             return None
-        return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
+        return (
+            "prune.done",
+            f"removed {len(report.retired)} checkpoints",
+            {"retired": report.retired, "left": report.left},
+        )
 
     def _may_take_long(self) -> bool:
         """Return whether the next verification may run at idle priority.
@@ -248,8 +266,12 @@ class SlotWriter:
             return False
         return True
 
-    def _prune_at_idle(self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]) -> PruneReport | None:
-        report = idle_priority(lambda: self._room.prune(still=lambda: still() and not ends() and not others()), self.place.nice)
+    def _prune_at_idle(
+        self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]
+    ) -> PruneReport | None:
+        report = idle_priority(
+            lambda: self._room.prune(still=lambda: still() and not ends() and not others()), self.place.nice
+        )
         if report is not None:
             self._hastened = 0
             return report
@@ -268,7 +290,9 @@ class SlotWriter:
 
         def report(why: str, at_most_s: float) -> None:
             message = f"the save of step {request.info.step} waits for space, at most {at_most_s:.0f} s: {why}"
-            hold.emit("save.backpressured", message, {"id": request.id, "step": request.info.step, "seconds": at_most_s})
+            hold.emit(
+                "save.backpressured", message, {"id": request.id, "step": request.info.step, "seconds": at_most_s}
+            )
 
         with contextlib.suppress(RelightError):
             history = fold(self._log.read())
@@ -301,7 +325,15 @@ class _Counter:
 
 
 def _done(number: int, report: SaveReport) -> SaveResult:
-    return SaveResult(number, report.id, report.stored_bytes, report.logical_bytes, report.timings_s, report.trainable_digest, report.seq)
+    return SaveResult(
+        number,
+        report.id,
+        report.stored_bytes,
+        report.logical_bytes,
+        report.timings_s,
+        report.trainable_digest,
+        report.seq,
+    )
 
 
 def _failed(number: int, checkpoint_id: str, error: Exception) -> SaveResult:

@@ -53,7 +53,9 @@ class AgentConnection(Generic[T]):
         """
         self._tick_ms, self._idle = int(1000 * tick_s), idle
         whole = int(send_s)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, int((send_s - whole) * 1e6)))
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, int((send_s - whole) * 1e6))
+        )
 
     def send(self, message: Any, fds: list[int] | None = None) -> None:
         """Send a whole message. Raise ``ConnectionLost`` if the other end has gone."""

@@ -1,6 +1,16 @@
 """Shared memory for snapshots: memfds, their mappings, and the header of a slot. Torch-free."""
 
-from relight.arena.memory import PAGE, SharedMapping, adopt, allocate, available_bytes, freeze, is_frozen, reading, room_for
+from relight.arena.memory import (
+    PAGE,
+    SharedMapping,
+    adopt,
+    allocate,
+    available_bytes,
+    freeze,
+    is_frozen,
+    reading,
+    room_for,
+)
 from relight.arena.slot import BODY_OFFSET, EMPTY, FILLING, SEALED, Slot, SlotLayout, lay_out
 
 __all__ = [

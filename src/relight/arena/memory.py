@@ -65,7 +65,11 @@ def allocate(size: int, name: str = "relight") -> int:
     """Return the descriptor of a new, fully allocated memfd of ``size`` bytes. Raise ``NoSpace``, with numbers, if memory is short."""
     room = room_for(size)
     if room is not None:
-        raise NoSpace(room, where="shared memory", hint="relight.Limits(memory=…) bounds it; without room saves are made by the trainer")
+        raise NoSpace(
+            room,
+            where="shared memory",
+            hint="relight.Limits(memory=…) bounds it; without room saves are made by the trainer",
+        )
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
@@ -74,7 +78,9 @@ def allocate(size: int, name: str = "relight") -> int:
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
-            raise NoSpace(f"{size} bytes of shared memory cannot be had: {error.strerror}", where="shared memory") from error
+            raise NoSpace(
+                f"{size} bytes of shared memory cannot be had: {error.strerror}", where="shared memory"
+            ) from error
         raise
     return fd
 
@@ -87,7 +93,9 @@ def reading(fd: int) -> int:
 def freeze(fd: int) -> None:
     """Forbid writes through any descriptor or new mapping. Existing mappings stay writable. No effect before Linux 5.1."""
     with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
 
 
 def is_frozen(fd: int) -> bool:
@@ -146,7 +154,10 @@ class _Control(NamedTuple):
 _CONTROLS = {
     "0::": _Control(_CGROUP, "memory.max", "memory.current", ("active_file ", "inactive_file ")),
     "memory:": _Control(
-        f"{_CGROUP}/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file ", "total_inactive_file ")
+        f"{_CGROUP}/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file ", "total_inactive_file "),
     ),
 }
 """Cgroup versions 2 and 1, by the prefix of their line in ``/proc/self/cgroup``."""

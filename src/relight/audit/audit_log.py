@@ -63,21 +63,27 @@ class AuditLog:
         self._newest: list[Record] = []
         """The newest records that ``newest`` has read, oldest first."""
 
-    def begin(self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: ActionFacts | None = None) -> int:
+    def begin(
+        self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: ActionFacts | None = None
+    ) -> int:
         """Record an action before it is executed, with all its fields. Return the number for ``end``. ``token`` is the token's id.
 
         Cost: one record. If this raises, the caller must not execute the action.
         """
         words = {"who": who, "role": role, "token": token, "what": what, "on": on}
         facts = ActionFacts() if facts is None else facts
-        return self._write({**{name: cut(without_secrets(value), WORDS_MAX) for name, value in words.items()}, **facts.record()})
+        return self._write(
+            {**{name: cut(without_secrets(value), WORDS_MAX) for name, value in words.items()}, **facts.record()}
+        )
 
     def end(self, seq: int, how: str, says: str = "") -> None:
         """Record the outcome of action ``seq``. Cost: one record."""
         self._write({"begun": seq, "how": how, "says": cut(without_secrets(says), WORDS_MAX)})
 
     @contextmanager
-    def doing(self, who: str, what: str, on: str, role: str = "", *, facts: ActionFacts | None = None) -> Iterator[list[str]]:
+    def doing(
+        self, who: str, what: str, on: str, role: str = "", *, facts: ActionFacts | None = None
+    ) -> Iterator[list[str]]:
         """Record an action and its outcome. The texts that the caller appends to the yielded list are recorded with the outcome.
 
         An exception is recorded as the outcome, and raised again.
@@ -113,7 +119,11 @@ class AuditLog:
                 self._newest, top = [], view.head
             self._newest = [*self._newest, *self._log.span(top + 1, view.head)][-RECORDS_KEPT * count :]
             low = self._newest[0].seq if self._newest else view.head + 1
-            while low > 0 and len(entries := entries_of(self._newest)) < count and len(self._newest) < RECORDS_KEPT * count:
+            while (
+                low > 0
+                and len(entries := entries_of(self._newest)) < count
+                and len(self._newest) < RECORDS_KEPT * count
+            ):
                 first = max(0, low - SPAN)
                 self._newest, low = [*self._log.span(first, low - 1), *self._newest], first
             entries = entries_of(self._newest)
@@ -162,11 +172,17 @@ def check(store: ByteStore, anchor: str = "") -> AuditCheck:
     read_store(store)
     view = Log(store, RUN, whole=True).read()
     faults = [f"record {fault.seq}: {fault.reason}" for fault in view.faults]
-    faults += [f"record {record.seq}: a {record.kind}, which no audit log has" for record in view.records[1:] if not _is_ours(record.body)]
+    faults += [
+        f"record {record.seq}: a {record.kind}, which no audit log has"
+        for record in view.records[1:]
+        if not _is_ours(record.body)
+    ]
     if anchor:
         parsed = _ANCHOR.match(anchor.strip())
         if parsed is None:
-            raise ConfigError(f"{anchor.strip()[:80]!r} is not an anchor", hint="give NUMBER-HASH, as relight audit verify prints it")
+            raise ConfigError(
+                f"{anchor.strip()[:80]!r} is not an anchor", hint="give NUMBER-HASH, as relight audit verify prints it"
+            )
         seq = int(parsed[1])
         hashes = {record.seq: record.file_hash for record in view.records}
         if view.head >= 0:

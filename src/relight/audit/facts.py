@@ -33,7 +33,9 @@ class ActionFacts:
         """Return the fields of the record: those of this class, and each argument under its own name."""
         fields = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
         for name, value in list(self.given.items())[:GIVEN_MAX]:
-            fields[f"{GIVEN}{_encodable(name[:80])}"] = MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
+            fields[f"{GIVEN}{_encodable(name[:80])}"] = (
+                MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
+            )
         return fields
 
 

@@ -91,23 +91,32 @@ def _memory(facts: BenchFacts) -> tuple[RecommendedSetting, int]:
     available += f", {bytes_text(own_state)} of them for the state itself" if own_state else ""
     if left >= 2 * slot:
         most = left // 2 if facts.accelerator else (facts.available_bytes - _SPARE) // 3
-        more = "" if facts.asked else f": enough for a state of up to {bytes_text(most)}; --size gives a bound for yours"
+        more = (
+            "" if facts.asked else f": enough for a state of up to {bytes_text(most)}; --size gives a bound for yours"
+        )
         return RecommendedSetting("memory", value, f"{two}; {available}{more}"), 2
     if left >= slot:
         reason = f"{two}; {available}: room for one, so a save is postponed while the save before it is being written"
         return RecommendedSetting("memory", f"memory={slot:_}", reason), 1
-    return RecommendedSetting("memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {available}: no room for a snapshot"), 0
+    return RecommendedSetting(
+        "memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {available}: no room for a snapshot"
+    ), 0
 
 
 def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, float | None]:
     """Return the ``background`` setting and the seconds that a save then costs training, None if not measured."""
     name, waits = "background", facts.waiting_s
     if slots == 0:
-        return RecommendedSetting(name, "False", "there is no memory for snapshots, so the trainer writes saves itself and waits"), waits
+        return RecommendedSetting(
+            name, "False", "there is no memory for snapshots, so the trainer writes saves itself and waits"
+        ), waits
     if waits is None or facts.blocked_s is None:
         return RecommendedSetting(name, "True", "not measured: the default"), waits
     if facts.accelerator:
-        cost_s, reason = facts.blocked_s, f"step() returns after {_seconds_text(facts.blocked_s)}, and the device trains on"
+        cost_s, reason = (
+            facts.blocked_s,
+            f"step() returns after {_seconds_text(facts.blocked_s)}, and the device trains on",
+        )
     elif facts.lost_s is None:
         cost_s, reason = facts.blocked_s, f"step() returns after {_seconds_text(facts.blocked_s)}"
     else:
@@ -131,7 +140,9 @@ def _direct(facts: BenchFacts) -> RecommendedSetting:
     through = f"{size / facts.write_buffered_s / 1e9:.2f} GB/s through the page cache"
     if not facts.direct or facts.write_direct_s is None:
         return RecommendedSetting(
-            "direct I/O", "", f"does not work on this file system: {through}, which takes memory from what else is cached"
+            "direct I/O",
+            "",
+            f"does not work on this file system: {through}, which takes memory from what else is cached",
         )
     past = f"{size / facts.write_direct_s / 1e9:.2f} GB/s past the page cache"
     return RecommendedSetting("direct I/O", "", f"works on this file system: {past}, {through}; used by itself")
@@ -147,12 +158,20 @@ def _interval(facts: BenchFacts, background: bool, cost_s: float | None) -> Reco
         why += f", but it is durable only after {_seconds_text(shortest_s)}"
     minutes = next((choice for choice in _MINUTES if choice * 60 >= shortest_s), _MINUTES[-1])
     return RecommendedSetting(
-        "save", f"relight.every(minutes={minutes})", f"{why}; every {_duration_text(60 * minutes)} that is {cost_s / minutes / 60:.2%}"
+        "save",
+        f"relight.every(minutes={minutes})",
+        f"{why}; every {_duration_text(60 * minutes)} that is {cost_s / minutes / 60:.2%}",
     )
 
 
 def _seconds_text(seconds: float) -> str:
-    return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
+    return (
+        f"{seconds * 1000:.2g} ms"
+        if seconds < 0.0995
+        else f"{seconds:.2f} s"
+        if seconds < 9.995
+        else f"{seconds:.0f} s"
+    )
 
 
 def _duration_text(seconds: float) -> str:

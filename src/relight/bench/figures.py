@@ -81,7 +81,11 @@ def our_figures(rounds: Rounds, size: int, write: str) -> list[Figure]:
         values = _values(rounds, name)
         if not values:
             continue
-        ratios = [row[name] / sum(row[part] for part in floor) for row in rounds if name in row and all(row.get(part) for part in floor)]
+        ratios = [
+            row[name] / sum(row[part] for part in floor)
+            for row in rounds
+            if name in row and all(row.get(part) for part in floor)
+        ]
         ratio = statistics.median(ratios) if ratios else None
         figures.append(Figure(name, label, statistics.median(values), size, tuple(values), floor, ratio))
     return figures
@@ -89,7 +93,9 @@ def our_figures(rounds: Rounds, size: int, write: str) -> list[Figure]:
 
 def medians(rounds: Rounds) -> dict[str, float]:
     """Return the median of each figure, by name."""
-    return {name: statistics.median(_values(rounds, name)) for name in dict.fromkeys(name for row in rounds for name in row)}
+    return {
+        name: statistics.median(_values(rounds, name)) for name in dict.fromkeys(name for row in rounds for name in row)
+    }
 
 
 def noise(floors: Sequence[Figure]) -> list[str]:
@@ -101,7 +107,9 @@ def noise(floors: Sequence[Figure]) -> list[str]:
     }
     if not uneven:
         return []
-    return [f"another process used the machine or disk, so the floors were uneven: rely on the ratios ({'; '.join(uneven.values())})"]
+    return [
+        f"another process used the machine or disk, so the floors were uneven: rely on the ratios ({'; '.join(uneven.values())})"
+    ]
 
 
 def useful(seconds: Mapping[int, float], gain: float = 0.05) -> int:

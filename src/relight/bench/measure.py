@@ -50,7 +50,9 @@ class BenchOptions:
     size: int | None = None
     tensors: int | None = None
     rounds: int = 5
-    progress: Callable[[str, int], AbstractContextManager[Progress]] = field(default=lambda label, total: nullcontext(lambda count: None))
+    progress: Callable[[str, int], AbstractContextManager[Progress]] = field(
+        default=lambda label, total: nullcontext(lambda count: None)
+    )
 
 
 def run(options: BenchOptions) -> BenchReport:
@@ -63,7 +65,11 @@ def run(options: BenchOptions) -> BenchReport:
     before = BenchSpace(store.free_bytes(), available, torch=torch)
     plan_bench(before, options.size, options.rounds, where=store.url)  # refuses before a file is written
     with end_between() as end_if_asked, make_place(store) as place:
-        room = before if options.size is not None else BenchSpace(before.disk_bytes, available, _write_bps(place.folder), torch)
+        room = (
+            before
+            if options.size is not None
+            else BenchSpace(before.disk_bytes, available, _write_bps(place.folder), torch)
+        )
         plan = plan_bench(room, options.size, options.rounds, where=store.url)
         state = _make_state(plan, options.tensors) if torch else None
         end_if_asked()
@@ -104,7 +110,10 @@ class _Bench:
         self.rounds: list[dict[str, float]] = []
         self.tensors: int | None = None
         self.accelerator = False
-        self.notes = [f"{left} exists: another bench is running, or was killed; if none is running, remove it" for left in place.left]
+        self.notes = [
+            f"{left} exists: another bench is running, or was killed; if none is running, remove it"
+            for left in place.left
+        ]
 
     def moved_bytes(self, torch: bool) -> int:
         """Return how many bytes will be reported as progress."""
@@ -116,7 +125,9 @@ class _Bench:
         self._choose_threads()
         self._meter = meter
         if state is None:
-            self.notes.append("torch is not installed: only floors and the writing of packs were measured, no saves and restores")
+            self.notes.append(
+                "torch is not installed: only floors and the writing of packs were measured, no saves and restores"
+            )
             self._rounds([self._memory, self._disk, self._pace])
             return
         from relight.bench.ours import at_work
@@ -124,7 +135,9 @@ class _Bench:
 
         self.accelerator, self.tensors = has_accelerator(), len(state.tensors())
         if self.accelerator:
-            self.notes.append("there is an accelerator, but the state is in host memory: copies from the device are not measured")
+            self.notes.append(
+                "there is an accelerator, but the state is in host memory: copies from the device are not measured"
+            )
         with at_work(self._folder, state) as runs:
             blocks: list[Block] = [self._memory, self._disk, self._pace, partial(self._waiting, runs)]
             if runs.warm_up():
@@ -184,11 +197,17 @@ class _Bench:
     def _pace(self, row: dict[str, float]) -> None:
         for count in self.counts:
             key = f"pace/{count}"
-            row[f"pace_{count}"] = self._timed(partial(write_image, self._store, key, self._source, count), self._plan.part)
+            row[f"pace_{count}"] = self._timed(
+                partial(write_image, self._store, key, self._source, count), self._plan.part
+            )
             self._store.delete(key)
 
     def _waiting(self, ours: Ours, row: dict[str, float]) -> None:
-        for name, action in (("save_waiting", ours.save_waiting), ("restore_cold", ours.restore_cold), ("restore_warm", ours.restore_warm)):
+        for name, action in (
+            ("save_waiting", ours.save_waiting),
+            ("restore_cold", ours.restore_cold),
+            ("restore_warm", ours.restore_warm),
+        ):
             row[name] = self._reported(action)
         ours.forget()
 

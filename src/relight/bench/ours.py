@@ -137,7 +137,9 @@ class Ours:
         ckpt.restore()
         seconds = perf_counter() - started
         if self.state.digest() != expected:
-            raise CorruptCheckpoint("a restore gave other bytes than were saved", hint="a bug, or this machine's memory: please report it")
+            raise CorruptCheckpoint(
+                "a restore gave other bytes than were saved", hint="a bug, or this machine's memory: please report it"
+            )
         return seconds
 
 

@@ -42,7 +42,9 @@ def find_store(url: str) -> LocalStore:
     except CheckpointNotFound:
         store = open_bytes(url)
     if not isinstance(store, LocalStore):
-        raise ConfigError("only a store on a disk can be measured", where=url, hint="give a directory on the disk for the runs")
+        raise ConfigError(
+            "only a store on a disk can be measured", where=url, hint="give a directory on the disk for the runs"
+        )
     return store
 
 

@@ -18,7 +18,17 @@ PART_MAX = 256_000_000
 TARGET_S = 30.0
 _DISK_SPARE, _MEMORY_SPARE = 64_000_000, 512_000_000
 _MEMORY_PASSES_BPS = 2e9
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\Z")
 
 
@@ -47,7 +57,9 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
     if rounds < 1:
         raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
     if size is not None and size < SIZE_MIN:
-        raise ConfigError(f"a state of {bytes_text(size)} is too small to measure: --size must be at least {bytes_text(SIZE_MIN)}")
+        raise ConfigError(
+            f"a state of {bytes_text(size)} is too small to measure: --size must be at least {bytes_text(SIZE_MIN)}"
+        )
     target = size or min(SIZE_DEFAULT, max(SIZE_ENOUGH, int(TARGET_S / rounds / _seconds_a_byte(room.write_bps))))
     disk, memory = _fits_disk(room), _fits_memory(room)
     if size is None:
@@ -95,7 +107,20 @@ def spread(size: int, tensors: int | None) -> list[int]:
         count = min(max(1, -(-tensors // 3)), total)
         return [total // count] * count
     width = max(1, math.isqrt(total // 200))
-    block = [width, width, 3 * width**2, 3 * width, width**2, width, width, width, 4 * width**2, 4 * width, 4 * width**2, width]
+    block = [
+        width,
+        width,
+        3 * width**2,
+        3 * width,
+        width**2,
+        width,
+        width,
+        width,
+        4 * width**2,
+        4 * width,
+        4 * width**2,
+        width,
+    ]
     sizes = [*block * 12, width, width]
     return [max(1, total - sum(sizes)), *sizes]
 

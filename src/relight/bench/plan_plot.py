@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
@@ -43,7 +44,11 @@ def draw(plan: JobPlan, path: Path) -> None:
     )
     _mark(axes, alone, 1 - plan.store_only[1], STORE)
     axes.set_xscale("log")
-    ticks = [tick for tick in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400) if low <= tick <= high]
+    ticks = [
+        tick
+        for tick in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400)
+        if low <= tick <= high
+    ]
     axes.set_xticks(ticks, [span(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(low, high)
@@ -58,7 +63,15 @@ def draw(plan: JobPlan, path: Path) -> None:
     drawing.savefig(path, facecolor=PAPER)
 
 
-def _mark(axes: object, interval_s: float, goodput: float, colour: str) -> None:
-    axes.plot([interval_s], [100 * goodput], "o", color=colour, ms=7)  # type: ignore[attr-defined]
+def _mark(axes: Any, interval_s: float, goodput: float, colour: str) -> None:
+    axes.plot([interval_s], [100 * goodput], "o", color=colour, ms=7)
     text = f"{span(interval_s)}: {100 * goodput:.2f} %"
-    axes.annotate(text, (interval_s, 100 * goodput), xytext=(0, 10), textcoords="offset points", ha="center", color=colour, fontsize=9)  # type: ignore[attr-defined]
+    axes.annotate(
+        text,
+        (interval_s, 100 * goodput),
+        xytext=(0, 10),
+        textcoords="offset points",
+        ha="center",
+        color=colour,
+        fontsize=9,
+    )

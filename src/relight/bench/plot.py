@@ -25,7 +25,9 @@ def draw(report: BenchReport, path: Path) -> None:
         axes.barh(row, figure.ratio, color=BAR, height=0.6)
         axes.text(figure.ratio, row, f" {figure.ratio:.2f} ×", va="center", color=INK, fontsize=9)
     axes.axvline(1, color=FAINT, linewidth=1)
-    axes.set_yticks(range(len(shown)), [f"{figure.label}\n{figure.against}" for figure in shown], fontsize=8.5, color=INK)
+    axes.set_yticks(
+        range(len(shown)), [f"{figure.label}\n{figure.against}" for figure in shown], fontsize=8.5, color=INK
+    )
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max([1.0, *(figure.ratio or 0 for figure in shown)]))
     axes.set_xlabel("times the floor of this machine (the second line), median of rounds", color=INK, fontsize=9)

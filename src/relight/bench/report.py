@@ -37,7 +37,9 @@ class BenchReport:
             "rounds": self.rounds,
             "machine": dict(self.machine),
             "floors": [_figure(figure) for figure in self.floors],
-            "relight": [{**_figure(figure), "floor": list(figure.floor), "ratio": figure.ratio} for figure in self.relight],
+            "relight": [
+                {**_figure(figure), "floor": list(figure.floor), "ratio": figure.ratio} for figure in self.relight
+            ],
             "pace": [{"threads": threads, "bytes_per_second": pace} for threads, pace in self.pace],
             "notes": list(self.notes),
             "settings": [figure._asdict() for figure in self.advice.settings],

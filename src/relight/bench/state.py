@@ -19,11 +19,16 @@ class BenchState:
 
     def __init__(self, elements: Sequence[int]) -> None:
         torch.manual_seed(0)
-        self.model = nn.ParameterDict({f"p{number:06d}": nn.Parameter(torch.randn(count) * 0.02) for number, count in enumerate(elements)})
+        self.model = nn.ParameterDict(
+            {f"p{number:06d}": nn.Parameter(torch.randn(count) * 0.02) for number, count in enumerate(elements)}
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         for parameter in self.model.parameters():
             moments = {"exp_avg": torch.randn_like(parameter) * 1e-3, "exp_avg_sq": torch.rand_like(parameter) * 1e-6}
-            self.optimizer.state[parameter] = {"step": torch.tensor(1.0), **{key: value.detach() for key, value in moments.items()}}
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(1.0),
+                **{key: value.detach() for key, value in moments.items()},
+            }
         self._left, self._right = torch.randn(2, _WORK, _WORK)
         self._product = torch.empty(_WORK, _WORK)
 

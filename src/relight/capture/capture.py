@@ -13,10 +13,30 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.capture_cache import CaptureCache, CapturedTemplate, basis_of
 from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, is_swapped, kind_of, named_parameters, own_name, unwrap, wrapped
+from relight.capture.kinds import (
+    LOADER,
+    MODULE,
+    OPTIMIZER,
+    RNG,
+    VALUE,
+    is_swapped,
+    kind_of,
+    named_parameters,
+    own_name,
+    unwrap,
+    wrapped,
+)
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.objects import inner_tensors
-from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
+from relight.capture.optimizers import (
+    Moments,
+    capture_moments,
+    capture_optimizer,
+    holder_of,
+    is_custom,
+    steps_of,
+    trained_by,
+)
 from relight.capture.own_loading import own_memory
 from relight.capture.sharded import Flat, ShardingOf, local_of
 from relight.capture.swap import Swap
@@ -89,7 +109,9 @@ def capture(
     if fixed is None:
         with collector_paused():
             nodes, sizes = _walk_large(walker, components, kinds)
-            missed = {name: _missed(name, value, kinds[name]) for name, value in components.items() if kinds[name] == MODULE}
+            missed = {
+                name: _missed(name, value, kinds[name]) for name, value in components.items() if kinds[name] == MODULE
+            }
             if recall is not None and not walker.refused:
                 fixed = recall.fixed = _keep(walker, components, nodes, sizes, missed)
     if fixed is not None:
@@ -118,7 +140,9 @@ def capture(
     if rng:
         tree["rng"] = walker.value({**generators.host_states(), **generators.device_states()}, "rng", "rng")
         kinds["rng"] = RNG
-        summaries.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
+        summaries.append(
+            "rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use"
+        )
     walker.finish()
     frozen = fixed.frozen if fixed is not None else frozenset[int]()
     return Captured(tree, walker.items, kinds, notes, summaries, warnings, fixed, walker.spreads, frozen)
@@ -143,7 +167,9 @@ def _walk_large(
     """
     nodes: dict[str, Any] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)}
+    trained = {
+        id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)
+    }
     for name, value in sorted(components.items(), key=lambda pair: kinds[pair[0]] != MODULE):
         before = len(walker.items)
         if isinstance(value, nn.Module):
@@ -173,7 +199,9 @@ def _keep(
             encoded[name] = node
         else:
             masters: Any = Encoded.encode(node.masters) if node.masters else {}
-            encoded[name] = Moments(Encoded.encode(node.state), [Encoded.encode(names) for names in node.params], masters)
+            encoded[name] = Moments(
+                Encoded.encode(node.state), [Encoded.encode(names) for names in node.params], masters
+            )
     return CapturedTemplate(
         basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
         dict(walker.spreads), frozenset(i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable),
@@ -292,7 +320,10 @@ def _notes(name: str, value: Any, kind: str) -> list[str]:
         return loader_doubts(name, value)
     if is_swapped(value) and not isinstance(value, Swap) and kind != MODULE:
         state = value.state_dict() if hasattr(value, "state_dict") else {}
-        if not isinstance(state, Mapping) or not {"swapped", "is_swapped", "swapped_in", "collected_params"} & state.keys():
+        if (
+            not isinstance(state, Mapping)
+            or not {"swapped", "is_swapped", "swapped_in", "collected_params"} & state.keys()
+        ):
             return [f"{name}: averaged weights are swapped in, and its state does not record that"]
     return []
 

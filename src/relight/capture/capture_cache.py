@@ -40,7 +40,11 @@ class _Dict(NamedTuple):
     values: tuple[Any, ...]
 
     def holds(self) -> bool:
-        return len(self.live) == len(self.values) and tuple(self.live) == self.keys and all(map(is_, self.live.values(), self.values))
+        return (
+            len(self.live) == len(self.values)
+            and tuple(self.live) == self.keys
+            and all(map(is_, self.live.values(), self.values))
+        )
 
 
 class _Module(NamedTuple):
@@ -55,7 +59,11 @@ class _Module(NamedTuple):
     @classmethod
     def from_module(cls, module: nn.Module) -> _Module:
         return cls(
-            module, _dict(module._parameters), _dict(module._buffers), _dict(module._modules), frozenset(module._non_persistent_buffers_set)
+            module,
+            _dict(module._parameters),
+            _dict(module._buffers),
+            _dict(module._modules),
+            frozenset(module._non_persistent_buffers_set),
         )
 
     def holds(self) -> bool:
@@ -98,7 +106,10 @@ class _Optimizer(NamedTuple):
             and len(state) == len(self.keys)
             and all(map(is_, state, self.keys))
             and len(groups) == len(self.groups)
-            and all(len(group["params"]) == len(then) and all(map(is_, group["params"], then)) for group, then in zip(groups, self.groups))
+            and all(
+                len(group["params"]) == len(then) and all(map(is_, group["params"], then))
+                for group, then in zip(groups, self.groups)
+            )
             and all(map(is_, state.values(), [entry.live for entry in self.states]))
             and all(map(_Dict.holds, self.states))
         )
@@ -120,9 +131,14 @@ class _Tensors(NamedTuple):
     def from_tensors(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
         live = [local_of(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
         return cls(
-            live, [t.data_ptr() for t in live], [t.shape for t in live], [t.stride() for t in live], [t.dtype for t in live],
-            [t.requires_grad for t in live], any(t.is_inference() for t in live),
-        )  # fmt: skip
+            live,
+            [t.data_ptr() for t in live],
+            [t.shape for t in live],
+            [t.stride() for t in live],
+            [t.dtype for t in live],
+            [t.requires_grad for t in live],
+            any(t.is_inference() for t in live),
+        )
 
     def versions(self) -> list[int]:
         if self.without:
@@ -199,7 +215,11 @@ class CaptureCache:
         fixed = self.fixed
         if fixed is None:
             return None
-        return id(fixed), fixed.basis.tensors.versions(), [steps_of(optimizer.live) for optimizer in fixed.basis.optimizers]
+        return (
+            id(fixed),
+            fixed.basis.tensors.versions(),
+            [steps_of(optimizer.live) for optimizer in fixed.basis.optimizers],
+        )
 
     def valid_template(self, components: Mapping[str, object]) -> CapturedTemplate | None:
         """Return the template if it still holds; otherwise drop it and return None."""
@@ -217,7 +237,10 @@ def basis_of(components: Mapping[str, object]) -> CacheKey | None:
             for module in chain(value.modules(), unwrap(value).modules()):
                 modules[id(module)] = module
         elif isinstance(value, torch.optim.Optimizer) and not is_custom(value):
-            if not all(isinstance(key, torch.Tensor) and isinstance(entry, dict) for key, entry in holder_of(value).state.items()):
+            if not all(
+                isinstance(key, torch.Tensor) and isinstance(entry, dict)
+                for key, entry in holder_of(value).state.items()
+            ):
                 return None
             optimizers.append(value)
     if not all(map(_is_plain, modules.values())):
@@ -229,7 +252,9 @@ def basis_of(components: Mapping[str, object]) -> CacheKey | None:
         return None
     owned = [value for tree in trees for value in (*tree.parameters.values, *tree.buffers.values) if value is not None]
     homes = set(map(id, owned))
-    trained = [p for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)]
+    trained = [
+        p for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)
+    ]
     if not all(id(parameter) in homes for parameter in trained):
         return None  # its name does not come from a module
     flats = [p for optimizer in optimizers for p in own_parameters(optimizer) if id(p) not in homes]
@@ -246,7 +271,9 @@ def _is_its_memory(tensor: torch.Tensor) -> bool:
     tensor = local_of(tensor)
     if flattens(tensor):
         return False  # its inner tensors may be different objects at the next save
-    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
+    return tensor.layout == torch.strided and not (
+        tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -60,7 +60,11 @@ def _add(value: Any, crc: int, depth: int) -> int:
 
 def _add_tensor(tensor: torch.Tensor, crc: int) -> int:
     crc = crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), crc)
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if (
+        tensor.device.type != "cpu"
+        or tensor.layout != torch.strided
+        or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+    ):
         return crc
     if not tensor.is_contiguous():
         tensor = tensor.detach()
@@ -126,7 +130,10 @@ class IndexLists:
     """
 
     def __init__(
-        self, inner: Any, noted: Callable[[deque[tuple[int, bytes]]], None] | None, instead: Callable[[], Iterable[Any] | None]
+        self,
+        inner: Any,
+        noted: Callable[[deque[tuple[int, bytes]]], None] | None,
+        instead: Callable[[], Iterable[Any] | None],
     ) -> None:
         self._inner, self._noted, self._instead = inner, noted, instead
 
@@ -202,12 +209,16 @@ _END = object()
 
 def is_drawn_by(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Return whether random numbers were drawn between two results of ``rng.host_states``."""
-    if not torch.equal(before["torch"], after["torch"]) or not torch.equal(before["python"]["words"], after["python"]["words"]):
+    if not torch.equal(before["torch"], after["torch"]) or not torch.equal(
+        before["python"]["words"], after["python"]["words"]
+    ):
         return True
     earlier, later = before.get("numpy"), after.get("numpy")
     if earlier is None or later is None or "key" not in earlier["state"]:
         return earlier is not later
-    return bool(earlier["state"]["pos"] != later["state"]["pos"] or (earlier["state"]["key"] != later["state"]["key"]).any())
+    return bool(
+        earlier["state"]["pos"] != later["state"]["pos"] or (earlier["state"]["key"] != later["state"]["key"]).any()
+    )
 
 
 def caller(depth: int) -> tuple[tuple[int, Any], FrameType]:

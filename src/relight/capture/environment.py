@@ -20,7 +20,14 @@ from relight.comm import new_threads
 from relight.observe.masking import mask_arguments
 from relight.version import VERSION
 
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "MKL_CBWR",
+    "PYTHONHASHSEED",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "ATEN_CPU_CAPABILITY",
+)
 _EXACT = {
     "torch": "torch's version",
     "numpy": "numpy's version",
@@ -61,7 +68,9 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.is_available()
     code: Future[dict[str, Any] | None] = Future()
-    if not new_threads.start(threading.Thread(target=lambda: code.set_result(code_revision()), name="relight-code", daemon=True)):
+    if not new_threads.start(
+        threading.Thread(target=lambda: code.set_result(code_revision()), name="relight-code", daemon=True)
+    ):
         code.set_result(None)  # unknown; git itself would need a process
     now: dict[str, Any] = {
         "relight": VERSION,

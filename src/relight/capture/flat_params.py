@@ -67,13 +67,18 @@ def flattened(
     if not isinstance(flat, torch.Tensor) or flat.ndim != 1 or not flat.numel() or not flat.is_contiguous():
         raise ConfigError("relight.flattened: flat is a tensor of one dimension, contiguous, and not empty")
     parameters = tuple(parameters)
-    if any(not isinstance(parameter, torch.Tensor) or hasattr(parameter, "placements") for parameter in parameters) or not parameters:
+    if (
+        any(not isinstance(parameter, torch.Tensor) or hasattr(parameter, "placements") for parameter in parameters)
+        or not parameters
+    ):
         raise ConfigError("relight.flattened: parameters are tensors that each rank holds whole")
     sizes = [parameter.numel() for parameter in parameters]
     starts = list(begins) if begins is not None else [0, *accumulate(sizes)][: len(sizes)]
     ranks, place = _ranks_of(group)
     ends = [start + size for start, size in zip(starts, sizes)]
-    if len(starts) != len(sizes) or any(after < end for end, after in zip([0, *ends], [*starts, len(ranks) * flat.numel()])):
+    if len(starts) != len(sizes) or any(
+        after < end for end, after in zip([0, *ends], [*starts, len(ranks) * flat.numel()])
+    ):
         raise ConfigError(
             f"relight.flattened: {len(sizes)} parameters of {sum(sizes)} elements overlap, or exceed {len(ranks)} × {flat.numel()}",
             hint="pass begins= with the start of each parameter, and group= with the ranks over which they are cut",
@@ -145,7 +150,7 @@ def own_values(flat: torch.Tensor, declared: FlatParams) -> dict[str, Any]:
         original.name: original.of(flat, flat)
         for original, live in zip(declared.originals, declared.lives)
         if original.here and live.dtype != flat.dtype
-    }  # fmt: skip
+    }
 
 
 def fill(flat: torch.Tensor, original: Original, live: torch.Tensor) -> None:

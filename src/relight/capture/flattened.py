@@ -104,7 +104,9 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
             if value is None or id(value) in cut or key in submodule._non_persistent_buffers_set:
                 continue
             if without_wrapper(value) and id(value) not in whole:
-                raise IncompatibleState(f"flattened by a {_KIND} around the module that was given", where=prefix + key, hint=OUTERMOST)
+                raise IncompatibleState(
+                    f"flattened by a {_KIND} around the module that was given", where=prefix + key, hint=OUTERMOST
+                )
             state[prefix + key] = value
         if wraps(submodule) is None and type(submodule).get_extra_state is not nn.Module.get_extra_state:
             state[prefix + _EXTRA] = submodule.get_extra_state()
@@ -168,7 +170,9 @@ def _apply_buffer_dtypes(wrapper: Any) -> None:
     """
     from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
-    if wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None:  # otherwise left to the outermost wrapper
+    if (
+        wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None
+    ):  # otherwise left to the outermost wrapper
         _lazy_init(wrapper, wrapper)
     handle = wrapper._handle
     if handle is None or not handle.uses_sharded_strategy:
@@ -181,19 +185,29 @@ def _held(wrapper: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Origi
     """Yield each live parameter of a wrapper, its memory, and the original parameters in it."""
     flat, sharded = wrapper._handle.flat_param, wrapper._handle.uses_sharded_strategy
     if any(extension is not None for extension in flat._param_extensions):
-        raise IncompatibleState(f"parameters that are DTensors, flattened by {_KIND}", hint="use fully_shard(), which can shard DTensors")
+        raise IncompatibleState(
+            f"parameters that are DTensors, flattened by {_KIND}", hint="use fully_shard(), which can shard DTensors"
+        )
     names = wrapped(wrapper._handle._fully_sharded_module)
     mesh = _mesh_of(wrapper)
-    begins = [begin for begin, padding in zip(_starts(flat._numels_with_padding), flat._is_padding_mask, strict=True) if not padding]
+    begins = [
+        begin
+        for begin, padding in zip(_starts(flat._numels_with_padding), flat._is_padding_mask, strict=True)
+        if not padding
+    ]
     originals = []
     for name, shape, begin, where, in_order in zip(
         flat._fqns, flat._shapes, begins, flat._shard_param_infos if sharded else repeat(None), flat._contiguities
     ):
         if not in_order:
-            raise IncompatibleState("flattened in its order in memory, not row by row", where=name, hint="contiguous() it")
+            raise IncompatibleState(
+                "flattened in its order in memory, not row by row", where=name, hint="contiguous() it"
+            )
         size = math.prod(shape)
         offset, length = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
-        originals.append(Original(own_name(name, names), name, tuple(shape), begin, offset, length, flat._sharded_size.numel(), mesh))
+        originals.append(
+            Original(own_name(name, names), name, tuple(shape), begin, offset, length, flat._sharded_size.numel(), mesh)
+        )
     if flat._params is None:
         yield flat, flat, originals
     elif sharded:  # each has memory for its own range only

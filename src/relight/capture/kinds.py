@@ -40,7 +40,11 @@ def kind_of(value: Any) -> str:
         return LOADER
     if is_generator(value):
         return RNG
-    if not isinstance(value, type) and callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+    if (
+        not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    ):
         if "GradScaler" in type(value).__name__:
             return SCALER
         return SCHEDULER if hasattr(value, "last_epoch") and hasattr(value, "get_last_lr") else STATEFUL
@@ -54,7 +58,9 @@ def is_component(value: object) -> bool:
     Plain values (numbers, texts, paths, dates) do not count: a misspelt option is one. Nor do values that no save can
     hold.
     """
-    if kind_of(value) != VALUE or isinstance(value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, deque, set, frozenset)):
+    if kind_of(value) != VALUE or isinstance(
+        value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, deque, set, frozenset)
+    ):
         return True
     numpy = sys.modules.get("numpy")
     return is_spread(value) or (numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)))

@@ -81,14 +81,22 @@ def whole(node: Any, path: str, memory: FreshTensors) -> Any:
     if kind is Leaf:
         return memory.get(node.tensors[0]) if node.kind == "tensor" else Later(build(node, memory, path))
     if kind is dict:
-        return _dict({
-            key: memory.get(value.tensors[0]) if type(value) is Leaf and value.kind == "tensor" else
-            whole(value, join_path(path, key), memory) if type(value) in _MADE_OF else value
-            for key, value in node.items()
-        })  # fmt: skip
+        return _dict(
+            {
+                key: memory.get(value.tensors[0])
+                if type(value) is Leaf and value.kind == "tensor"
+                else whole(value, join_path(path, key), memory)
+                if type(value) in _MADE_OF
+                else value
+                for key, value in node.items()
+            }
+        )
     if kind is list or kind is tuple:
         return _sequence(
-            [whole(value, join_path(path, i, sequence=True), memory) if type(value) in _MADE_OF else value for i, value in enumerate(node)],
+            [
+                whole(value, join_path(path, i, sequence=True), memory) if type(value) in _MADE_OF else value
+                for i, value in enumerate(node)
+            ],
             kind,
         )
     return node

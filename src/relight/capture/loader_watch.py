@@ -191,7 +191,11 @@ def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
         inner = super(seen, self)._index_sampler  # type: ignore[misc,arg-type]
         return IndexLists(inner, None if stream else noted, instead)
 
-    seen = type(inherited.__name__, (inherited,), {"_index_sampler": property(_index_sampler), "__module__": inherited.__module__})
+    seen = type(
+        inherited.__name__,
+        (inherited,),
+        {"_index_sampler": property(_index_sampler), "__module__": inherited.__module__},
+    )
     core.__dict__[CORE] = inherited
     CLASS.__set__(core, seen)
 
@@ -284,7 +288,9 @@ def set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
 
 def epoch_number(loader: DataLoader[Any]) -> int | None:
     """Return the number of the training epoch that the samplers were given."""
-    numbers = [getattr(sampler, "epoch", None) for sampler in samplers(loader).values() if hasattr(sampler, "set_epoch")]
+    numbers = [
+        getattr(sampler, "epoch", None) for sampler in samplers(loader).values() if hasattr(sampler, "set_epoch")
+    ]
     return next((number for number in numbers if isinstance(number, int)), None)
 
 

@@ -156,7 +156,9 @@ def _watch(loader: DataLoader[Any]) -> WatchedLoader:
 
     loader.__dict__[ATTRIBUTE] = watch
     note_indices(loader, watch)
-    CLASS.__set__(loader, type(original.__name__, (type(loader),), {"__iter__": __iter__, "__module__": original.__module__}))
+    CLASS.__set__(
+        loader, type(original.__name__, (type(loader),), {"__iter__": __iter__, "__module__": original.__module__})
+    )
     return watch
 
 
@@ -167,7 +169,12 @@ def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any]
     """
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
-    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < batches_in(loader) or next(inner, END) is not END:
+    if (
+        pending is None
+        or number == epoch.start["epoch"]
+        or pending["delivered"] < batches_in(loader)
+        or next(inner, END) is not END
+    ):
         return inner, epoch
     set_epoch_number(loader, number)
     return _next(loader, watch)
@@ -204,7 +211,9 @@ def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
     rest, waits, watch.waits = watch.rest, watch.waits, False
     if rest is None:
         return 0
-    if not waits or (len(loader) == 0 and epoch_number(loader) != rest.epoch):  # nothing is left, and the caller is at another epoch
+    if not waits or (
+        len(loader) == 0 and epoch_number(loader) != rest.epoch
+    ):  # nothing is left, and the caller is at another epoch
         leave_rest(watch)
         return 0
     set_epoch_number(loader, rest.epoch)
@@ -242,16 +251,23 @@ def used(loader: DataLoader[Any], batches: int) -> None:
     """
     watch = _watch(_checked(loader, "used"))
     if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
-        raise ConfigError(f"used() failed: {batches!r} is not a number of batches", where=watch.name, hint="pass a whole number, 0 or more")
+        raise ConfigError(
+            f"used() failed: {batches!r} is not a number of batches",
+            where=watch.name,
+            hint="pass a whole number, 0 or more",
+        )
     if watch.epoch is None:
         if batches:
-            raise ConfigError(f"used() failed: {watch.name} has delivered no batch", where=watch.name, hint="call it after a batch")
+            raise ConfigError(
+                f"used() failed: {watch.name} has delivered no batch", where=watch.name, hint="call it after a batch"
+            )
         return
     if batches > watch.epoch.delivered:
         raise ConfigError(
             f"used() failed: {watch.name} has delivered {watch.epoch.delivered} batches of this training epoch, not {batches}",
-            where=watch.name, hint="count the batches of this training epoch that the loop has used",
-        )  # fmt: skip
+            where=watch.name,
+            hint="count the batches of this training epoch that the loop has used",
+        )
     watch.epoch.stated = batches
     watch.earlier = None
 
@@ -259,7 +275,10 @@ def used(loader: DataLoader[Any], batches: int) -> None:
 def _checked(loader: Any, call: str) -> DataLoader[Any]:
     loader = loader_of(loader)
     if not isinstance(loader, DataLoader):
-        raise ConfigError(f"{call}() failed: {type(loader).__name__} is not a DataLoader", hint="pass the loader that the Checkpointer has")
+        raise ConfigError(
+            f"{call}() failed: {type(loader).__name__} is not a DataLoader",
+            hint="pass the loader that the Checkpointer has",
+        )
     return loader
 
 
@@ -308,8 +327,10 @@ def _notice_short(watch: WatchedLoader, epoch: Epoch) -> None:
                 "loader.short",
                 f"loader {watch.name} delivered {epoch.delivered} batches in this training epoch, {whole} in the one before: it begins "
                 f"where this process resumed, after {watch.resumed_at} batches; make data set and loader again for each training epoch",
-                loader=watch.name, batches=epoch.delivered, expected=whole,
-            )  # fmt: skip
+                loader=watch.name,
+                batches=epoch.delivered,
+                expected=whole,
+            )
 
 
 def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -334,7 +355,9 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if fresh or is_left:
         return {"own": counted, "told": None}
     _, ahead = place_of(watch)
-    if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may be moving the loader now
+    if (
+        (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept)
+    ):  # another thread may be moving the loader now
         return {"own": counted, "told": watch.kept[-1 - ahead]}
     return {"own": counted, "told": _loader_state(loader)}
 
@@ -392,7 +415,9 @@ def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | N
     return counted if counted is not None else (None, None)
 
 
-def _position_tree(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
+def _position_tree(
+    loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: Mapping[str, Any]
+) -> dict[str, Any] | str:
     """Return the sampler's position, which another number of ranks needs to continue."""
     epoch = watch.epoch
     if watch.unknown:
@@ -402,9 +427,12 @@ def _position_tree(loader: DataLoader[Any], watch: WatchedLoader, active: bool, 
     if epoch is None:
         return position_tree(loader, begins=0, epoch=None, delivered=None)
     return position_tree(
-        loader, begins=epoch.begins, epoch=epoch.start["epoch"], delivered=state["delivered"] if active else None,
+        loader,
+        begins=epoch.begins,
+        epoch=epoch.start["epoch"],
+        delivered=state["delivered"] if active else None,
         samples=state.get("samples") if epoch.mixed else None,
-    )  # fmt: skip
+    )
 
 
 def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -415,7 +443,9 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     """
     reason = loader_unfit(loader, state)
     if reason is not None:
-        raise IncompatibleState(reason, hint="use the kind of loader the run was saved with, or restore with only= and leave it out")
+        raise IncompatibleState(
+            reason, hint="use the kind of loader the run was saved with, or restore with only= and leave it out"
+        )
     watch = _watch(loader)
     counted = dict(state["own"] if "own" in state else state["counted"])
     reset, watch.reset = watch.reset, False
@@ -433,7 +463,9 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     own_state = state.get("told") if not reset else None
     watch.reread = pending is not None and own_state is not None and _reread(pending, own_state)
     watch.own_state = own_state if pending is not None else None
-    watch.uncounted = pending is None and isinstance(own_state, Mapping) and own_state.get("_iterator_finished") is not True
+    watch.uncounted = (
+        pending is None and isinstance(own_state, Mapping) and own_state.get("_iterator_finished") is not True
+    )
     if is_stateful(loader):
         by_relight = pending is not None and (watch.reread or by_samples(loader, pending))
         _load_own_state(loader, None if by_relight else own_state, counted)
@@ -450,7 +482,12 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
 def _reread(pending: Mapping[str, Any], own_state: Any) -> bool:
     """Return whether a stateful loader has a stream without a state: torchdata would reread it, and check nothing."""
     units = pending.get("units")
-    return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(own_state)
+    return (
+        isinstance(units, Mapping)
+        and bool(units["stream"])
+        and isinstance(pending.get("checksum"), int)
+        and _stateless(own_state)
+    )
 
 
 def _stateless(own_state: Any) -> bool:
@@ -464,7 +501,11 @@ def _stateless(own_state: Any) -> bool:
     if not isinstance(fetcher, Mapping):
         return False
     data = own_state.get("_dataset_state", own_state.get("dataset_state"))
-    return data is None and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None and fetcher is not own_state
+    return (
+        data is None
+        and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None
+        and fetcher is not own_state
+    )
 
 
 def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -516,7 +557,11 @@ def _load_own_state(loader: Any, own_state: Any, counted: Mapping[str, Any]) -> 
     loader.state_dict()
     # If the data has no state, torchdata counts skipped batches twice, so the next save would be too far ahead.
     iterator, inner = loader._iterator, own_state.get("_snapshot", own_state)
-    counts = {"_num_yielded": "_num_yielded", "_snapshot_step": "_num_yielded", "_sampler_iter_yielded": "_sampler_iter_yielded"}
+    counts = {
+        "_num_yielded": "_num_yielded",
+        "_snapshot_step": "_num_yielded",
+        "_sampler_iter_yielded": "_sampler_iter_yielded",
+    }
     for key, name in counts.items():
         if key in inner and getattr(iterator, name, None) == 2 * inner[key]:
             setattr(iterator, name, inner[key])
@@ -549,9 +594,19 @@ def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
         change = "a position in a stream is not valid in a data set with indices"
     elif reordered(stored, live):
         change = "the shuffled order is another one now"
-    elif live["stream"] and "own" in state and not _reread(counted, state.get("told")) and stored.get("workers") != live["workers"]:
+    elif (
+        live["stream"]
+        and "own" in state
+        and not _reread(counted, state.get("told"))
+        and stored.get("workers") != live["workers"]
+    ):
         change = "its workers have read parts of the stream, and other workers read other parts"
-    elif live["stream"] and "own" in state and _reread(counted, state.get("told")) and stored.get("batch_size") != live["batch_size"]:
+    elif (
+        live["stream"]
+        and "own" in state
+        and _reread(counted, state.get("told"))
+        and stored.get("batch_size") != live["batch_size"]
+    ):
         change = "a stream's batches cannot be counted in another size"
     if not change:
         return None
@@ -583,11 +638,17 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
     if watch is not None and is_stateful(loader):
         ahead = place_of(watch)[1]
         if ahead and (watch.kept is None or ahead >= len(watch.kept)):
-            doubts.append(f"{name}: it was {ahead} batches ahead of the training loop, and those are lost at a resume from this save")
+            doubts.append(
+                f"{name}: it was {ahead} batches ahead of the training loop, and those are lost at a resume from this save"
+            )
     if watch is not None and watch.pace.unsure and (watch.epoch is None or watch.epoch.stated is None):
-        doubts.append(f"{name}: it delivered several batches before the first step; whether the loop had used them all is unknown")
+        doubts.append(
+            f"{name}: it delivered several batches before the first step; whether the loop had used them all is unknown"
+        )
     if watch is not None and watch.unknown and not is_stateful(loader):
-        doubts.append(f"{name}: batches it delivered before it was watched were not counted, so its position is unknown")
+        doubts.append(
+            f"{name}: batches it delivered before it was watched were not counted, so its position is unknown"
+        )
     if loader.num_workers and not getattr(loader, "in_order", True):
         doubts.append(f"{name}: in_order=False delivers batches in the order workers happen to finish them")
     return doubts

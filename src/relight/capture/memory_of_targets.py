@@ -36,7 +36,12 @@ def read_only(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     starts = [start for start, _ in closed]
     refused = []
     for tensor in tensors:
-        if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() and type(tensor).__name__ not in _NO_BYTES:
+        if (
+            tensor.is_cpu
+            and tensor.layout == torch.strided
+            and tensor.numel()
+            and type(tensor).__name__ not in _NO_BYTES
+        ):
             index = bisect_right(starts, tensor.data_ptr()) - 1
             if index >= 0 and tensor.data_ptr() < closed[index][1]:
                 refused.append(tensor)

@@ -41,23 +41,33 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
 def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
     """Return whether ``load_state_dict`` would only copy into parameters and buffers. ``state``: from ``state_dict``."""
     for submodule in module.modules():
-        hooks = [getattr(submodule, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
+        hooks = [
+            getattr(submodule, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+        ]
         if (
             any(map(foreign_hooks, hooks))
             or type(submodule).load_state_dict is not nn.Module.load_state_dict
             or not _loads_as_torch(type(submodule))
         ):
             return False
-    live = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    live = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     return all(not isinstance(tensor, torch.Tensor) or tensor is live.get(key) for key, tensor in state.items())
 
 
 def has_own_ways(module: nn.Module) -> bool:
     """Return whether a class, a hook or the instance customises saving or loading, other than by ``get_extra_state``."""
     kind = type(module)
-    overridden = [name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)]
+    overridden = [
+        name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)
+    ]
     return (
-        bool(overridden) or not _loads_as_torch(kind) or not _OWN_WAYS.isdisjoint(module.__dict__) or any(map(module.__dict__.get, _HOOKS))
+        bool(overridden)
+        or not _loads_as_torch(kind)
+        or not _OWN_WAYS.isdisjoint(module.__dict__)
+        or any(map(module.__dict__.get, _HOOKS))
     )
 
 

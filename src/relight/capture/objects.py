@@ -32,7 +32,12 @@ _USUAL = (torch.Tensor, torch.nn.Parameter)
 
 def flattens(value: Any) -> bool:
     """Return whether ``value`` is a tensor that consists of inner tensors, as ``__tensor_flatten__`` lists them."""
-    return isinstance(value, torch.Tensor) and type(value) not in _USUAL and hasattr(value, "__tensor_flatten__") and not is_spread(value)
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) not in _USUAL
+        and hasattr(value, "__tensor_flatten__")
+        and not is_spread(value)
+    )
 
 
 def name_of(value: Any) -> str:
@@ -62,7 +67,11 @@ def _described(value: Any) -> Any:
     if isinstance(value, (torch.dtype, torch.device, torch.layout)):
         return str(value)
     attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict) and not callable(value) and all(type(item) in _PLAIN for item in attributes.values()):
+    if (
+        isinstance(attributes, dict)
+        and not callable(value)
+        and all(type(item) in _PLAIN for item in attributes.values())
+    ):
         return [type(value).__qualname__, dict(attributes)]
     return type(value).__qualname__
 
@@ -80,7 +89,9 @@ def is_simple(value: Any) -> bool:
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
         return False
-    if kind.__module__ in ("builtins", "enum") or hasattr(kind, "__members__") or not kind.__flags__ & (1 << 9):  # Py_TPFLAGS_HEAPTYPE
+    if (
+        kind.__module__ in ("builtins", "enum") or hasattr(kind, "__members__") or not kind.__flags__ & (1 << 9)
+    ):  # Py_TPFLAGS_HEAPTYPE
         return False
     if any(base.__module__ == "builtins" and base is not object for base in kind.__mro__):
         return False  # a subclass of dict, list, int ...: its content is elsewhere
@@ -133,8 +144,16 @@ def unfit(node: Any, live: Any) -> str | None:
             return unfit_parts(node, live)
         if node[CLASS] == PERMUTED:
             order = node.get("order")
-            sound = isinstance(order, list) and all(type(part) is int for part in order) and sorted(order) == list(range(len(order)))
-            return None if sound and "data" in node else "stored as a transposed tensor without a valid order of its dimensions"
+            sound = (
+                isinstance(order, list)
+                and all(type(part) is int for part in order)
+                and sorted(order) == list(range(len(order)))
+            )
+            return (
+                None
+                if sound and "data" in node
+                else "stored as a transposed tensor without a valid order of its dimensions"
+            )
         if node[CLASS] == _DEQUE and isinstance(node.get(ITEMS), list):
             return unfit(node[ITEMS], list(live) if isinstance(live, deque) else [])
         if isinstance(live, Enum) or is_named_tuple(live):
@@ -146,12 +165,21 @@ def unfit(node: Any, live: Any) -> str | None:
         if name_of(live) != node[CLASS]:
             return f"an object of class {node[CLASS]} is stored, the live one is of class {name_of(live)}"
         attributes = vars(live)
-        return next((why for key, part in node.items() if key != CLASS and (why := unfit(part, attributes.get(key))) is not None), None)
+        return next(
+            (
+                why
+                for key, part in node.items()
+                if key != CLASS and (why := unfit(part, attributes.get(key))) is not None
+            ),
+            None,
+        )
     if type(node) is dict:
         below = live if isinstance(live, dict) else {}
         return next((why for key, part in node.items() if (why := unfit(part, below.get(key))) is not None), None)
     if type(node) in (list, tuple):
-        return next((why for index, part in enumerate(node) if (why := unfit(part, _at(live, index))) is not None), None)
+        return next(
+            (why for index, part in enumerate(node) if (why := unfit(part, _at(live, index))) is not None), None
+        )
     return None
 
 
@@ -196,7 +224,9 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
             data: torch.Tensor = revived(value["data"], live, device)
             return data.permute([order.index(dim) for dim in range(len(order))])
         if value[CLASS] == _DEQUE and ITEMS in value:
-            return deque(revived(value[ITEMS], list(live) if isinstance(live, deque) else [], device), value.get("maxlen"))
+            return deque(
+                revived(value[ITEMS], list(live) if isinstance(live, deque) else [], device), value.get("maxlen")
+            )
         if isinstance(live, Enum):
             return member(live, value.get(VALUE), value[CLASS])
         if is_named_tuple(live):
@@ -240,13 +270,17 @@ def first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[Any
             clone = copies[parameter] = torch.nn.Parameter(parameter.detach().clone(), requires_grad=True)
             clone.grad = torch.zeros_like(clone)
     scratch = object.__new__(type(optimizer))
-    attributes = {key: copy(value) if isinstance(value, (dict, list, set)) else value for key, value in vars(optimizer).items()}
+    attributes = {
+        key: copy(value) if isinstance(value, (dict, list, set)) else value for key, value in vars(optimizer).items()
+    }
     attributes.pop("step", None)  # schedulers wrap the live optimizer's step in a counter
     vars(scratch).update(attributes)
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         vars(scratch)[name] = OrderedDict()
     scratch.state = defaultdict(dict)
-    scratch.param_groups = [{**group, "params": [copies[parameter] for parameter in group["params"]]} for group in optimizer.param_groups]
+    scratch.param_groups = [
+        {**group, "params": [copies[parameter] for parameter in group["params"]]} for group in optimizer.param_groups
+    ]
     step = type(optimizer).step
     numpy = sys.modules.get("numpy")
     drawn, drawn_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None

@@ -26,7 +26,11 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
     """Return the parameters that the optimizer steps, including those in its flattened ranges."""
     parameters = own_parameters(optimizer)
-    return [original for parameter in parameters for original in contains_storage(parameter)] if declared_among(parameters) else parameters
+    return (
+        [original for parameter in parameters for original in contains_storage(parameter)]
+        if declared_among(parameters)
+        else parameters
+    )
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
@@ -98,7 +102,10 @@ def is_custom(optimizer: Optimizer) -> bool:
              "_optimizer_load_state_dict_post_hooks")  # fmt: skip
     if any(getattr(optimizer, name, None) for name in hooks):
         return True
-    return type(optimizer).state_dict is not Optimizer.state_dict or type(optimizer).load_state_dict is not Optimizer.load_state_dict
+    return (
+        type(optimizer).state_dict is not Optimizer.state_dict
+        or type(optimizer).load_state_dict is not Optimizer.load_state_dict
+    )
 
 
 def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, list[Original]]:
@@ -116,7 +123,9 @@ def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[
     return {id(flat): declared for flat in flats if (declared := declared_of(flat, names)) is not None}
 
 
-def names_of(parameter: torch.Tensor, names: Mapping[int, str], flattened: Mapping[int, Sequence[Original]]) -> list[str]:
+def names_of(
+    parameter: torch.Tensor, names: Mapping[int, str], flattened: Mapping[int, Sequence[Original]]
+) -> list[str]:
     """Return a live parameter's name, or the names of the parameters that were flattened into it."""
     name = names.get(id(parameter), "?")
     originals = flattened.get(id(parameter))
@@ -132,7 +141,9 @@ class Moments(NamedTuple):
     """``{name: values}`` of the flattened copies that have another dtype than their parameters."""
 
 
-def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]) -> Moments | None:
+def capture_moments(
+    walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]
+) -> Moments | None:
     """Capture the per-parameter state of a plain optimizer.
 
     Return None, and record a refusal, if parameters have no names or the state cannot be read.
@@ -150,11 +161,16 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
             "give the Checkpointer the module they are in, or build the optimizer with named_parameters()",
         )
         return None
-    params = [[name for parameter in group["params"] for name in names_of(parameter, names, flattened)] for group in optimizer.param_groups]
+    params = [
+        [name for parameter in group["params"] for name in names_of(parameter, names, flattened)]
+        for group in optimizer.param_groups
+    ]
     state: dict[str, Any] = {}
     if is_custom(optimizer):
         if flattened:
-            walker.refuse(path, "it has its own state_dict, and its parameters were flattened: fully_shard() keeps them apart")
+            walker.refuse(
+                path, "it has its own state_dict, and its parameters were flattened: fully_shard() keeps them apart"
+            )
             return None
         return Moments(state, params, {})
     live = holder_of(optimizer).state
@@ -164,14 +180,24 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
             if id(parameter) not in flattened:
                 state[name] = walker.value(entries, join_path(f"{path}/state", name), "optim")
                 continue
-            mismatched = [key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape]
+            mismatched = [
+                key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape
+            ]
             if mismatched:
-                walker.refuse(join_path(f"{path}/state", name), f"{mismatched[0]} is neither like the flattened parameter nor a scalar")
+                walker.refuse(
+                    join_path(f"{path}/state", name),
+                    f"{mismatched[0]} is neither like the flattened parameter nor a scalar",
+                )
                 continue
             for original in flattened[id(parameter)]:
                 if original.here:
-                    own_entries = {key: original.of(value, value) if _is_like(key, value) else value for key, value in entries.items()}
-                    state[original.named(name)] = walker.value(own_entries, join_path(f"{path}/state", original.named(name)), "optim")
+                    own_entries = {
+                        key: original.of(value, value) if _is_like(key, value) else value
+                        for key, value in entries.items()
+                    }
+                    state[original.named(name)] = walker.value(
+                        own_entries, join_path(f"{path}/state", original.named(name)), "optim"
+                    )
     masters: dict[str, Any] = {}
     declared = declared_in(optimizer, components)
     for flat in declared_among(own_parameters(optimizer)):
@@ -191,14 +217,22 @@ def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: 
     inner = _capture_inner(walker, optimizer, path, None)
     groups = [
         {
-            **walker.value({key: item for key, item in group.items() if key not in ("params", "param_names")}, f"{path}/groups/{i}"),
+            **walker.value(
+                {key: item for key, item in group.items() if key not in ("params", "param_names")}, f"{path}/groups/{i}"
+            ),
             "params": params,
         }
         for i, (group, params) in enumerate(zip(optimizer.param_groups, moments.params, strict=True))
     ]
     extra = {key: value for key, value in holder_of(optimizer).state.items() if not isinstance(key, torch.Tensor)}
     masters = {"masters": moments.masters} if moments.masters else {}
-    return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim"), **masters, **inner}
+    return {
+        "state": moments.state,
+        "groups": groups,
+        "extra": walker.value(extra, f"{path}/extra", "optim"),
+        **masters,
+        **inner,
+    }
 
 
 def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: list[Any]) -> Any:
@@ -213,7 +247,8 @@ def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: lis
     return {
         "state": walker.value({_named(key, order): value for key, value in state.items()}, f"{path}/state", "optim"),
         "groups": walker.value(
-            [{**group, "params": [_named(index, order) for index in group.get("params", ())]} for group in groups], f"{path}/groups"
+            [{**group, "params": [_named(index, order) for index in group.get("params", ())]} for group in groups],
+            f"{path}/groups",
         ),
         "extra": walker.value(saved, f"{path}/extra", "optim"),
         **inner,
@@ -223,14 +258,21 @@ def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: lis
 def _capture_inner(walker: Walker, optimizer: Optimizer, path: str, given: Any) -> dict[str, Any]:
     """Return the nodes of inner optimizers that ``given``, its ``state_dict``, leaves out; empty if there are none."""
     nodes: dict[str, Any] = {}
-    for attribute, inner in left_out(optimizer, given if given is not None else list(holder_of(optimizer).state.values())).items():
+    for attribute, inner in left_out(
+        optimizer, given if given is not None else list(holder_of(optimizer).state.values())
+    ).items():
         below = join_path(f"{path}/{INNER}", attribute)
         names = parameter_names(inner, walker.components)
         if all(id(parameter) in names for parameter in trained_by(inner)):
             moments = capture_moments(walker, inner, below, walker.components)
             nodes[attribute] = capture_optimizer(walker, inner, below, moments) if moments is not None else None
         else:  # its parameters are copies of the model's
-            nodes[attribute] = {"state": {}, "groups": [], "extra": {}, OWN: walker.value(inner.state_dict(), f"{below}/{OWN}", "optim")}
+            nodes[attribute] = {
+                "state": {},
+                "groups": [],
+                "extra": {},
+                OWN: walker.value(inner.state_dict(), f"{below}/{OWN}", "optim"),
+            }
     return {INNER: nodes} if nodes else {}
 
 
@@ -249,7 +291,9 @@ def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[i
     """Load ``_capture_custom``'s tree through the class's own ``load_state_dict``."""
     whole = own_form_of(saved)
     if whole is not None:
-        optimizer.load_state_dict(with_numbers(whole, [names[id(parameter)] for parameter in own_parameters(optimizer)]))
+        optimizer.load_state_dict(
+            with_numbers(whole, [names[id(parameter)] for parameter in own_parameters(optimizer)])
+        )
         return
     # torch assigns the nth number of a group to the group's nth live parameter, so numbers must follow the live order.
     numbers = {names[id(parameter)]: index for index, parameter in enumerate(own_parameters(optimizer))}
@@ -282,7 +326,9 @@ def _named(key: Any, order: list[str]) -> Any:
     return order[key] if isinstance(key, int) and 0 <= key < len(order) else key
 
 
-def place_like(parameter: torch.Tensor, group: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def place_like(
+    parameter: torch.Tensor, group: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     """Allocate a state tensor that the optimizer has not created yet, on the device and in the layout it would use.
 
     The rule for ``step`` is torch's (``Optimizer._process_value_according_to_param_policy``): on the parameter's

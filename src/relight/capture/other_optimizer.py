@@ -30,7 +30,9 @@ _ENTRIES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 """State entries of torch's optimizers for a parameter: always, and with some settings only."""
 _FLAGS = frozenset(("foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"))
 """Settings that depend on torch's version, choose an implementation, or belong to the class."""
-_SCHEDULERS = frozenset(("params", "param_names", "initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"))
+_SCHEDULERS = frozenset(
+    ("params", "param_names", "initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
+)
 """Entries of groups that schedulers and torch itself add."""
 
 
@@ -46,10 +48,14 @@ class Other(NamedTuple):
     def __str__(self) -> str:
         if self.fits:
             return f"stored by {self.stored}, the live optimizer is {self.live}, which updates in another way"
-        return f"stored by {self.stored}{self.entries}, the live optimizer is {self.live}: neither state nor settings fit"
+        return (
+            f"stored by {self.stored}{self.entries}, the live optimizer is {self.live}: neither state nor settings fit"
+        )
 
 
-def other_optimizer(optimizer: Any, node: Mapping[str, Any], stored: str | None, *, imported: bool = False) -> Other | None:
+def other_optimizer(
+    optimizer: Any, node: Mapping[str, Any], stored: str | None, *, imported: bool = False
+) -> Other | None:
     """Return what is known of the class that stored ``node``; None if it is the live optimizer's.
 
     ``stored``: its recorded path, or None for an older checkpoint, which is judged by its entries. ``imported``:
@@ -59,14 +65,21 @@ def other_optimizer(optimizer: Any, node: Mapping[str, Any], stored: str | None,
     live = inner_of(optimizer)
     if stored is not None and is_of(optimizer, stored):
         return None
-    entries = {key for entry in node["state"].values() if isinstance(entry, dict) for key in entry if isinstance(key, str)}
+    entries = {
+        key for entry in node["state"].values() if isinstance(entry, dict) for key in entry if isinstance(key, str)
+    }
     settings = {key for group in node["groups"] for key in group if isinstance(key, str)}
     differs = stored is not None and is_torchs(stored) and any(map(is_torchs, lineage(optimizer)))
     if not (differs or _foreign_entries(live, entries) or (not imported and _foreign_settings(live, settings))):
         return None
     shown = f" ({', '.join(sorted(entries - {'step'}))})" if entries - {"step"} else ""
     fits = bool(entries) and not is_custom(optimizer) and _is_complete_state(live, entries)
-    return Other(name_in(stored) if stored is not None else _guess(entries, settings), name_in(class_path(optimizer)), fits, shown)
+    return Other(
+        name_in(stored) if stored is not None else _guess(entries, settings),
+        name_in(class_path(optimizer)),
+        fits,
+        shown,
+    )
 
 
 def _kept_by(live: Any) -> Set[str]:
@@ -113,7 +126,13 @@ def _guess(entries: Set[str], settings: Set[str]) -> str:
         if entries and always <= entries <= always | sometimes:
             return name
     if not entries:
-        return "SGD" if "dampening" in settings else "Adam or AdamW" if {"betas", "amsgrad"} <= settings else "another optimizer"
+        return (
+            "SGD"
+            if "dampening" in settings
+            else "Adam or AdamW"
+            if {"betas", "amsgrad"} <= settings
+            else "another optimizer"
+        )
     return "another optimizer"
 
 

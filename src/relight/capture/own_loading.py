@@ -46,7 +46,9 @@ def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
     """Return the module that has registered a buffer as None, and the buffer's name there; None if there is none."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
-    is_empty_buffer = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
+    is_empty_buffer = (
+        name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
+    )
     return (owner, name) if is_empty_buffer else None
 
 
@@ -62,7 +64,11 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
         return not _is_torchs_lazy(owner)
     if type(owner)._load_from_state_dict.__module__.startswith("torch.nn."):
         return False
-    state = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items() if name.startswith(prefix)}
+    state = {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in shapes.items()
+        if name.startswith(prefix)
+    }
     missing: list[str] = []
     unexpected: list[str] = []
     errors: list[str] = []
@@ -84,7 +90,9 @@ def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tenso
     kind = type(tensor)
     if kind in (torch.Tensor, nn.Parameter) or is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta:
         return None
-    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__ or hasattr(kind, "__tensor_flatten__"):
+    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__ or hasattr(
+        kind, "__tensor_flatten__"
+    ):
         return None
     owner, _ = owner_of(module, key)
     if type(owner)._save_to_state_dict is nn.Module._save_to_state_dict:
@@ -128,12 +136,16 @@ def _without_memory(module: nn.Module) -> nn.Module:
     twin = copy(module)
     attributes = twin.__dict__
     attributes["_parameters"] = {
-        key: None if value is None else nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
+        key: None
+        if value is None
+        else nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
         for key, value in module._parameters.items()
     }
     attributes["_buffers"] = {
         key: None if value is None else torch.empty_like(value, device="meta") for key, value in module._buffers.items()
     }
-    attributes["_modules"] = {key: None if value is None else _without_memory(value) for key, value in module._modules.items()}
+    attributes["_modules"] = {
+        key: None if value is None else _without_memory(value) for key, value in module._modules.items()
+    }
     attributes["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
     return twin

@@ -23,14 +23,20 @@ DEPTH = 4
 
 def has_torchs_form(optimizer: Optimizer, saved: Any) -> bool:
     """Return whether a ``state_dict`` numbers the optimizer's parameters, group by group, as torch's own does."""
-    return isinstance(saved, Mapping) and _is_torchs(saved) and _sizes(saved["param_groups"]) == _sizes(optimizer.param_groups)
+    return (
+        isinstance(saved, Mapping)
+        and _is_torchs(saved)
+        and _sizes(saved["param_groups"]) == _sizes(optimizer.param_groups)
+    )
 
 
 def _is_torchs(saved: Mapping[Any, Any]) -> bool:
     state, groups = saved.get("state"), saved.get("param_groups")
     if not isinstance(state, Mapping) or not isinstance(groups, list):
         return False
-    if not groups or not all(isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in groups):
+    if not groups or not all(
+        isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in groups
+    ):
         return False
     numbers = [number for group in groups for number in group["params"]]
     return all(type(number) is int for number in numbers) and sorted(numbers) == list(range(len(numbers)))
@@ -51,7 +57,9 @@ def with_names(saved: Any, params: Sequence[Sequence[str]]) -> Any:
 def _renamed(value: Any, sizes: list[int], order: list[str]) -> Any:
     if isinstance(value, Mapping):
         if _is_torchs(value) and _sizes(value["param_groups"]) == sizes and all(map(_is_number, value["state"])):
-            groups = [{**group, "params": [order[number] for number in group["params"]]} for group in value["param_groups"]]
+            groups = [
+                {**group, "params": [order[number] for number in group["params"]]} for group in value["param_groups"]
+            ]
             state = {order[key] if key < len(order) else key: entry for key, entry in value["state"].items()}
             return {**value, "state": state, "param_groups": groups}
         return {key: _renamed(entry, sizes, order) for key, entry in value.items()}
@@ -73,7 +81,11 @@ def with_numbers(saved: Any, order: Sequence[str]) -> Any:
             groups = value.get("param_groups")
             if isinstance(value.get("state"), dict) and isinstance(groups, list) and _is_named(groups, numbers):
                 groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in groups]
-                return {**value, "state": {numbers.get(key, key): entry for key, entry in value["state"].items()}, "param_groups": groups}
+                return {
+                    **value,
+                    "state": {numbers.get(key, key): entry for key, entry in value["state"].items()},
+                    "param_groups": groups,
+                }
             return {key: numbered(entry) for key, entry in value.items()}
         if type(value) in (list, tuple):
             return type(value)(numbered(item) for item in value)
@@ -83,8 +95,16 @@ def with_numbers(saved: Any, order: Sequence[str]) -> Any:
 
 
 def _is_named(groups: list[Any], numbers: Mapping[str, int]) -> bool:
-    named = [group["params"] for group in groups if isinstance(group, dict) and isinstance(group.get("params"), (list, tuple))]
-    return len(named) == len(groups) and any(named) and all(type(name) is str and name in numbers for group in named for name in group)
+    named = [
+        group["params"]
+        for group in groups
+        if isinstance(group, dict) and isinstance(group.get("params"), (list, tuple))
+    ]
+    return (
+        len(named) == len(groups)
+        and any(named)
+        and all(type(name) is str and name in numbers for group in named for name in group)
+    )
 
 
 def own_form_of(node: Mapping[str, Any]) -> Any:
@@ -133,7 +153,9 @@ def left_out(optimizer: Optimizer, saved: Any) -> dict[str, Optimizer]:
     missing = {}
     for path, nested in inner.items():
         tensors = (
-            [] if nested.state is optimizer.state else [tensor for tensor in memory_in(list(nested.state.values())) if _has_memory(tensor)]
+            []
+            if nested.state is optimizer.state
+            else [tensor for tensor in memory_in(list(nested.state.values())) if _has_memory(tensor)]
         )
         if any(identity(tensor) not in saved_memory for tensor in tensors):
             missing[path] = nested

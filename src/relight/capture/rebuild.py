@@ -122,7 +122,9 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
     if kind == "tensor":
         return parts[0]
     if kind == "expanded":
-        if parts[0].dim() != len(meta) or any(b < 0 or a not in (1, b) for a, b in zip(parts[0].shape, meta, strict=True)):
+        if parts[0].dim() != len(meta) or any(
+            b < 0 or a not in (1, b) for a, b in zip(parts[0].shape, meta, strict=True)
+        ):
             raise ValueError("shape")
         return parts[0].expand(meta)
     if kind == "numpy":
@@ -136,7 +138,13 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
         return tensor._coalesced_(bool(meta[1]))
     if kind in _SPARSE_LAYOUTS:
         return torch.sparse_compressed_tensor(
-            parts[0], parts[1], parts[2], meta, layout=_SPARSE_LAYOUTS[kind], device=parts[2].device, check_invariants=True
+            parts[0],
+            parts[1],
+            parts[2],
+            meta,
+            layout=_SPARSE_LAYOUTS[kind],
+            device=parts[2].device,
+            check_invariants=True,
         )
     if kind == "quantized_tensor":
         return torch._make_per_tensor_quantized_tensor(parts[0], float(meta[1]), int(meta[2]))
@@ -157,7 +165,9 @@ def _array(data: torch.Tensor, meta: Any) -> Any:
     dtype, shape = numpy_dtype(meta[0]), tuple(meta[1])
     if not isinstance(meta[1], tuple) or min(shape, default=0) < 0:
         raise ValueError("shape")
-    if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():  # before anything of that size is allocated
+    if (
+        math.prod(shape) * dtype.itemsize != data.numel() * data.element_size()
+    ):  # before anything of that size is allocated
         raise ValueError("shape and bytes")
     raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else np.empty(0, np.uint8)
     return raw.view(dtype).reshape(shape) if dtype.itemsize and raw.size else np.zeros(shape, dtype)

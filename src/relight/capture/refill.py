@@ -27,7 +27,9 @@ def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: 
 
     ``parts`` has None for values that stay. ``whole``: remove all other keys.
     """
-    values = {key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live}
+    values = {
+        key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live
+    }
     if whole:
         live.clear()
     live.update(values)
@@ -35,7 +37,10 @@ def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: 
 
 
 def _values(live: Sequence[Any], items: Sequence[Thunk | None]) -> list[Any]:
-    return [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    return [
+        live[i] if make is None and i < len(live) else make() if make is not None else None
+        for i, make in enumerate(items)
+    ]
 
 
 def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:

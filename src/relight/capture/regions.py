@@ -43,7 +43,9 @@ class Regions:
 class _BoxSlice:
     """A sink for a range of the bytes of a stored box, from ``skip`` on."""
 
-    def __init__(self, box: Box, dtype: torch.dtype, regions: Sequence[Region], skip: int, length: int | None = None) -> None:
+    def __init__(
+        self, box: Box, dtype: torch.dtype, regions: Sequence[Region], skip: int, length: int | None = None
+    ) -> None:
         self._box, self._dtype, self._regions = box, dtype, regions
         self.skip = skip
         self.length = box.elements * dtype.itemsize - skip if length is None else length
@@ -108,7 +110,11 @@ def sink_of_piece(sink: Sink, shape: Sequence[int], dtype: torch.dtype, box: Box
         return None
     if len(regions) == 1 and intersection(regions[0].box, box) == box:
         return sink_for(part(regions[0].tensor.detach(), relative(box, regions[0].box)), dtype)
-    spans = [run_of(relative(shared, box), box.size) for region in regions if (shared := intersection(region.box, box)) is not None]
+    spans = [
+        run_of(relative(shared, box), box.size)
+        for region in regions
+        if (shared := intersection(region.box, box)) is not None
+    ]
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
     return _BoxSlice(box, dtype, regions, first * dtype.itemsize, (last - first) * dtype.itemsize)
 

@@ -44,7 +44,9 @@ WAYS = (
 
 def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader[Any]) -> Epoch:
     """Return the interrupted epoch as it continues in this process."""
-    epoch = Epoch(pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins)
+    epoch = Epoch(
+        pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins
+    )
     epoch.resumed, epoch.units, epoch.mixed = pending["delivered"], units_of(loader), bool(pending.get("mixed"))
     checksum = pending.get("checksum")
     if isinstance(checksum, int):
@@ -55,15 +57,24 @@ def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader
 def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
     """Return whether the position is found by counting samples: the order is known, and a setting has changed."""
     stored, live = pending.get("units"), units_of(loader)
-    if not isinstance(stored, Mapping) or not isinstance(pending.get("samples"), int) or live["stream"] or stored.get("stream"):
+    if (
+        not isinstance(stored, Mapping)
+        or not isinstance(pending.get("samples"), int)
+        or live["stream"]
+        or stored.get("stream")
+    ):
         return False
-    if is_stateful(loader) and not (cuts_plainly(core_of(loader).batch_sampler) or core_of(loader).batch_sampler is None):
+    if is_stateful(loader) and not (
+        cuts_plainly(core_of(loader).batch_sampler) or core_of(loader).batch_sampler is None
+    ):
         return False
     names = ("workers",) if is_stateful(loader) else ("batch_size", "drop_last", "workers", "batch_sampler")
     return bool(pending.get("mixed")) or any(stored.get(name) != live[name] for name in names)
 
 
-def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str, Any]) -> tuple[Iterator[Any], Epoch] | None:
+def reposition(
+    loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str, Any]
+) -> tuple[Iterator[Any], Epoch] | None:
     """Return the interrupted epoch's iterator; None if its position is dropped.
 
     Raise ``IncompatibleState`` if the skipped samples are not those that were delivered.
@@ -76,7 +87,9 @@ def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str,
     try:
         counts = by_samples(loader, pending)
         inner, why = (_by_samples if counts else _by_reading)(loader, watch, pending, epoch)
-        if why and not counts and _has_order(loader, pending):  # the script's own batch sampler may cut the same order in another way
+        if (
+            why and not counts and _has_order(loader, pending)
+        ):  # the script's own batch sampler may cut the same order in another way
             watch.base, watch.age, watch.instead = base, age, None
             restore_epoch_start(loader, epoch.start)
             inner, unfit = _by_samples(loader, watch, pending, epoch)
@@ -90,7 +103,9 @@ def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str,
         leave_rest(watch)
         if watch.strict:
             watch.pending = pending  # a caller that catches the error must not get another epoch at its next attempt
-            raise IncompatibleState(f"the position of {watch.name} in its data cannot be found again: {why}", where=watch.name, hint=WAYS)
+            raise IncompatibleState(
+                f"the position of {watch.name} in its data cannot be found again: {why}", where=watch.name, hint=WAYS
+            )
         drop(loader, watch, pending, why)
         set_epoch_number(loader, number)
         return None
@@ -112,11 +127,14 @@ def drop(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, An
     emit(
         "loader.reset",
         f"loader {watch.name} begins its training epoch from the start, {pending['delivered']} batches of it are delivered again: {why}",
-        loader=watch.name, batches=pending["delivered"],
-    )  # fmt: skip
+        loader=watch.name,
+        batches=pending["delivered"],
+    )
 
 
-def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
+def _by_reading(
+    loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch
+) -> tuple[Iterator[Any], str]:
     """Read the delivered batches again, and drop them. Return the iterator, and why it failed or an empty text."""
     delivered = pending["delivered"]
     stored, live = pending.get("units"), units_of(loader)
@@ -140,8 +158,9 @@ def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
             "loader.reread",
             f"loader {watch.name} cannot be moved to its position: the {delivered} batches delivered before are read again; "
             "torchdata's StatefulDataLoader would not need to",
-            loader=watch.name, batches=delivered,
-        )  # fmt: skip
+            loader=watch.name,
+            batches=delivered,
+        )
     checksum, position, drawn = pending.get("checksum"), Position(), None
     for done in range(delivered):
         try:
@@ -167,15 +186,22 @@ def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
                 "loader.unverified",
                 f"loader {watch.name} continues after {delivered} batches: read again they differ from those that were delivered, as its "
                 "data draws from the process's generators, from which the training loop draws too; samples may be lost or repeated",
-                loader=watch.name, batches=delivered,
-            )  # fmt: skip
+                loader=watch.name,
+                batches=delivered,
+            )
         epoch.position = position
         return inner, ""
-    reason = "the batches read again are not those that were delivered" if live["stream"] else "its samples come in another order"
+    reason = (
+        "the batches read again are not those that were delivered"
+        if live["stream"]
+        else "its samples come in another order"
+    )
     return inner, _because(pending, live, reason)
 
 
-def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
+def _by_samples(
+    loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch
+) -> tuple[Iterator[Any], str]:
     """Skip the delivered samples in the order, and make batches of the rest.
 
     Return the iterator, and why it failed or an empty text.
@@ -200,7 +226,9 @@ def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
         else:
             watch.instead = rest.entries()
     generator = core.generator
-    if core.num_workers and not persistent(core):  # otherwise the workers would draw what the workers of the epoch's first batches drew
+    if core.num_workers and not persistent(
+        core
+    ):  # otherwise the workers would draw what the workers of the epoch's first batches drew
         core.generator = torch.Generator().manual_seed((crc << 24) + count)
     try:
         inner = _iterator(loader, watch)
@@ -213,8 +241,9 @@ def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
     emit(
         "loader.continued",
         f"loader {watch.name} continues after {count} samples of its training epoch, each of the others is delivered once: {changes}",
-        loader=watch.name, samples=count,
-    )  # fmt: skip
+        loader=watch.name,
+        samples=count,
+    )
     return inner, ""
 
 
@@ -233,7 +262,9 @@ def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) ->
     order = iter(()) if lazy else iter(source)
     base, age = pending["workers"]
     if base is None or not age:  # otherwise the workers were alive, and no seed was drawn for them
-        torch.empty((), dtype=torch.int64, device=torch.get_default_device()).random_(generator=core.generator)  # as torch draws
+        torch.empty((), dtype=torch.int64, device=torch.get_default_device()).random_(
+            generator=core.generator
+        )  # as torch draws
         if workers and not lazy:
             order = iter(source)  # an iterator with workers creates it twice
     if not workers and epoch.first is not None and core is loader:
@@ -241,7 +272,9 @@ def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) ->
     return iter(source.sampler) if lazy else order
 
 
-def _own_rest(core: DataLoader[Any], own_state: Any, stored: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[Any] | str:
+def _own_rest(
+    core: DataLoader[Any], own_state: Any, stored: Mapping[str, Any], pending: Mapping[str, Any]
+) -> Iterator[Any] | str:
     """Return the rest of a torchdata loader's order, or why there is none.
 
     It is computed from the state that the loader stored with another number of workers.

@@ -34,7 +34,14 @@ from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.objects import flattens, is_mark, unfit
-from relight.capture.own_loading import empty_buffer, is_lazy, is_parameter_attribute, makes_room, materialise, not_taken
+from relight.capture.own_loading import (
+    empty_buffer,
+    is_lazy,
+    is_parameter_attribute,
+    makes_room,
+    materialise,
+    not_taken,
+)
 from relight.capture.rebuild import Check, FreshTensors, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
@@ -73,7 +80,13 @@ def plan_restore(
     no rank takes. ``check``: see ``FreshTensors``. ``classes``: of the stored components, from ``recorded_classes``.
     """
     planner = _Planner(
-        components, tensors, only, strict, _renamer(rename) if rename is not None else None, FreshTensors(tensors, check), where
+        components,
+        tensors,
+        only,
+        strict,
+        _renamer(rename) if rename is not None else None,
+        FreshTensors(tensors, check),
+        where,
     )
     if classes:
         planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes
@@ -166,7 +179,9 @@ class _Planner(Planning):
                 return
             self.note_class(path, value, stored)
             if kind == SCALER and node and not value.is_enabled():
-                self.result.notes.append(f"{path}: stored by an enabled scaler, the live one is disabled, so its scale is dropped")
+                self.result.notes.append(
+                    f"{path}: stored by an enabled scaler, the live one is disabled, so its scale is dropped"
+                )
             make = thunks(node, path, self.memory)
             if kind == LOADER:
                 self.do(LOADERS, lambda: restore_loader(value, make(), strict=self.result.strict))
@@ -174,7 +189,10 @@ class _Planner(Planning):
             elif kind == RNG:
                 self.do(LAST, lambda: self.guarded(path, lambda: generators.restore_generator(value, make())))
             else:
-                self.do(STATE, lambda: self.guarded(path, lambda: value.load_state_dict(like(value.state_dict(), make(), path))))
+                self.do(
+                    STATE,
+                    lambda: self.guarded(path, lambda: value.load_state_dict(like(value.state_dict(), make(), path))),
+                )
 
     def _module(self, module: nn.Module, node: Any, path: str) -> None:
         if not isinstance(node, dict):
@@ -193,7 +211,11 @@ class _Planner(Planning):
         live = {key: state[keys[key]] for key in keys} if wrappers else state
         stored: dict[str, Any] = node
         simple = direct and self.only is None
-        if simple and stored.keys() == live.keys() and self.targets.all_plainly([stored[key] for key in live], list(live.values())):
+        if (
+            simple
+            and stored.keys() == live.keys()
+            and self.targets.all_plainly([stored[key] for key in live], list(live.values()))
+        ):
             return
         taken: dict[str, Thunk] = {}
         inside: set[str] = set()
@@ -206,7 +228,9 @@ class _Planner(Planning):
             if not self.takes(below):
                 continue
             if key not in stored:
-                stored_ids = {id(value) for name, value in live.items() if name in stored} if stored_ids is None else stored_ids
+                stored_ids = (
+                    {id(value) for name, value in live.items() if name in stored} if stored_ids is None else stored_ids
+                )
                 if id(tensor) in stored_ids:
                     continue  # tied to a stored tensor: other formats keep a shared tensor under one of its names
                 self.wrong.append(f"{below}: missing in the checkpoint{_live(tensor)}")
@@ -214,12 +238,19 @@ class _Planner(Planning):
             if not flattened and without_wrapper(tensor):
                 self.wrong.append(f"{below}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
-            if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
+            if (
+                not direct
+                and type(leaf) is Leaf
+                and leaf.kind == "tensor"
+                and not_taken(module, keys.get(key, key), self._shapes(stored))
+            ):
                 if is_parameter_attribute(module, keys.get(key, key)):
                     self._plan_attribute(module, keys.get(key, key), leaf, tensor, below)
                     inside.add(keys.get(key, key))
                     continue
-                self.wrong.append(f"{below}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
+                self.wrong.append(
+                    f"{below}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}"
+                )
                 continue
             if is_mark(leaf) or flattens(tensor):
                 if flattens(tensor):
@@ -242,7 +273,9 @@ class _Planner(Planning):
             for key in stored.keys() - live.keys():
                 if self._gained(module, key, stored, join_path(path, key), taken, direct):
                     continue
-                self.unused.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
+                self.unused.append(
+                    f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module"
+                )
         if taken:
             self.do(STATE, lambda: self._load_module(path, module, taken, direct, inside))
 
@@ -258,7 +291,9 @@ class _Planner(Planning):
         self.undo.append(materialise(tensor, shape))
         return tensor
 
-    def _makes_room(self, module: nn.Module, key: str, leaf: Leaf, live: torch.Tensor | Flat, stored: Mapping[str, Any]) -> bool:
+    def _makes_room(
+        self, module: nn.Module, key: str, leaf: Leaf, live: torch.Tensor | Flat, stored: Mapping[str, Any]
+    ) -> bool:
         """Return whether the module's own loading code takes a tensor of another shape than the live one."""
         shape = self.tensors[leaf.tensors[0]].shape
         return leaf.kind == "tensor" and shape != tuple(live.shape) and makes_room(module, key, self._shapes(stored))
@@ -277,11 +312,15 @@ class _Planner(Planning):
 
         def compare() -> None:
             if not torch.equal(module.state_dict()[key].cpu(), make()):
-                raise IncompatibleState("the live module has other settings than the stored one", where=path, hint=SAME_SETTINGS)
+                raise IncompatibleState(
+                    "the live module has other settings than the stored one", where=path, hint=SAME_SETTINGS
+                )
 
         self.do(LAST, compare)
 
-    def _gained(self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool) -> bool:
+    def _gained(
+        self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool
+    ) -> bool:
         """Plan a stored tensor that the module only has as an empty buffer, or that its loading code adds.
 
         Return False for others.
@@ -301,10 +340,16 @@ class _Planner(Planning):
         return False
 
     def _shapes(self, stored: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        leaves = {key: self.tensors[entry.tensors[0]] for key, entry in stored.items() if type(entry) is Leaf and entry.kind == "tensor"}
+        leaves = {
+            key: self.tensors[entry.tensors[0]]
+            for key, entry in stored.items()
+            if type(entry) is Leaf and entry.kind == "tensor"
+        }
         return {key: (entry.shape, torch_dtype(entry)) for key, entry in leaves.items()}
 
-    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, attributes: Set[str] = frozenset()) -> None:
+    def _load_module(
+        self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, attributes: Set[str] = frozenset()
+    ) -> None:
         values = {key: make() for key, make in taken.items()}
         if direct:
             extra = {key for key in values if key.endswith("_extra_state")}
@@ -322,7 +367,9 @@ class _Planner(Planning):
         self.guarded(path, lambda: module.load_state_dict(current, strict=True))
 
     def _gradients(self, node: Any) -> None:
-        if not isinstance(node, dict) or not node:  # none stored: clear all, or the next step would add to a stale gradient
+        if (
+            not isinstance(node, dict) or not node
+        ):  # none stored: clear all, or the next step would add to a stale gradient
             pairs = (
                 named_parameters(component) if isinstance(component, nn.Module) else loose_tensors(component, "")
                 for component in self.components.values()
@@ -361,7 +408,12 @@ class _Planner(Planning):
                 self.wrong.append(f"{path}: elements of the live tensor share memory")
                 return None
             return partial(refill_tensor, live, thunks(node, path, self.memory))
-        if isinstance(live, torch.Tensor) and type(node) is Leaf and node.kind.startswith(("sparse", "quantized")) and self.takes(path):
+        if (
+            isinstance(live, torch.Tensor)
+            and type(node) is Leaf
+            and node.kind.startswith(("sparse", "quantized"))
+            and self.takes(path)
+        ):
             return partial(refill_tensor, live, thunks(node, path, self.memory))
         if isinstance(live, (list, tuple, deque)) and isinstance(node, (list, tuple)):
             below = [join_path(path, i, sequence=True) for i in range(len(node))]
@@ -406,7 +458,12 @@ def _renamed(root: dict[Any, Any], rename: Callable[[str], str]) -> dict[Any, An
     for component, node in root.items():
         if component == "grad" and isinstance(node, dict):
             out[component] = {rename(key): value for key, value in node.items()}
-        elif component == "rng" or not isinstance(node, dict) or not node or not all(isinstance(key, str) for key in node):
+        elif (
+            component == "rng"
+            or not isinstance(node, dict)
+            or not node
+            or not all(isinstance(key, str) for key in node)
+        ):
             out[rename(component)] = node
         else:
             for key, value in node.items():
@@ -437,7 +494,12 @@ def _unfit(kind: str, value: Any, node: Any, stored: str | None) -> str | None:
     if kind == SCALER and node == {} and value.is_enabled():
         return "stored by a disabled scaler, the live one is enabled"
     if kind == SCHEDULER and isinstance(node, dict):
-        if stored is not None and not is_of(value, stored) and is_torchs(stored) and any(map(is_torchs, lineage(value))):
+        if (
+            stored is not None
+            and not is_of(value, stored)
+            and is_torchs(stored)
+            and any(map(is_torchs, lineage(value)))
+        ):
             return f"stored by {name_in(stored)}, the live scheduler is {name_in(class_path(value))}"
         live = value.state_dict()
         lacking, foreign = live.keys() - node.keys(), node.keys() - live.keys()

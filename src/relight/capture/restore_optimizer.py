@@ -39,7 +39,18 @@ from relight.format import Leaf
 from relight.format.tree import join_path
 
 _LIKE_PARAMETER = frozenset(
-    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "exp_inf", "prev")
+    (
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "sum",
+        "acc_delta",
+        "exp_inf",
+        "prev",
+    )
 )
 """Names of state that has its parameter's shape in every optimizer; other state (Adafactor's factors) may not."""
 
@@ -103,7 +114,10 @@ class OptimizerPlan:
             stored_names = set().union(*members)
         else:
             renamed = _renamed_parameters(node, planning)
-            lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
+            lives = [
+                {name for p in group["params"] for name in names_of(p, names, flattened)}
+                for group in optimizer.param_groups
+            ]
             members = [{renamed[name] for name in group["params"]} for group in saved_groups]
             stored_names = set().union(*members)
             groups = [live & stored_names for live in lives]
@@ -111,7 +125,9 @@ class OptimizerPlan:
                 self._report_difference(set().union(*lives), stored_names, groups, members)
         if is_custom(optimizer):
             if declared_in(optimizer, planning.components):
-                planning.wrong.append(f"{path}: it loads its state by its own load_state_dict, and its parameters were flattened")
+                planning.wrong.append(
+                    f"{path}: it loads its state by its own load_state_dict, and its parameters were flattened"
+                )
                 return
             self._load_custom(node, names)
             return
@@ -153,13 +169,22 @@ class OptimizerPlan:
         """
         planning, optimizer, path = self._planning, self._optimizer, self._path
         lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
-        stored = [[_renamed_parameter(name, planning.components, planning.rename) if planning.rename is not None else name
-                   for name in group["params"]] for group in node["groups"]]  # fmt: skip
+        stored = [
+            [
+                _renamed_parameter(name, planning.components, planning.rename) if planning.rename is not None else name
+                for name in group["params"]
+            ]
+            for group in node["groups"]
+        ]
         if stored and stored != lives:
             here, theirs = set(chain(*lives)), set(chain(*stored))
-            self._report_difference(here, theirs, [set(group) & theirs for group in lives], [set(group) for group in stored])
+            self._report_difference(
+                here, theirs, [set(group) & theirs for group in lives], [set(group) for group in stored]
+            )
             if here == theirs and list(map(set, lives)) == list(map(set, stored)):
-                planning.wrong.append(f"{path}: its parameters had another order when it was saved, and its state_dict is not by name")
+                planning.wrong.append(
+                    f"{path}: its parameters had another order when it was saved, and its state_dict is not by name"
+                )
             return
         self._load_custom(node, names)
 
@@ -174,7 +199,9 @@ class OptimizerPlan:
             planning.wrong.append(f"{path}: {type(error).__name__} in its state_dict: {error}")
             return
         if not marked(node):
-            planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, like(live, make(), path), names)))
+            planning.do(
+                STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, like(live, make(), path), names))
+            )
             return
         if (reason := unfit(node, live)) is not None:
             first = {names.get(id(parameter), "?"): state for parameter, state in self._first(path).items()}
@@ -182,7 +209,12 @@ class OptimizerPlan:
             if OWN in node or unfit(node, live) is not None:
                 planning.wrong.append(f"{path}: {reason}; {ONE_STEP}")
                 return
-        planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, revived(like(live, make(), path), live), names)))
+        planning.do(
+            STATE,
+            lambda: planning.guarded(
+                path, lambda: load_custom(optimizer, revived(like(live, make(), path), live), names)
+            ),
+        )
 
     def _inner(self, node: Mapping[str, Any]) -> None:
         """Plan optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""
@@ -197,7 +229,9 @@ class OptimizerPlan:
             elif planning.takes(below):
                 self._later.append((live[attribute], below, saved))
 
-    def _report_difference(self, live: Set[str], stored: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
+    def _report_difference(
+        self, live: Set[str], stored: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]
+    ) -> None:
         """Report parameters that are on one side only, or in another group.
 
         ``groups``: live groups, with stored parameters only.
@@ -214,7 +248,9 @@ class OptimizerPlan:
             moved = sorted(mine - theirs)
             if moved:
                 names_moved = ", ".join(moved[:4])
-                planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
+                planning.wrong.append(
+                    f"{path}: group {index} was another one for {names_moved}: settings would be mixed up"
+                )
 
     def _named(self, node: Mapping[str, Any], names: Mapping[int, str], flattened: bool) -> dict[str, Any] | None:
         """Return a node of another framework, with the live parameters' names in place of numbers.
@@ -225,15 +261,25 @@ class OptimizerPlan:
         lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
         stored = [group["params"] for group in node["groups"]]
         if flattened:
-            self._planning.wrong.append(f"{path}: stored by number, and its parameters were flattened: they cannot be matched")
+            self._planning.wrong.append(
+                f"{path}: stored by number, and its parameters were flattened: they cannot be matched"
+            )
             return None
         if list(map(len, lives)) != list(map(len, stored)):
             saved, here = (" + ".join(str(len(group)) for group in groups) for groups in (stored, lives))
             self._planning.wrong.append(f"{path}: stored by number for {saved} parameters, this optimizer has {here}")
             return None
-        names_of = {number: name for mine, theirs in zip(lives, stored, strict=True) for name, number in zip(mine, theirs, strict=True)}
+        names_of = {
+            number: name
+            for mine, theirs in zip(lives, stored, strict=True)
+            for name, number in zip(mine, theirs, strict=True)
+        }
         groups = [{**group, "params": mine} for group, mine in zip(node["groups"], lives, strict=True)]
-        return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
+        return {
+            **node,
+            "state": {names_of.get(key, key): value for key, value in node["state"].items()},
+            "groups": groups,
+        }
 
     def _in_place(self, names: Mapping[int, str], stored: set[str], state: Mapping[str, Any]) -> bool:
         """Plan to read all state into live memory if every tensor exists and fits. Return whether this was planned."""
@@ -277,12 +323,17 @@ class OptimizerPlan:
                 planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
             return
         foreign = (self._by_number or not planning.has_shape(name, parameter)) and any(
-            key in _LIKE_PARAMETER and type(leaf) is Leaf and leaf.tensors and planning.tensors[leaf.tensors[0]].shape != parameter.shape
+            key in _LIKE_PARAMETER
+            and type(leaf) is Leaf
+            and leaf.tensors
+            and planning.tensors[leaf.tensors[0]].shape != parameter.shape
             for key, leaf in saved.items()
         )
         if foreign or id(parameter) in planning.resized:
             # Half a state is worse than none: the optimizer starts this parameter's state from scratch.
-            planning.wrong.append(f"{path}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
+            planning.wrong.append(
+                f"{path}: stored for a parameter of another shape, this one is {list(parameter.shape)}"
+            )
             return
         values: dict[Any, Any] = {}
         for key, leaf in saved.items():
@@ -307,7 +358,9 @@ class OptimizerPlan:
             stored = planning.tensors[leaf.tensors[0]]
             dtype = torch_dtype(stored)
             if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
-                tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
+                tensor = planning.memory.make(
+                    stored, partial(place_like, parameter, group, str(key), stored.shape, dtype)
+                )
             if planning.only is not None or not planning.targets.plainly(leaf, tensor):
                 planning.targets.add(leaf.tensors[0], tensor, below)
             values[key] = Later(partial(touched, tensor))
@@ -322,7 +375,9 @@ class OptimizerPlan:
             first = self._first(path).get(parameter, {}).get(key)
             reason_again = unfit(node, first)
             if reason_again is not None:
-                planning.wrong.append(f"{path}: {reason_again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
+                planning.wrong.append(
+                    f"{path}: {reason_again}" if first is not None else f"{path}: {reason}; {ONE_STEP}"
+                )
                 return None
             live = first
         if is_mark(node) and FORM in node:
@@ -346,7 +401,9 @@ class OptimizerPlan:
                 self._planning.result.notes.append(f"{path}: a trial step failed with {type(error).__name__}: {error}")
         return self._made_first
 
-    def _flattened(self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
+    def _flattened(
+        self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]
+    ) -> None:
         """Plan the state of a flattened parameter: each original parameter in it has its own stored state."""
         planning, path = self._planning, f"{self._path}/state"
         here = {name: original for name, original in originals.items() if original.here}
@@ -354,10 +411,18 @@ class OptimizerPlan:
         if not here:
             return
         leaves = {(name, key): leaf for name, states in saved.items() for key, leaf in states.items()}
-        like = {(name, key) for (name, key), leaf in leaves.items() if key != "step" and self._is_like(leaf, here[name], key)}
-        if id(parameter) in planning.resized or any(entry[1] in _LIKE_PARAMETER and entry not in like for entry in leaves):
+        like = {
+            (name, key)
+            for (name, key), leaf in leaves.items()
+            if key != "step" and self._is_like(leaf, here[name], key)
+        }
+        if id(parameter) in planning.resized or any(
+            entry[1] in _LIKE_PARAMETER and entry not in like for entry in leaves
+        ):
             # Half a state is worse than none: the optimizer starts from scratch for all parameters of this flat one.
-            planning.wrong.append(f"{path}: state of {', '.join(here)} is not restored: flattened with a parameter of another shape")
+            planning.wrong.append(
+                f"{path}: state of {', '.join(here)} is not restored: flattened with a parameter of another shape"
+            )
             return
         current = self._holder.state.get(parameter, {})
         if not saved:
@@ -367,7 +432,9 @@ class OptimizerPlan:
         values: dict[Any, Any] = {} if planning.only is None else dict(current)
         for key in dict.fromkeys(key for _, key in leaves):
             chosen = {name: leaves[name, key] for name in saved if (name, key) in leaves}
-            chosen = {name: leaf for name, leaf in chosen.items() if planning.takes(join_path(join_path(path, name), key))}
+            chosen = {
+                name: leaf for name, leaf in chosen.items() if planning.takes(join_path(join_path(path, name), key))
+            }
             if not chosen:
                 continue
             name, leaf = next(iter(chosen.items()))
@@ -385,7 +452,9 @@ class OptimizerPlan:
                     planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
             else:  # one value for all: they are stepped together
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
-                    tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
+                    tensor = planning.memory.make(
+                        stored, partial(place_like, parameter, group, str(key), stored.shape, dtype)
+                    )
                 planning.targets.into(leaf, tensor, below)
             values[key] = Later(partial(touched, tensor))
         if values:
@@ -396,7 +465,9 @@ class OptimizerPlan:
         planning = self._planning
         declared = declared_in(self._optimizer, planning.components)
         if saved and not declared and planning.only is None:
-            planning.unused.append(f"{self._path}: values of {len(saved)} parameters in more precision, which this optimizer does not keep")
+            planning.unused.append(
+                f"{self._path}: values of {len(saved)} parameters in more precision, which this optimizer does not keep"
+            )
         for flat in declared_among(own_parameters(self._optimizer)):
             for original, live in zip(*declared[id(flat)]):
                 path = join_path(f"{self._path}/masters", original.name)
@@ -418,7 +489,9 @@ class OptimizerPlan:
 
     def _set_states(self) -> None:
         for parameter, state in self._made.items():
-            self._holder.state[parameter] = {key: value.make() if type(value) is Later else value for key, value in state.items()}
+            self._holder.state[parameter] = {
+                key: value.make() if type(value) is Later else value for key, value in state.items()
+            }
 
 
 def _load(inner: Any, make: Thunk) -> None:
@@ -480,7 +553,8 @@ def _groups_match(optimizer: Any, names: Mapping[int, str], groups: Sequence[Map
     """Return whether the stored groups have the live parameters, in their order; nearly always true."""
     lives = [group["params"] for group in optimizer.param_groups]
     return len(lives) == len(groups) and all(
-        len(mine) == len(theirs["params"]) and all(map(eq, map(names.get, map(id, mine), repeat("?")), theirs["params"]))
+        len(mine) == len(theirs["params"])
+        and all(map(eq, map(names.get, map(id, mine), repeat("?")), theirs["params"]))
         for mine, theirs in zip(lives, groups, strict=True)
     )
 
@@ -491,4 +565,6 @@ def _is_by_number(node: Mapping[str, Any]) -> bool:
 
 
 def _names_in(node: Mapping[str, Any]) -> set[str]:
-    return {name for group in node["groups"] for name in group["params"]} | {key for key in node["state"] if isinstance(key, str)}
+    return {name for group in node["groups"] for name in group["params"]} | {
+        key for key in node["state"] if isinstance(key, str)
+    }

@@ -41,14 +41,18 @@ class RestorePlan:
         """Raise ``IncompatibleState`` if there are mismatches and the plan is strict; otherwise skip them."""
         if wrong and self.strict:
             raise IncompatibleState(
-                f"the checkpoint does not fit: {len(wrong)} mismatches" if len(wrong) > 1 else "the checkpoint does not fit",
+                f"the checkpoint does not fit: {len(wrong)} mismatches"
+                if len(wrong) > 1
+                else "the checkpoint does not fit",
                 where=self.where,
                 details=list(wrong),
                 hint="strict=False restores what fits; only=[patterns] restores a part; map={'old/*': 'new/*'} renames",
             )
         self.skipped += wrong
         if wrong:
-            listed = "; ".join(sorted(wrong)[:SHOWN_MAX]) + (f"; and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else "")
+            listed = "; ".join(sorted(wrong)[:SHOWN_MAX]) + (
+                f"; and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
+            )
             self.notes.append(f"strict=False left out what does not fit: {listed}")
 
     def finish(self) -> None:
@@ -125,7 +129,9 @@ class Planning:
     def note_class(self, path: str, live: object, stored: str | None) -> None:
         """Add a note if an object of another class saved the component at ``path``. The state may fit nevertheless."""
         if stored is not None and not is_of(live, stored):
-            self.result.notes.append(f"{path}: stored by {name_in(stored)}, the live object is {name_in(class_path(live))}")
+            self.result.notes.append(
+                f"{path}: stored by {name_in(stored)}, the live object is {name_in(class_path(live))}"
+            )
 
     def guarded(self, path: str, action: Thunk) -> None:
         """Run ``action``; an error of the user's code is raised as an ``IncompatibleState`` at ``path``."""

@@ -40,16 +40,26 @@ def code_revision() -> dict[str, Any] | None:
     if script is None or git is None:
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": ""}
+    environment |= {
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "",
+    }
 
     ends = time.monotonic() + GIT_S
 
     def run(options: list[str], **more: str) -> bytes | None:
         try:
             done = subprocess.run(
-                [git, *options], capture_output=True, timeout=max(0.1, ends - time.monotonic()), check=False, stdin=subprocess.DEVNULL,
-                cwd="/", env=environment | more,
-            )  # fmt: skip
+                [git, *options],
+                capture_output=True,
+                timeout=max(0.1, ends - time.monotonic()),
+                check=False,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=environment | more,
+            )
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
         return done.stdout if done.returncode == 0 else None
@@ -61,7 +71,9 @@ def code_revision() -> dict[str, Any] | None:
     if len(lines) != 4 or not script.is_relative_to(lines[0]):  # core.worktree may name an unrelated directory
         return None
     top, objects, index, commit = lines
-    listed = run(["-C", str(script.parent), *_HARMLESS, "config", "--get-regexp", rf"^core\.({'|'.join(_COMPARED_BY)})$"])
+    listed = run(
+        ["-C", str(script.parent), *_HARMLESS, "config", "--get-regexp", rf"^core\.({'|'.join(_COMPARED_BY)})$"]
+    )
     changes: bytes | None = None
     with suppress(OSError), tempfile.TemporaryDirectory(prefix="relight-git-") as git_dir:
         _make_git_directory(Path(git_dir), _settings(listed or b""), sha256=len(commit) == _SHA256_LENGTH)

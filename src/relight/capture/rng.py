@@ -48,9 +48,17 @@ class RngSnapshot(NamedTuple):
 
 
 def _same_numpy(state: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    if state is None or other is None or state["bit_generator"] != other["bit_generator"] or state["bit_generator"] != "MT19937":
+    if (
+        state is None
+        or other is None
+        or state["bit_generator"] != other["bit_generator"]
+        or state["bit_generator"] != "MT19937"
+    ):
         return state is other
-    plain = all(state[name] == other[name] for name in ("has_gauss", "gauss")) and state["state"]["pos"] == other["state"]["pos"]
+    plain = (
+        all(state[name] == other[name] for name in ("has_gauss", "gauss"))
+        and state["state"]["pos"] == other["state"]["pos"]
+    )
     return plain and bool((state["state"]["key"] == other["state"]["key"]).all())
 
 

@@ -232,7 +232,15 @@ def _sampler_position(sharded: ShardedSampler, begins: int, epoch: int) -> Sampl
     replicas, rank, _ = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]
     return SamplerPosition(
-        _maker(sampler).__qualname__, length, bool(sampler.shuffle), index(sampler.seed), epoch, replicas, rank, begins, None
+        _maker(sampler).__qualname__,
+        length,
+        bool(sampler.shuffle),
+        index(sampler.seed),
+        epoch,
+        replicas,
+        rank,
+        begins,
+        None,
     )
 
 
@@ -261,7 +269,13 @@ def _maker(sampler: DistributedSampler[Any]) -> Any:
 def _shard_from(sampler: DistributedSampler[Any], epoch: int, replicas: int, rank: int, share: int) -> list[int]:
     """Return the shard that a copy of the sampler with these attributes gives."""
     clone = copy.copy(sampler)
-    clone.epoch, clone.num_replicas, clone.rank, clone.num_samples, clone.total_size = epoch, replicas, rank, share, share * replicas
+    clone.epoch, clone.num_replicas, clone.rank, clone.num_samples, clone.total_size = (
+        epoch,
+        replicas,
+        rank,
+        share,
+        share * replicas,
+    )
     return list(_maker(sampler)(clone))
 
 

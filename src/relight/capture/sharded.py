@@ -133,7 +133,9 @@ def table_of(items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> Table:
             entries.append(TableEntry(item.name, item.dtype, _weight(item), shape, item.role))
         else:
             mesh = meshes.setdefault(spread.mesh, len(meshes))
-            entries.append(TableEntry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements, spread.flat))
+            entries.append(
+                TableEntry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements, spread.flat)
+            )
     return Table(tuple(meshes), tuple(entries))
 
 

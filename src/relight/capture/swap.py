@@ -33,7 +33,9 @@ class Swap:
         problems = [f"{name}: only one of the two has it" for name in sorted(mine.keys() ^ theirs.keys())]
         for name in mine.keys() & theirs.keys():
             if (mine[name].shape, mine[name].dtype) != (theirs[name].shape, theirs[name].dtype):
-                problems.append(f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}")
+                problems.append(
+                    f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}"
+                )
         if problems:  # before any value is moved
             raise IncompatibleState("the averaged copy is not one of the model", details=problems)
         with torch.no_grad():
@@ -48,7 +50,9 @@ class Swap:
             self.swap()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.swapped:
             self.swap()
 

@@ -105,7 +105,9 @@ class Targets:
             return False
         shape = tuple(leaf.meta) if leaf.kind == "expanded" else stored.shape
         if shape != tuple(live.shape) or (torch_dtype(stored) != live.dtype and self._strict):
-            self._wrong.append(f"{path}: stored {stored.dtype} {list(shape)}, live {dtype_text(live)} {list(live.shape)}")
+            self._wrong.append(
+                f"{path}: stored {stored.dtype} {list(shape)}, live {dtype_text(live)} {list(live.shape)}"
+            )
             return False
         return True
 
@@ -121,7 +123,9 @@ class Targets:
         target = without_repeats(target)
         if tuple(target.shape) != self._tensors[leaf.tensors[0]].shape:
             return False
-        if self.add(leaf.tensors[0], target, path):  # otherwise the mismatch is recorded; strict or not, nothing is read there
+        if self.add(
+            leaf.tensors[0], target, path
+        ):  # otherwise the mismatch is recorded; strict or not, nothing is read there
             self._live.append(live)
         return True
 
@@ -178,7 +182,9 @@ class Targets:
             stored = self._tensors[index]
             self._sinks.pop(index, None)
             self._several.pop(index, None)
-            self._wrong.append(f"{stored.name}: the live tensor is in read-only memory, such as a mapped file: clone() it first")
+            self._wrong.append(
+                f"{stored.name}: the live tensor is in read-only memory, such as a mapped file: clone() it first"
+            )
 
     def sinks(self, memory: FreshTensors) -> dict[int, Sink]:
         """Return the sinks of all assigned tensors, and of those that ``memory`` allocated."""

@@ -45,8 +45,15 @@ def why_not(tensor: torch.Tensor) -> str | None:
         if dtype_name(tensor.dtype) is None:
             return f"dtype {tensor.dtype}, which the format has no name for"
         contiguous = tensor.is_contiguous()
-        last = tensor.numel() - 1 if contiguous else sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if tensor.numel() and (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+        last = (
+            tensor.numel() - 1
+            if contiguous
+            else sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        )
+        if (
+            tensor.numel()
+            and (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes()
+        ):
             return "its storage is smaller than the tensor: its memory was taken away (sharded or offloaded?)"
     return None
 
@@ -61,7 +68,9 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of an expanded tensor that has its own memory: repeated dimensions cut to one."""
-    if 0 not in tensor.stride() or all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    if 0 not in tensor.stride() or all(
+        stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
         return tensor
     cut = tuple(slice(0, 1) if not stride else slice(None) for stride in tensor.stride())
     return tensor[cut]

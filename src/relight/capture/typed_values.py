@@ -11,7 +11,12 @@ from relight.errors import IncompatibleState
 
 def is_named_tuple(value: object) -> bool:
     """Return whether ``value`` is a named tuple, as ``collections.namedtuple`` and ``typing.NamedTuple`` make them."""
-    return isinstance(value, tuple) and type(value) is not tuple and hasattr(type(value), "_fields") and hasattr(type(value), "_make")
+    return (
+        isinstance(value, tuple)
+        and type(value) is not tuple
+        and hasattr(type(value), "_fields")
+        and hasattr(type(value), "_make")
+    )
 
 
 def plain(value: Any) -> Any:
@@ -30,7 +35,9 @@ def member(live: Enum, stored: Any, path: str) -> Enum:
     except (ValueError, TypeError):
         names = ", ".join(option.name for option in list(type(live))[:8])
         raise IncompatibleState(
-            f"no member of {type(live).__qualname__} has the stored value {stored!r:.80}", where=path, hint=f"its members are {names}"
+            f"no member of {type(live).__qualname__} has the stored value {stored!r:.80}",
+            where=path,
+            hint=f"its members are {names}",
         ) from None
 
 

@@ -29,7 +29,11 @@ def core_of(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def own_sampler(sampler: Any) -> Any:
     """Return the original sampler, if a rest of its order has replaced it."""
-    return sampler.sampler if type(sampler).__name__ in ("RemainderSampler", "RemainingSamples") and hasattr(sampler, "leave") else sampler
+    return (
+        sampler.sampler
+        if type(sampler).__name__ in ("RemainderSampler", "RemainingSamples") and hasattr(sampler, "leave")
+        else sampler
+    )
 
 
 def units_of(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -56,14 +60,17 @@ def units_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def cuts_plainly(batches: object) -> bool:
     """Return whether a batch sampler only cuts its sampler's order into batches."""
     return isinstance(batches, BatchSampler) and type(batches).__iter__.__module__ in (
-        "torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler",
-    )  # fmt: skip
+        "torch.utils.data.sampler",
+        "torchdata.stateful_dataloader.sampler",
+    )
 
 
 def changed(stored: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
     """Return each setting that changed, as ``batch size 4 → 8``."""
     return [
-        f"{_NAMES[name]} {_shown(stored[name])} → {_shown(live[name])}" for name in _NAMES if name in stored and stored[name] != live[name]
+        f"{_NAMES[name]} {_shown(stored[name])} → {_shown(live[name])}"
+        for name in _NAMES
+        if name in stored and stored[name] != live[name]
     ]
 
 

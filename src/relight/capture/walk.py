@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relight.capture.objects import CLASS, FORM, PERMUTED, flattens, form_of, is_simple, name_of, order_of, parts_of, typed_parts
+from relight.capture.objects import (
+    CLASS,
+    FORM,
+    PERMUTED,
+    flattens,
+    form_of,
+    is_simple,
+    name_of,
+    order_of,
+    parts_of,
+    typed_parts,
+)
 from relight.capture.sharded import Flat, ShardingOf, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
@@ -32,8 +43,12 @@ _NUMPY_KINDS = "biufcSUMm"
 _IN_PLACE = frozenset(("param", "buffer", "optim"))
 """Roles of values that are restored into a live tensor of the same class."""
 NO_SUBCLASS = "its class can only be restored inside a module's or an optimizer's state: give the object that holds it"
-NO_OBJECT = "give its fields as plain values, or give it as a component of its own with state_dict() and load_state_dict()"
-NO_OPTIMIZER_OBJECT = "give the optimizer's class a state_dict() that makes tensors and plain values of it, and a load_state_dict()"
+NO_OBJECT = (
+    "give its fields as plain values, or give it as a component of its own with state_dict() and load_state_dict()"
+)
+NO_OPTIMIZER_OBJECT = (
+    "give the optimizer's class a state_dict() that makes tensors and plain values of it, and a load_state_dict()"
+)
 
 
 class Walker:
@@ -105,7 +120,10 @@ class Walker:
             return Leaf("torch_device", (), str(value))
         typed = typed_parts(value) if role == "optim" else None
         if typed is not None:
-            return {CLASS: name_of(value), **{key: self.value(part, join_path(path, key), role, level + 1) for key, part in typed.items()}}
+            return {
+                CLASS: name_of(value),
+                **{key: self.value(part, join_path(path, key), role, level + 1) for key, part in typed.items()},
+            }
         without_class = plain(value)
         if without_class is not None:
             return self.value(without_class, path, role, level)
@@ -122,7 +140,10 @@ class Walker:
             return None
         self._open.add(id(value))
         try:
-            attributes = {key: self.value(attribute, join_path(path, key), "optim", level + 1) for key, attribute in vars(value).items()}
+            attributes = {
+                key: self.value(attribute, join_path(path, key), "optim", level + 1)
+                for key, attribute in vars(value).items()
+            }
         finally:
             self._open.discard(id(value))
         return {CLASS: name_of(value), **attributes}
@@ -132,7 +153,10 @@ class Walker:
         if role not in _IN_PLACE:
             self.refuse(path, f"a {type(tensor).__module__}.{type(tensor).__qualname__}: {NO_SUBCLASS}")
             return None
-        parts = {name: self.tensor(part, join_path(path, name), role, trainable=trainable) for name, part in parts_of(tensor).items()}
+        parts = {
+            name: self.tensor(part, join_path(path, name), role, trainable=trainable)
+            for name, part in parts_of(tensor).items()
+        }
         return {CLASS: name_of(tensor), FORM: form_of(tensor), **parts}
 
     def tensor(self, tensor: torch.Tensor | Flat, path: str, role: str, *, trainable: bool = False) -> Any:
@@ -152,14 +176,22 @@ class Walker:
         if tensor.layout in _SPARSE:
             kind, compressed, plain = _SPARSE[tensor.layout]
             detached = tensor.detach()
-            pieces = {compressed: getattr(detached, compressed)(), plain: getattr(detached, plain)(), "values": detached.values()}
+            pieces = {
+                compressed: getattr(detached, compressed)(),
+                plain: getattr(detached, plain)(),
+                "values": detached.values(),
+            }
             parts = self._parts(path, role, **pieces)
             return parts and Leaf(kind, parts, tuple(tensor.shape))
         if tensor.is_quantized:
             return self._quantized(tensor.detach(), path, role)
         live = resolved(tensor)
         if role == "optim" and (order := order_of(live)) is not None:
-            return {CLASS: PERMUTED, "order": order, "data": self.tensor(live.permute(order), join_path(path, "data"), role)}
+            return {
+                CLASS: PERMUTED,
+                "order": order,
+                "data": self.tensor(live.permute(order), join_path(path, "data"), role),
+            }
         base = without_repeats(live)
         index = self._item(base, path, role, trainable)
         if index is None:
@@ -188,7 +220,9 @@ class Walker:
         self.refuse(path, f"a tensor quantised as {scheme}")
         return None
 
-    def _item(self, tensor: torch.Tensor, path: str, role: str, trainable: bool, shape: tuple[int, ...] | None = None) -> int | None:
+    def _item(
+        self, tensor: torch.Tensor, path: str, role: str, trainable: bool, shape: tuple[int, ...] | None = None
+    ) -> int | None:
         """Add an item. ``shape``: the global shape, if ``tensor`` is only this rank's shard."""
         name = dtype_name(tensor.dtype)
         if name is None:
@@ -271,7 +305,9 @@ class Walker:
                 return entries
             if isinstance(value, (set, frozenset)):
                 return type(value)(self._key(item, path) for item in value)
-            items = [self.value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
+            items = [
+                self.value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)
+            ]
             if type(value) not in (list, tuple):
                 self.refuse(path, f"a {type(value).__module__}.{type(value).__qualname__}")
             return items if isinstance(value, list) else tuple(items)

@@ -19,7 +19,11 @@ def record_best_by(log: Log, best_by: tuple[str, str] | None, epoch: int | None 
 
     def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
-        if history.best_by == best_by or (history.best_by is not None and not over) or (epoch is not None and history.epoch > epoch):
+        if (
+            history.best_by == best_by
+            or (history.best_by is not None and not over)
+            or (epoch is not None and history.epoch > epoch)
+        ):
             return None
         return NoteBody(topic=BEST_BY, data={"metric": metric, "mode": mode}), history.epoch if epoch is None else epoch
 

@@ -63,16 +63,25 @@ def tag_if_possible(log: Log, name: str, checkpoint_id: str) -> None:
     except Fenced:
         raise
     except RelightError as error:
-        emit("save.failed", f"checkpoint {checkpoint_id} is saved, but not tagged {name!r}: {error}", id=checkpoint_id, kind=error.kind)
+        emit(
+            "save.failed",
+            f"checkpoint {checkpoint_id} is saved, but not tagged {name!r}: {error}",
+            id=checkpoint_id,
+            kind=error.kind,
+        )
 
 
 def check_free(name: str) -> str:
     """Return ``name``. Raise ``ConfigError`` if it is an invalid tag name, a stage, or reserved for branches."""
     check_tag_name(name)
     if name.startswith(PREFIX):
-        raise ConfigError(f"tags that begin with {PREFIX} hold what branches need", hint="relight branch makes and drops them")
+        raise ConfigError(
+            f"tags that begin with {PREFIX} hold what branches need", hint="relight branch makes and drops them"
+        )
     if name in STAGES:
-        raise ConfigError(f"{name!r} is a stage, and a tag cannot move it", hint=f"relight promote RUN@WHICH {name}; --back, --clear")
+        raise ConfigError(
+            f"{name!r} is a stage, and a tag cannot move it", hint=f"relight promote RUN@WHICH {name}; --back, --clear"
+        )
     return name
 
 

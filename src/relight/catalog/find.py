@@ -34,7 +34,9 @@ class Chosen(NamedTuple):
         if self.by is None:
             return ""
         value = metric_value(self.checkpoint.body.metrics[self.by.metric])
-        return f"best by {self.by}: {value:.6g} at step {self.checkpoint.step}{f', {self.by.why}' if self.by.why else ''}"
+        return (
+            f"best by {self.by}: {value:.6g} at step {self.checkpoint.step}{f', {self.by.why}' if self.by.why else ''}"
+        )
 
 
 def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
@@ -53,7 +55,12 @@ def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | 
 
 def finite_metrics(history: History) -> set[str]:
     """Return the names of the metrics with a finite value in some live checkpoint."""
-    return {name for checkpoint in history.live for name, value in checkpoint.body.metrics.items() if math.isfinite(metric_value(value))}
+    return {
+        name
+        for checkpoint in history.live
+        for name, value in checkpoint.body.metrics.items()
+        if math.isfinite(metric_value(value))
+    }
 
 
 def choose_all(history: History, which: str | int = "latest") -> list[Chosen]:
@@ -89,7 +96,16 @@ def report(chosen: Chosen) -> Checkpoint:
     if chosen.by is not None:
         checkpoint, (metric, mode, why) = chosen.checkpoint, chosen.by
         value = metric_value(checkpoint.body.metrics[metric])
-        emit("best.chosen", chosen.explanation, id=checkpoint.id, step=checkpoint.step, metric=metric, mode=mode, value=value, why=why)
+        emit(
+            "best.chosen",
+            chosen.explanation,
+            id=checkpoint.id,
+            step=checkpoint.step,
+            metric=metric,
+            mode=mode,
+            value=value,
+            why=why,
+        )
     return chosen.checkpoint
 
 
@@ -113,14 +129,18 @@ def choose(history: History, which: str | int) -> Chosen:
     if len(matches) == 1:
         return Chosen(matches[0])
     if matches:
-        raise ConfigError(f"{text!r} begins {len(matches)} ids", hint=", ".join(checkpoint.id for checkpoint in matches[:5]))
+        raise ConfigError(
+            f"{text!r} begins {len(matches)} ids", hint=", ".join(checkpoint.id for checkpoint in matches[:5])
+        )
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
     steps = ", ".join(str(checkpoint.step) for checkpoint in newest_first[:8])
     if "@" in text:
         hint = "a run restores its own checkpoints: relight branch STORE/RUN@WHICH NAME makes a run that begins at another run's"
         raise CheckpointNotFound(f"no checkpoint {text!r}", hint=hint)
-    raise CheckpointNotFound(f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet")
+    raise CheckpointNotFound(
+        f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet"
+    )
 
 
 def _best(history: History, text: str) -> Chosen:
@@ -128,21 +148,31 @@ def _best(history: History, text: str) -> Chosen:
     if not newest_first:
         raise CheckpointNotFound(f"no checkpoint {text!r}", hint="this run has no checkpoint yet")
     if not names and text == BEST and history.best_by is None:
-        raise CheckpointNotFound("no checkpoint has a finite metric, so none is the best", hint="pass metrics to ckpt.step(…, name=value)")
+        raise CheckpointNotFound(
+            "no checkpoint has a finite metric, so none is the best", hint="pass metrics to ckpt.step(…, name=value)"
+        )
     by = best_by(text, history.best_by, names)
     winner = best(
-        [checkpoint for checkpoint in newest_first if checkpoint.id not in history.rolled_back_ids] or newest_first, by.metric, by.mode
+        [checkpoint for checkpoint in newest_first if checkpoint.id not in history.rolled_back_ids] or newest_first,
+        by.metric,
+        by.mode,
     )
     if winner is not None:
         return Chosen(winner, by)
     if by.metric in names:
-        raise CheckpointNotFound(f"every checkpoint with a finite metric {by.metric!r} is suspect, or was set aside by a roll-back")
+        raise CheckpointNotFound(
+            f"every checkpoint with a finite metric {by.metric!r} is suspect, or was set aside by a roll-back"
+        )
     raise no_metric(by.metric, names)
 
 
 def nothing_there(view: LogView, run: str, where: str) -> RelightError:
     """Return the error for a run without a live checkpoint: none was saved yet, or its records are damaged or untrusted."""
-    return nothing_counts(view, where) if view.faults else CheckpointNotFound(f"run {run!r} has no checkpoint yet", where=where)
+    return (
+        nothing_counts(view, where)
+        if view.faults
+        else CheckpointNotFound(f"run {run!r} has no checkpoint yet", where=where)
+    )
 
 
 def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:

@@ -10,7 +10,9 @@ from relight.log.history import FRESH_START
 def fresh_starts(history: History) -> list[tuple[int, str]]:
     """Return number and job of each fresh start in the log, in order."""
     notes = [
-        (record.seq, record.body) for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == FRESH_START
+        (record.seq, record.body)
+        for record in history.notes
+        if isinstance(record.body, NoteBody) and record.body.topic == FRESH_START
     ]
     return [(seq, str(body.data.get("job", ""))) for seq, body in notes]
 

@@ -13,7 +13,9 @@ ACCOUNT = ".account.json"
 FILE_BYTES_MAX = 8 << 20
 
 
-def sync_incidents(near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False) -> int:
+def sync_incidents(
+    near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False
+) -> int:
     """Copy the incident and account files that only one of two tiers has to the other. Return the number of files written.
 
     ``far_run``: the run's name in the far tier. Copies in the far tier outlive the near disk. Copies back restore the
@@ -42,7 +44,13 @@ def _names(store: ByteStore, where: str) -> set[str]:
 
 
 def _bring(
-    source: ByteStore, out_of: str, has: set[str], destination: ByteStore, into: str, present: set[str], stop: Callable[[], bool]
+    source: ByteStore,
+    out_of: str,
+    has: set[str],
+    destination: ByteStore,
+    into: str,
+    present: set[str],
+    stop: Callable[[], bool],
 ) -> int:
     written, newest, stale = 0, newest_accounts(has), newest_accounts(present)
     for name in sorted(has - present):

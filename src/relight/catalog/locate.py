@@ -10,7 +10,15 @@ from itertools import islice
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
-from relight.format.names import LOG_DIR, STORE_FILE, check_run_name, is_run_name, is_written_file, parse_dir, parse_record_file
+from relight.format.names import (
+    LOG_DIR,
+    STORE_FILE,
+    check_run_name,
+    is_run_name,
+    is_written_file,
+    parse_dir,
+    parse_record_file,
+)
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.log.listing import has_records
 from relight.store import ByteStore, open_bytes
@@ -66,7 +74,9 @@ def locate_destination(url: str, run: str) -> Location:
     name = check_run_name(name)
     existing = next((entry for entry in above.list("") if entry.name == name), None)
     if existing and not existing.is_dir:
-        raise ConfigError("this is a file", where=url, hint="name a run, such as backup/demo; it is created if it does not exist")
+        raise ConfigError(
+            "this is a file", where=url, hint="name a run, such as backup/demo; it is created if it does not exist"
+        )
     if existing and not _is_store(above) and not _is_run(above, name):
         raise ConfigError(
             "this exists, and is neither a store nor a run",
@@ -119,7 +129,9 @@ def _is_run(store: ByteStore, name: str) -> bool:
             return True
     except RelightError:
         pass
-    anchor = anchor_of(store)  # opening a run that vanished must fail, so it counts as existing; a failing anchor is an error
+    anchor = anchor_of(
+        store
+    )  # opening a run that vanished must fail, so it counts as existing; a failing anchor is an error
     return anchor is not None and bool(anchor.read(name).pins)
 
 
@@ -146,10 +158,14 @@ def _not_found(url: str) -> CheckpointNotFound:
         hint = f"did you mean {close[0]}? " if close else ""
         hint += f"the store has {_listed(runs)}" if runs else "the store has no run yet"
         if os.path.isfile(path):
-            return CheckpointNotFound("a file is in the place of the run's directory", where=path, hint=f"move the file away; {hint}")
+            return CheckpointNotFound(
+                "a file is in the place of the run's directory", where=path, hint=f"move the file away; {hint}"
+            )
         return CheckpointNotFound(f"no run {name[:80]!r} in this store", where=parent, hint=hint)
     if os.path.islink(path):
-        return CheckpointNotFound("no Relight store or run here", where=url, hint=f"it is a link: try {os.path.realpath(path)}")
+        return CheckpointNotFound(
+            "no Relight store or run here", where=url, hint=f"it is a link: try {os.path.realpath(path)}"
+        )
     if os.path.isfile(path if os.path.exists(path) else path.rpartition("@")[0]):
         hint = "relight import reads checkpoint files of other tools"
         return CheckpointNotFound("this is a file, and no store or run", where=url, hint=hint)

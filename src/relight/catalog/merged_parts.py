@@ -71,12 +71,16 @@ def whole_of(opened: Opened) -> MergedCheckpoint:
     return MergedCheckpoint(tuple(tensors), tuple(map(tuple, pieces)), shared, each)
 
 
-def check_pieces(opened: Opened, joined: MergedCheckpoint, index: int, check: Callable[[int, int], None] | None = None) -> None:
+def check_pieces(
+    opened: Opened, joined: MergedCheckpoint, index: int, check: Callable[[int, int], None] | None = None
+) -> None:
     """Raise ``CorruptCheckpoint`` if a pack with a piece of tensor ``index`` is missing or has another length than was committed.
 
     ``check``: called instead, with the part's number and the pack's number; it raises for a bad pack.
     """
-    for number, pack in {(piece.part, opened.parts[piece.part].tensors[piece.tensor].pack) for piece in joined.pieces[index]}:
+    for number, pack in {
+        (piece.part, opened.parts[piece.part].tensors[piece.tensor].pack) for piece in joined.pieces[index]
+    }:
         if check is not None:
             check(number, pack)
         else:

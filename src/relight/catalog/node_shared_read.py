@@ -48,7 +48,9 @@ _FAILED_BYTES_MAX = 1 << 16
 Gather = Callable[[bytes, str], list[bytes]]
 
 
-def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S) -> int:
+def read_together(
+    gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S
+) -> int:
     """Read ``wanted``, keyed by part. Return the number of bytes that this rank read from the store.
 
     All ranks call it (collective), each with the chunks that it wants of the same checkpoint. ``gather`` is an all-gather of bytes, ordered
@@ -63,7 +65,9 @@ def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted
         word = msgspec.msgpack.encode([node, door.address, door.token, needs])
         words = [msgspec.msgpack.decode(message) for message in gather(word, "exchanging what each rank reads")]
         mates = {number: message for number, message in enumerate(words) if message[0] == node}
-        table = _ReadTable(rank, opened, packs, _assigned(opened, {number: message[3] for number, message in mates.items()}))
+        table = _ReadTable(
+            rank, opened, packs, _assigned(opened, {number: message[3] for number, message in mates.items()})
+        )
         if not table.mine:
             return table.read(table.rest)
         doors = {number: (str(message[1]), bytes(message[2])) for number, message in mates.items()}
@@ -89,13 +93,19 @@ def _assigned(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes
 class _ReadTable:
     """Chunks that this rank wants: those in lent runs, and the rest, which no rank lends."""
 
-    def __init__(self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[WantedChunk]], runs: Sequence[LentRun]) -> None:
+    def __init__(
+        self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[WantedChunk]], runs: Sequence[LentRun]
+    ) -> None:
         self._opened = opened
         self.runs = runs
         """All runs that are lent on this node. The ranks name a run by its index here."""
         self.mine = [number for number, run in enumerate(runs) if rank in run.takers]
         """Indices of the runs that this rank needs."""
-        lent = {(*runs[number].pack, chunk): number for number in self.mine for chunk in range(runs[number].first, runs[number].last)}
+        lent = {
+            (*runs[number].pack, chunk): number
+            for number in self.mine
+            for chunk in range(runs[number].first, runs[number].last)
+        }
         self._wants: dict[int, list[WantedChunk]] = {number: [] for number in self.mine}
         rest: dict[PackKey, list[WantedChunk]] = {}
         for key, wants in packs.items():
@@ -112,7 +122,11 @@ class _ReadTable:
             ranges.setdefault(run.pack, []).append(ChunkRange(run.offset, run.length, self._wants[number]))
         return ranges
 
-    def read(self, runs: Mapping[PackKey, list[ChunkRange]], lend: Callable[[PackKey, ChunkRange, memoryview], None] | None = None) -> int:
+    def read(
+        self,
+        runs: Mapping[PackKey, list[ChunkRange]],
+        lend: Callable[[PackKey, ChunkRange, memoryview], None] | None = None,
+    ) -> int:
         """Read the ranges from the store. Return the number of bytes."""
         total = 0
         for key in sorted(runs):
@@ -140,7 +154,10 @@ class _Listener:
         self.address = name_of("lending", secrets.token_hex(16))
         self._listener: Listener | None = None
         self.socket: socket.socket | None = None
-        with contextlib.suppress(OSError), LocalDirectory() as directory:  # without one no rank connects, and each reads by itself
+        with (
+            contextlib.suppress(OSError),
+            LocalDirectory() as directory,
+        ):  # without one no rank connects, and each reads by itself
             self._listener = directory.listen(self.address, 1024)
             self.socket = self._listener.socket
 
@@ -241,7 +258,9 @@ class _Borrower:
 class _SharedRead:
     """One rank's side of lending: its own memory and its borrowers, and what it borrows itself."""
 
-    def __init__(self, rank: int, table: _ReadTable, door: _Listener, doors: Mapping[int, tuple[str, bytes]], stall_s: float) -> None:
+    def __init__(
+        self, rank: int, table: _ReadTable, door: _Listener, doors: Mapping[int, tuple[str, bytes]], stall_s: float
+    ) -> None:
         self._rank, self._table, self._door, self._stall_s = rank, table, door, stall_s
         self._own = [number for number in table.mine if table.runs[number].owner == rank]
         self._numbers = {(table.runs[number].pack, table.runs[number].offset): number for number in self._own}
@@ -276,7 +295,9 @@ class _SharedRead:
             total = self._table.read(self._table.runs_of(self._own), self._lend) + self._table.read(self._table.rest)
             for job in jobs:
                 job.result()
-            return total + self._table.read(self._table.runs_of(number for number in self._table.mine if number not in self._came))
+            return total + self._table.read(
+                self._table.runs_of(number for number in self._table.mine if number not in self._came)
+            )
         except BaseException as error:
             self._fail(error)
             raise
@@ -313,7 +334,9 @@ class _SharedRead:
             freeze(self._memory.fd)
         for place in range(places):
             self._places.put(place)
-        for taker in sorted({taker for number in self._own for taker in self._table.runs[number].takers} - {self._rank}):
+        for taker in sorted(
+            {taker for number in self._own for taker in self._table.runs[number].takers} - {self._rank}
+        ):
             with contextlib.suppress(OSError):  # this borrower then reads by itself
                 self._links[taker] = _Borrower(*doors[taker], self._rank, self._memory, self._stall_s)
 
@@ -336,7 +359,11 @@ class _SharedRead:
         if self._error is not None:
             raise self._error
         number = self._numbers[key, run.offset]
-        links = [link for taker in self._table.runs[number].takers if (link := self._links.get(taker)) is not None and not link.gone]
+        links = [
+            link
+            for taker in self._table.runs[number].takers
+            if (link := self._links.get(taker)) is not None and not link.gone
+        ]
         if self._memory is None or not links:
             return
         place = self._place()
@@ -430,7 +457,9 @@ class _SharedRead:
             self._table.take(number, memory.source[begin : begin + length])
             try:
                 connection.sendall(_FRAME.pack(_BACK, number, begin))
-            except OSError:  # the lender has dropped this rank and may have reused the place: only its error still matters
+            except (
+                OSError
+            ):  # the lender has dropped this rank and may have reused the place: only its error still matters
                 acknowledging = False
                 continue
             self._came.add(number)

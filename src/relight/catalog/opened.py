@@ -38,7 +38,13 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
     root = decode_with_reread(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
     at_home = root.run if body.home else run_id  # the root's hash in this run's own log vouches for its home run
-    if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, at_home, body.id, body.step, checkpoint.epoch):
+    if (root.store, root.run, root.id, root.step, root.epoch) != (
+        store_id,
+        at_home,
+        body.id,
+        body.step,
+        checkpoint.epoch,
+    ):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
     if not set(root.requires) <= set(body.requires):
         raise UnsafeContent("root.json needs checkpoints that its COMMIT record does not list", where=where)

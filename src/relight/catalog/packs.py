@@ -51,7 +51,8 @@ def files_of(prefix: str, pack: Pack) -> list[str]:
     above = prefix.rpartition("/")[0]
     own_keys = [f"{prefix}/{stored_file(pack.file)}"] if pack.stored.size else []
     return own_keys + [
-        f"{directory}/{file}" if "/" in directory else f"{above}/{directory}/{file}" for directory, file in pack.stored.homes
+        f"{directory}/{file}" if "/" in directory else f"{above}/{directory}/{file}"
+        for directory, file in pack.stored.homes
     ]
 
 
@@ -82,11 +83,15 @@ class StoredReader:
                     ends[link.home] = max(ends[link.home], link.offset + link.length)
             for number, (key, reader, end) in enumerate(zip(self._keys, self._readers, ends, strict=True)):
                 if reader is not None and (reader.size < end or (number == OWN and reader.size != end)):
-                    raise CorruptCheckpoint(f"{key} is {reader.size} bytes long, {end} were committed", where=self._where)
+                    raise CorruptCheckpoint(
+                        f"{key} is {reader.size} bytes long, {end} were committed", where=self._where
+                    )
         except CheckpointNotFound:
             self.close()
             missing = self._keys[len(self._readers)]
-            raise CorruptCheckpoint(f"{missing}, which holds chunks of this pack, is missing", where=self._where) from None
+            raise CorruptCheckpoint(
+                f"{missing}, which holds chunks of this pack, is missing", where=self._where
+            ) from None
         except BaseException:
             self.close()
             raise

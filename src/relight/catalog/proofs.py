@@ -69,4 +69,6 @@ def proofs_of(store: ByteStore, run: str) -> list[Proof]:
 
 
 def _names(store: ByteStore, run: str) -> list[str]:
-    return sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
+    return sorted(
+        entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json")
+    )

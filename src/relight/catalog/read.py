@@ -161,7 +161,9 @@ def read_runs(
     return total
 
 
-def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[ChunkRange]]], files: contextlib.ExitStack) -> list[_Job]:
+def _in_turn(
+    opened: Opened, part: Part, packs: Sequence[tuple[int, list[ChunkRange]]], files: contextlib.ExitStack
+) -> list[_Job]:
     """Interleave the ranges of packs on different drives, so that each drive is busy. Ranges of one pack stay in order."""
     rows: list[list[_Job]] = []
     for index, runs in packs:
@@ -175,7 +177,13 @@ class _Work:
     """Reading and hashing threads, and the buffers between them."""
 
     def __init__(
-        self, readers: int, hashers: int, longest: int, progress: Progress | None, lend: Lend | None, kept: list[memoryview]
+        self,
+        readers: int,
+        hashers: int,
+        longest: int,
+        progress: Progress | None,
+        lend: Lend | None,
+        kept: list[memoryview],
     ) -> None:
         self._progress, self._lend, self._kept = progress, lend, kept
         self._threads = readers
@@ -234,7 +242,9 @@ class _Work:
         try:
             buffer = self._rooms.get() or page_buffer(self._room_bytes)
         except (MemoryError, OSError) as error:
-            names = ", ".join(dict.fromkeys(shown(tensor.name) for want in run.wants[:3] for tensor, _ in want.takers[:1]))
+            names = ", ".join(
+                dict.fromkeys(shown(tensor.name) for want in run.wants[:3] for tensor, _ in want.takers[:1])
+            )
             raise no_memory(error, f"a buffer of {self._room_bytes:,} bytes to read {names}", file.key) from error
         try:
             data = file.reader.fetch(run.offset, run.length, buffer)
@@ -263,7 +273,9 @@ class _Work:
             _read_or_blank(file, piece, data)
             self._check(file, piece, data, data is not target)
 
-    def _verify_and_deliver(self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool, room: memoryview) -> None:
+    def _verify_and_deliver(
+        self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool, room: memoryview
+    ) -> None:
         """Verify the bytes, copy them to their sinks if they are not there yet, and return the buffer."""
         try:
             if not self._failed:
@@ -288,7 +300,11 @@ class _Work:
 
 
 def each_chunk(
-    reader: Reader, pack: Pack, key: str, at_once: int = READS_AT_ONCE, wanted: Callable[[int], bool] = lambda number: True
+    reader: Reader,
+    pack: Pack,
+    key: str,
+    at_once: int = READS_AT_ONCE,
+    wanted: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[tuple[int, int, memoryview | RelightError]]:
     """Yield the number, offset and bytes of each chunk of a pack, in order. The bytes are valid until the next chunk is requested.
 
@@ -384,7 +400,9 @@ def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
         if after > first:
             wants.append(WantedChunk(chunk, start, length, value, takers[first:after]))
             tensor = takers[after - 1][0]
-            first = after - 1 if tensor.offset + tensor.length > end else after  # tensors do not overlap: only the last may continue
+            first = (
+                after - 1 if tensor.offset + tensor.length > end else after
+            )  # tensors do not overlap: only the last may continue
         start = end
     return wants
 
@@ -456,7 +474,9 @@ def deliver_chunk(chunk: memoryview, want: WantedChunk) -> None:
     if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {HostMemorySink}:
         inner = takers[1:-1]  # these are wholly inside the chunk; only the first and the last may extend beyond it
         places = [sink.address for _, sink in inner if isinstance(sink, HostMemorySink)]
-        move_all(places, [source - start + tensor.offset for tensor, _ in inner], [tensor.length for tensor, _ in inner])
+        move_all(
+            places, [source - start + tensor.offset for tensor, _ in inner], [tensor.length for tensor, _ in inner]
+        )
         takers = [takers[0], takers[-1]]
     for tensor, sink in takers:
         offset, length = tensor.offset, tensor.length

@@ -50,7 +50,9 @@ def decode_needs(data: bytes, count: int) -> bytes:
 _SPREAD = [bytes(byte >> bit & 1 for bit in range(8)) for byte in range(256)]
 
 
-def assign_reads(needs: Mapping[PackKey, Mapping[int, bytes]], lengths: Mapping[PackKey, Sequence[int]]) -> list[LentRun]:
+def assign_reads(
+    needs: Mapping[PackKey, Mapping[int, bytes]], lengths: Mapping[PackKey, Sequence[int]]
+) -> list[LentRun]:
     """Return the runs to lend. ``needs``: for each pack and rank, the needed chunks. ``lengths``: the lengths of each pack's chunks.
 
     Each run is assigned to the taker with the fewest bytes to read so far. What only one rank needs is counted first.
@@ -70,7 +72,9 @@ def assign_reads(needs: Mapping[PackKey, Mapping[int, bytes]], lengths: Mapping[
     return runs
 
 
-def _stretches(needs: Mapping[int, bytes], lengths: Sequence[int]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
+def _stretches(
+    needs: Mapping[int, bytes], lengths: Sequence[int]
+) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
     """Yield ``first``, ``last``, ``offset``, ``length`` and takers. A chunk that is too long to be lent is yielded once for each taker."""
     ranks = sorted(needs)
     offset = begin = first = 0

@@ -64,7 +64,9 @@ def ask_for_save(run: Run, by: str, why: str = "") -> int:
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
         raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all printable")
-    written = _note(run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})}))
+    written = _note(
+        run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})})
+    )
     assert written is not None
     return written.seq
 
@@ -101,9 +103,15 @@ def outcome_of(history: History, seq: int) -> Answer:
     acknowledgement = _acknowledgement(history, seq)
     if acknowledgement is None or not isinstance(acknowledgement.body, NoteBody):
         return Answer()
-    by, refused = (_words(acknowledgement.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
+    by, refused = (
+        _words(acknowledgement.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX))
+    )
     later = sorted(
-        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > acknowledgement.seq),
+        (
+            checkpoint
+            for checkpoint in (*history.live, *history.retired.values())
+            if checkpoint.seq > acknowledgement.seq
+        ),
         key=lambda checkpoint: checkpoint.seq,
     )
     saved = next((checkpoint for checkpoint in later if _is_requested(checkpoint.body.save_reason)), None)
@@ -116,7 +124,11 @@ def _is_requested(reason: SaveReason) -> bool:
 
 
 def wait_for_answer(
-    run: Run, seq: int, timeout_s: float, on_change: Callable[[Answer], None] = lambda _: None, ending: threading.Event | None = None
+    run: Run,
+    seq: int,
+    timeout_s: float,
+    on_change: Callable[[Answer], None] = lambda _: None,
+    ending: threading.Event | None = None,
 ) -> Answer:
     """Wait until the save exists, is refused, no supervisor acknowledges it, or ``timeout_s`` is over. Return the last state.
 
@@ -135,7 +147,9 @@ def wait_for_answer(
             last_answer = answer
             on_change(last_answer)
         passed = time.monotonic() - began
-        if passed > (timeout_s if last_answer.acknowledged_by else min(timeout_s, UNACKNOWLEDGED_S)) or ending.wait(_POLL_S):
+        if passed > (timeout_s if last_answer.acknowledged_by else min(timeout_s, UNACKNOWLEDGED_S)) or ending.wait(
+            _POLL_S
+        ):
             break
     return last_answer
 

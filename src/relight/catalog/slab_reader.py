@@ -136,8 +136,13 @@ class SlabReader:
         for part, wanted in zip(self._opened.parts, sinks, strict=True):
             if wanted:
                 read_tensors(self._opened, part, wanted, progress=progress, rooms=self._rooms)
-        skips = [(slab.first - read.first) * self._itemsize(slab) for slab, read in zip(batch, slabs_to_read, strict=True)]
-        return [memory[skip:][: slab.length * self._itemsize(slab)] for slab, memory, skip in zip(batch, into, skips, strict=True)]
+        skips = [
+            (slab.first - read.first) * self._itemsize(slab) for slab, read in zip(batch, slabs_to_read, strict=True)
+        ]
+        return [
+            memory[skip:][: slab.length * self._itemsize(slab)]
+            for slab, memory, skip in zip(batch, into, skips, strict=True)
+        ]
 
     def _itemsize(self, slab: Slab) -> int:
         return DTYPES[self._joined.tensors[slab.tensor].dtype].itemsize

@@ -25,7 +25,10 @@ def pieces_named(opened: Opened, wanted: Callable[[str], bool]) -> dict[str, Pie
             if wanted(tensor.name):
                 by_name.setdefault(tensor.name, []).append((part.rank, tensor))
     rows: dict[str, Pieces] = {}
-    for name, pieces in by_name.items():  # an empty piece only means that another part has the bytes; one copy of a scalar is enough
+    for (
+        name,
+        pieces,
+    ) in by_name.items():  # an empty piece only means that another part has the bytes; one copy of a scalar is enough
         with_bytes = [(rank, piece) for rank, piece in pieces if piece.length]
         rows[name] = (with_bytes or pieces)[: None if pieces[0][1].shape else 1]
     return rows
@@ -34,12 +37,19 @@ def pieces_named(opened: Opened, wanted: Callable[[str], bool]) -> dict[str, Pie
 def numbers_of(opened: Opened, rows: Iterable[Pieces], progress: Progress | None = None) -> list[dict[str, Any]]:
     """Return the ``stats`` of each tensor. Every chunk with any of its bytes is read once and verified. Only the numbers are kept."""
     rows = list(rows)
-    sinks = {(rank, piece.full_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row if piece.length}
+    sinks = {
+        (rank, piece.full_name): StatsSink(piece.dtype, piece.length)
+        for row in rows
+        for rank, piece in row
+        if piece.length
+    }
     _read(opened, sinks, progress)
     return [stats(sinks[rank, piece.full_name] for rank, piece in row if piece.length) for row in rows]
 
 
-def spread_of(opened: Opened, pieces: Pieces, least: float, most: float, progress: Progress | None = None) -> tuple[list[float], list[int]]:
+def spread_of(
+    opened: Opened, pieces: Pieces, least: float, most: float, progress: Progress | None = None
+) -> tuple[list[float], list[int]]:
     """Return a histogram of the finite values, with equal classes from ``least`` to ``most``: edges (one more than counts), and counts.
 
     Both are empty if the range is too narrow or too wide for distinct finite edges. Cost: reads the tensor once.
@@ -50,9 +60,15 @@ def spread_of(opened: Opened, pieces: Pieces, least: float, most: float, progres
         edges = np.linspace(least, most, CLASSES + 1)
     if not np.isfinite(edges).all() or not (np.diff(edges) > 0).all():
         return [], []
-    sinks = {(rank, piece.full_name): _Classes(piece.dtype, piece.length, least, most) for rank, piece in pieces if piece.length}
+    sinks = {
+        (rank, piece.full_name): _Classes(piece.dtype, piece.length, least, most)
+        for rank, piece in pieces
+        if piece.length
+    }
     _read(opened, sinks, progress)
-    return [float(edge) for edge in edges], [sum(sink.counts[index] for sink in sinks.values()) for index in range(CLASSES)]
+    return [float(edge) for edge in edges], [
+        sum(sink.counts[index] for sink in sinks.values()) for index in range(CLASSES)
+    ]
 
 
 class _Classes:

@@ -94,13 +94,17 @@ def _run(dtype: str, start: int, data: memoryview) -> _RunningStats | None:
     with np.errstate(invalid="ignore"):  # a signalling NaN is counted, not complained about
         wide = values.astype("f8")
     if values.dtype.kind in "iub":
-        return _RunningStats(start, int(values.min()), int(values.max()), float(wide.sum()), _norm(wide), wide.size, 0, 0)
+        return _RunningStats(
+            start, int(values.min()), int(values.max()), float(wide.sum()), _norm(wide), wide.size, 0, 0
+        )
     nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
     if nan or inf:
         wide = wide[np.isfinite(wide)]
     if not wide.size:
         return _RunningStats(start, 0, 0, 0, 0, 0, nan, inf)
-    return _RunningStats(start, float(wide.min()), float(wide.max()), float(wide.sum()), _norm(wide), wide.size, nan, inf)
+    return _RunningStats(
+        start, float(wide.min()), float(wide.max()), float(wide.sum()), _norm(wide), wide.size, nan, inf
+    )
 
 
 def _norm(wide: Any) -> float:
@@ -138,7 +142,9 @@ def _float8_values(dtype: str) -> Any:
 
 
 @cache
-def _float8_table(exponent_bits: int, mantissa_bits: int, bias: int, has_inf: bool, only_top_nan: bool) -> tuple[float, ...]:
+def _float8_table(
+    exponent_bits: int, mantissa_bits: int, bias: int, has_inf: bool, only_top_nan: bool
+) -> tuple[float, ...]:
     """Return all 256 values of an 8-bit float (arXiv:2209.05433; the ``fnuz`` kinds: arXiv:2206.02915)."""
     top = (1 << exponent_bits) - 1
     table = []

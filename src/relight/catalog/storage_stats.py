@@ -88,7 +88,11 @@ def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
                     stored[tensor.name] = stored.get(tensor.name, 0.0) + (end - begin) * share
                     if encoding and not exact:
                         encodings_of.setdefault(tensor.name, set()).add(encoding)
-    return {name: (", ".join(sorted(encodings)), stored[name] / whole[name]) for name, encodings in encodings_of.items() if whole[name]}
+    return {
+        name: (", ".join(sorted(encodings)), stored[name] / whole[name])
+        for name, encodings in encodings_of.items()
+        if whole[name]
+    }
 
 
 def _way(piece: ChunkLocation) -> str:

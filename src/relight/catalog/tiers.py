@@ -114,12 +114,18 @@ def copying_to(history: History) -> dict[str, str]:
     """Return for each further tier, by name, the checkpoint with the copy that began last and has not arrived."""
     copying = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
     drained = drained_to(history) if copying else {}
-    return {tier: checkpoint_id for tier, checkpoint_id in copying.items() if checkpoint_id not in drained.get(tier, ())}
+    return {
+        tier: checkpoint_id for tier, checkpoint_id in copying.items() if checkpoint_id not in drained.get(tier, ())
+    }
 
 
 def drained_bytes(history: History, tier: str) -> dict[str, int]:
     """Return the bytes that each checkpoint, by id, takes in the tier, where recorded: older versions did not record them."""
-    sizes = [(note.data.get("id"), note.data.get("bytes")) for note in _notes(history, DRAINED_TOPIC) if note.data.get("tier") == tier]
+    sizes = [
+        (note.data.get("id"), note.data.get("bytes"))
+        for note in _notes(history, DRAINED_TOPIC)
+        if note.data.get("tier") == tier
+    ]
     return {str(checkpoint_id): size for checkpoint_id, size in sizes if isinstance(size, int) and size >= 0}
 
 
@@ -144,7 +150,9 @@ def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
 
 def attempt_name(history: History, epoch: int) -> str:
     """Return the name of the attempt with that epoch."""
-    return next(fence.body.attempt for fence in history.fences if fence.epoch == epoch and isinstance(fence.body, FenceBody))
+    return next(
+        fence.body.attempt for fence in history.fences if fence.epoch == epoch and isinstance(fence.body, FenceBody)
+    )
 
 
 def newest_seq(history: History, ids: set[str]) -> int:
@@ -155,8 +163,12 @@ def newest_seq(history: History, ids: set[str]) -> int:
 
 def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
     """Return those of ``ids``, which a tier has or had, that are retired here, as candidates for ``owed``. Skips rolled back ones."""
-    retired = (history.retired.get(checkpoint_id) for checkpoint_id in ids if checkpoint_id not in history.rolled_back_ids)
-    return [Candidate(checkpoint.id, checkpoint.seq, checkpoint.step) for checkpoint in retired if checkpoint is not None]
+    retired = (
+        history.retired.get(checkpoint_id) for checkpoint_id in ids if checkpoint_id not in history.rolled_back_ids
+    )
+    return [
+        Candidate(checkpoint.id, checkpoint.seq, checkpoint.step) for checkpoint in retired if checkpoint is not None
+    ]
 
 
 def open_tier(tier: Tier, guard: StoreSecurity) -> tuple[ByteStore, str]:
@@ -190,7 +202,9 @@ def merge(histories: Sequence[History]) -> Merged:
             if key in copies:
                 position = order.index(key) + 1
             else:
-                while position < len(order) and _is_earlier(*_nearest(copies[order[position]], histories), checkpoint, history):
+                while position < len(order) and _is_earlier(
+                    *_nearest(copies[order[position]], histories), checkpoint, history
+                ):
                     position += 1
                 order.insert(position, key)
                 position += 1
@@ -208,7 +222,9 @@ def merge(histories: Sequence[History]) -> Merged:
             checkpoint = history.by_id[checkpoint_id]
             merged.tags[name] = checkpoint.original_id
         merged.retired.update({checkpoint.original_id: checkpoint for checkpoint in history.retired.values()})
-        merged.rolled_back_ids |= {checkpoint.original_id for checkpoint in history.live if checkpoint.id in history.rolled_back_ids}
+        merged.rolled_back_ids |= {
+            checkpoint.original_id for checkpoint in history.live if checkpoint.id in history.rolled_back_ids
+        }
         merged.skips += [skip for skip in history.skips if skip not in merged.skips]
         merged.best_by = history.best_by or merged.best_by
     merged.retired = {key: checkpoint for key, checkpoint in merged.retired.items() if key not in merged.by_id}
@@ -244,7 +260,10 @@ def _notes(history: History, topic: str) -> list[NoteBody]:
 def reach_all(store: ByteStore, run: str) -> list[Reach]:
     """Read every tier of the run, nearest first. The nearest tier's log lists them."""
     near = read_tier("", store, run)
-    further = [_same_run(near.history, read_tier(tier.name, *open_tier(tier, guard_of(store)))) for tier in tiers_of(near.history)]
+    further = [
+        _same_run(near.history, read_tier(tier.name, *open_tier(tier, guard_of(store))))
+        for tier in tiers_of(near.history)
+    ]
     return [near._replace(name=nearest_name(near.history)), *further]
 
 
@@ -299,7 +318,12 @@ def read_further(further: Sequence[Further], near: History) -> list[Reach]:
         check_same_run(near, reach)
     for reach in reaches:
         if reach.error is not None:
-            emit("tier.unreachable", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
+            emit(
+                "tier.unreachable",
+                f"tier {reach.name} does not answer: {reach.error}",
+                tier=reach.name,
+                kind=reach.error.kind,
+            )
     silent = [reach for reach in reaches if reach.error is not None]
     if silent and not near.live and not any(reach.history.live for reach in reaches):
         raise StoreUnavailable(

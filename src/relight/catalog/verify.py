@@ -115,7 +115,11 @@ def _verify_pack(
                         _check_header(bytes(piece), part, index, key)
             except RelightError as error:
                 affected = _held(part, index, offset, offset + length)
-                findings.append(VerifyFinding(error.kind, key, affected, f"chunk {number}, bytes {offset}–{offset + length}: {error.what}"))
+                findings.append(
+                    VerifyFinding(
+                        error.kind, key, affected, f"chunk {number}, bytes {offset}–{offset + length}: {error.what}"
+                    )
+                )
             if progress:
                 progress(length)
     finally:
@@ -156,7 +160,9 @@ def _as_written(data: bytes, tensors: Sequence[Tensor], names: Sequence[str]) ->
     metadata = header_metadata(data) if fits else None
     if metadata is None or not all(tensor.length for tensor in tensors):
         return None
-    rows = [(name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(tensors, names, strict=True)]
+    rows = [
+        (name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(tensors, names, strict=True)
+    ]
     try:
         return encode_header(rows, metadata)
     except UnicodeError:  # an unpaired surrogate cannot be encoded

@@ -55,14 +55,21 @@ class AdaptiveSchedule(Hook):
     """
 
     def __init__(
-        self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic, tiers: Tiers | None = None
+        self,
+        trigger: Trigger | None,
+        rank: int,
+        devices: int,
+        clock: Callable[[], float] = monotonic,
+        tiers: Tiers | None = None,
     ) -> None:
         rules = trigger.adapts if trigger is not None else None
         self._rules: Adaptive | None = rules
         self._leads = rank == 0
         self._onwards = TierPacer(tiers.tiers if tiers is not None and rules is not None and self._leads else (), clock)
         self._devices, self._clock, self._began = devices, clock, clock()
-        self._bounds = IntervalBounds(rules.at_least_s, rules.at_most_s, rules.overhead) if rules is not None else IntervalBounds()
+        self._bounds = (
+            IntervalBounds(rules.at_least_s, rules.at_most_s, rules.overhead) if rules is not None else IntervalBounds()
+        )
         self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
         self._quiet, self._losses = deque[float](maxlen=REMEMBERED), deque[float](maxlen=LOSSES)
         self._restarts: tuple[float, ...] = ()
@@ -91,7 +98,11 @@ class AdaptiveSchedule(Hook):
             raise ConfigError(f"ckpt.phase is a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"')
         if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
             phases = ", ".join(self._rules.phases)
-            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {phases}; an empty name is none of them")
+            raise ConfigError(
+                f"adaptive(phases=…) has no {name!r}",
+                where="phase",
+                hint=f"it has {phases}; an empty name is none of them",
+            )
         self._phase = name
 
     def on_attempt(self, attempt: Attempt, history: History) -> None:
@@ -161,13 +172,21 @@ class AdaptiveSchedule(Hook):
             self._use = ResourceUse(self._attempt.store.url, self._clock)
         if self._use is not None:
             self._use.sample(writing)
-        interval_s, why = rules.scaled(decision.interval_s, self._phase, self._use.shares if self._use is not None else {})
+        interval_s, why = rules.scaled(
+            decision.interval_s, self._phase, self._use.shares if self._use is not None else {}
+        )
         kind = why if not rules.busy else f"{self._phase} {'busy' if 'in use' in why else ''}"
         if kind != self._why and self._leads:
             self._why = kind
-            reason = f"every {span(interval_s)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
+            reason = (
+                f"every {span(interval_s)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
+            )
             emit(
-                "schedule.changed", f"from step {self._step} on: {reason}", step=self._step, interval_s=round(interval_s, 3), reason=reason
+                "schedule.changed",
+                f"from step {self._step} on: {reason}",
+                step=self._step,
+                interval_s=round(interval_s, 3),
+                reason=reason,
             )
         return interval_s
 
@@ -210,9 +229,12 @@ class AdaptiveSchedule(Hook):
         before, self.decision = self.decision, decide(self._seen(now, self._rules), self.decision, self._bounds)
         if self._leads and (before is None or _shown(before) != _shown(self.decision)):
             emit(
-                "schedule.changed", f"from step {self._step} on: {self.decision.reason}",
-                step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
-            )  # fmt: skip
+                "schedule.changed",
+                f"from step {self._step} on: {self.decision.reason}",
+                step=self._step,
+                interval_s=round(self.decision.interval_s, 3),
+                reason=self.decision.reason,
+            )
             self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
         if self._leads and self.decision.bound and not self._bound_reported:
             self._bound_reported = True

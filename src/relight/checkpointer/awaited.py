@@ -51,7 +51,11 @@ class MultiRankWait:
         ranking = [keep for keep in rules if keep.best and leads]
         self._due = {metric: f'save=best("{metric}")' for metric, _ in names}
         """Metrics of the trigger without a finite value in any step."""
-        self._kept = {keep.metric: f'keep(best={keep.best}, metric="{keep.metric}")' for keep in ranking if keep.metric is not None}
+        self._kept = {
+            keep.metric: f'keep(best={keep.best}, metric="{keep.metric}")'
+            for keep in ranking
+            if keep.metric is not None
+        }
         """Metrics of retention without a finite value in any save."""
         self._unnamed = next((f"keep(best={keep.best})" for keep in ranking if keep.metric is None), "")
         self._came = False
@@ -70,7 +74,9 @@ class MultiRankWait:
             self._came |= self._due.pop(name, None) is not None
             self._kept.pop(name, None)
 
-    def step(self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: RankGroup) -> None:
+    def step(
+        self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: RankGroup
+    ) -> None:
         """Count a step that ended.
 
         If a metric has been missing for too long, call ``save()`` and raise ``ConfigError`` on every rank.

@@ -116,7 +116,9 @@ class _Shape:
         """Return the address of a slot's first byte."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
 
-    def same_there(self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]) -> frozenset[int]:
+    def same_there(
+        self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]
+    ) -> frozenset[int]:
         """Return the frozen items that the slot still has from its last save. ``wrong`` is called with the name of an item that has
         equal marks and other bytes."""
         number, before, old_marks = self.filled.get(index, (0, None, None))
@@ -256,7 +258,9 @@ class Background:
         first = min(shape.busy.values())
         for index, number in sorted(shape.busy.items(), key=lambda item: -item[1]):
             slot = shape.slots[index]
-            waits = number != first and number not in self._seats and slot.state() == (SEALED, number) and not slot.written
+            waits = (
+                number != first and number not in self._seats and slot.state() == (SEALED, number) and not slot.written
+            )
             if waits and yields(number):
                 slot.clear()
                 if self._agent is not None:
@@ -280,7 +284,9 @@ class Background:
         shape = self._shape
         return None if shape is None else len(shape.slots) - len(shape.busy)
 
-    def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
+    def save(
+        self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = ""
+    ) -> int | None:
         """Start a save, and return the number that ``on_done`` will report. Return None if it is impossible now (no memory, no agent)."""
         tree = encode_tree(state.tree)
         if not self._warm(self._deadline_s):
@@ -289,7 +295,9 @@ class Background:
         if shape is None:
             return None
         free = [i for i in range(len(shape.slots)) if i not in shape.busy]
-        index = min(free, key=lambda i: shape.slots[i].state()[1])  # keep the newest save: a restore reads it, a save compares with it
+        index = min(
+            free, key=lambda i: shape.slots[i].state()[1]
+        )  # keep the newest save: a restore reads it, a save compares with it
         slot, agent = shape.slots[index], self._agent
         assert agent is not None
         number = self._number = self._number + 1
@@ -319,7 +327,9 @@ class Background:
             self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
             copies = shape.copies_of(state, self._overlaps, same)
             for plan in copies:
-                fill.devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in plan.devices]
+                fill.devices += [
+                    device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in plan.devices
+                ]
             for plan in copies:
                 plan.copy_now(slot.view, base)
         except BaseException as error:
@@ -330,7 +340,11 @@ class Background:
             self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
             return number
         later = [plan.later for plan in copies if plan.later.slices]
-        watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for tensors in later for placed in tensors.placed))
+        watched = (
+            later[0]
+            if len(later) == 1
+            else GuardedTensors(in_order(placed for tensors in later for placed in tensors.placed))
+        )
         fill.started = time.perf_counter()
         self._queued = fill.devices
         self._snapshot = Snapshot(watched.begin(), base, fill.copied, slot.set_copied)
@@ -457,7 +471,9 @@ class Background:
             old.close()
         try:
             deadline_s = max(1.0, self.bound(START_S))
-            agent = connect(target.store.url, target.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes)
+            agent = connect(
+                target.store.url, target.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes
+            )
             bound = self.bound  # not self: the agent's thread would keep this object alive
             agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
@@ -470,13 +486,22 @@ class Background:
             agent.on_done = on_done
             agent.place(
                 AgentPlace(
-                    target.store.url, target.log.run, target.store_id, target.run_id, target.epoch,
-                    self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
-                    self._rank == 0, self._limits.deadline_s / 2,
+                    target.store.url,
+                    target.log.run,
+                    target.store_id,
+                    target.run_id,
+                    target.epoch,
+                    self._limits.threads,
+                    self._limits.nice,
+                    self._limits.bytes_per_second,
+                    self._keep,
+                    self._rank == 0,
+                    self._limits.deadline_s / 2,
                     msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
-                    guard.to_wire() if (guard := guard_of(target.store)) else None, self._limits.read_bytes_per_second,
+                    guard.to_wire() if (guard := guard_of(target.store)) else None,
+                    self._limits.read_bytes_per_second,
                 )
-            )  # fmt: skip
+            )
         except (RelightError, OSError) as error:  # such as no descriptor, memory or process left
             self._lost(error)
             return False
@@ -491,7 +516,11 @@ class Background:
         failure = known(error)
         if f"{failure.kind}: {failure.what}" != self._lost_reason:
             self._lost_reason = f"{failure.kind}: {failure.what}"
-            emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=failure.kind)
+            emit(
+                "agent.lost",
+                f"saves are made by the trainer, which waits for them, until there is an agent: {error}",
+                kind=failure.kind,
+            )
 
     def _finished(self, done: SaveOutcome) -> None:
         self._free(done.report.number)
@@ -501,7 +530,9 @@ class Background:
             dead = self._agent is not None and not self._agent.alive  # else it is only this end that was closed
             if self._committed(done.report.id):
                 done = SaveOutcome(done.report, None)
-            elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that rank
+            elif (
+                seat is not None and dead
+            ):  # another rank may wait for this part, and this rank's training for that rank
                 abort_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
 
@@ -509,7 +540,9 @@ class Background:
         """Abort this rank's part of the save, so that no other rank waits for it."""
         step, seat = self._seats.pop(number, (0, None))
         if seat is not None:
-            with contextlib.suppress(Exception):  # the save's own error matters; without a store the other ranks wait for the deadline
+            with contextlib.suppress(
+                Exception
+            ):  # the save's own error matters; without a store the other ranks wait for the deadline
                 abort_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:
@@ -566,14 +599,20 @@ def _let_go(owner: int, agent: Agent, copier: Copier) -> None:
 
 def _key(items: Sequence[Item]) -> tuple[Any, ...]:
     """Return a key that is equal for items with equal layout."""
-    return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable, item.box) for item in items)
+    return tuple(
+        (item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable, item.box) for item in items
+    )
 
 
 def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
     """Pin the slots, so that the accelerators that have some of ``items`` copy to them by DMA. Return the kinds of accelerators that do."""
     tensors = (getattr(item.source, "device_tensor", None) for item in items)
     device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
-    return frozenset({"cuda"}) if device is not None and pin_memory([slot.memory for slot in slots], device) else frozenset()
+    return (
+        frozenset({"cuda"})
+        if device is not None and pin_memory([slot.memory for slot in slots], device)
+        else frozenset()
+    )
 
 
 def _give_back(shape: _Shape) -> None:

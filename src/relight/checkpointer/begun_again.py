@@ -50,7 +50,9 @@ class NewLog:
             session.attempt, progress.parent = former, parent
             if not self._reported:
                 self._reported = True
-                emit("save.failed", f"a new log could not be begun: {second}", step=progress.step or 0, kind=second.kind)
+                emit(
+                    "save.failed", f"a new log could not be begun: {second}", step=progress.step or 0, kind=second.kind
+                )
             return
         self._begun_after = progress.step if progress.step is not None else failed.step
         if isinstance(writer, Background) and isinstance(new_writer := loop.open_writer(), Background):

@@ -27,12 +27,20 @@ class BestSoFar(Hook):
     """
 
     def __init__(
-        self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, rank: int = 0,
+        self,
+        trigger: Trigger | None,
+        keep: Keep | None = None,
+        tiers: Tiers | None = None,
+        rank: int = 0,
         under_way: Callable[[], Iterable[Mapping[str, float]]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
         self._leads = rank == 0
-        rules = [rule for rule in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if rule is not None]
+        rules = [
+            rule
+            for rule in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ())))
+            if rule is not None
+        ]
         self._own = own_metric(trigger, rules)
         self._under_way = under_way
         self.durable: dict[str, float] = {}
@@ -48,7 +56,10 @@ class BestSoFar(Hook):
             try:
                 record_best_by(attempt.place.log, self._own, attempt.epoch)
             except StoreUnavailable as error:
-                emit("preflight.warning", f"the run's metric could not be recorded: {with_outcome(error, 'the next attempt records it')}")
+                emit(
+                    "preflight.warning",
+                    f"the run's metric could not be recorded: {with_outcome(error, 'the next attempt records it')}",
+                )
             history.best_by = self._own or history.best_by
         self.awaited.begin(history)
 

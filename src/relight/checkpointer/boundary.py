@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.capture import CaptureCache, Captured, RngSnapshot, capture, capture_generators, fingerprint, frozen_generators, is_large
+from relight.capture import (
+    CaptureCache,
+    Captured,
+    RngSnapshot,
+    capture,
+    capture_generators,
+    fingerprint,
+    frozen_generators,
+    is_large,
+)
 from relight.capture.kinds import VALUE, kind_of, memory_in
 from relight.capture.sharded import local_of
 from relight.format import Leaf
@@ -71,7 +80,9 @@ class Boundary:
             self._captured = capture(self._small, rng=False)
             self._generators = frozen_generators()
             if self._measured < 2 and self._recall.valid_template(self._components) is None:
-                capture(self._components, rng=False, recall=self._recall)  # fills the cache, so that later checks are cheap
+                capture(
+                    self._components, rng=False, recall=self._recall
+                )  # fills the cache, so that later checks are cheap
                 self._cost_s = 0.0
             self._fingerprint, self._marks = self._glance(), _marks(self._held())
             if self._leave is not None:
@@ -110,7 +121,9 @@ class Boundary:
         if state is None:
             cause = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
             emit(
-                "save.inconsistent", f"{type(error).__name__} in the step after {self.step}: {cause}, so nothing was saved", step=self.step
+                "save.inconsistent",
+                f"{type(error).__name__} in the step after {self.step}: {cause}, so nothing was saved",
+                step=self.step,
             )
         return state
 

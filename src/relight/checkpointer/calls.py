@@ -64,7 +64,9 @@ class Calls:
         self._start = step + (1 if micro_step is None else 0)
         return None
 
-    def check(self, step: int | None, micro_step: int | None, last: int | None, last_micro: int | None, *, reports: bool) -> None:
+    def check(
+        self, step: int | None, micro_step: int | None, last: int | None, last_micro: int | None, *, reports: bool
+    ) -> None:
         """Raise ``ConfigError`` for a call from a forked process or a step below the last one. Warn once about a step
         reported twice.
 
@@ -93,5 +95,7 @@ class Calls:
             raise ConfigError(message, where=f"run {self._run!r}", hint=COUNT_ON)
         if reports and step == last and micro_step is None and last_micro is None and not self._repeated:
             self._repeated = True
-            text = f"step {step} was reported twice; call step() once per optimizer step, or pass micro_step= within one"
+            text = (
+                f"step {step} was reported twice; call step() once per optimizer step, or pass micro_step= within one"
+            )
             emit("steps.repeated", text, step=step)

@@ -147,7 +147,11 @@ class Checkpointer:
         if reason is not None:
             with saves.saving():
                 if not ends or grace.allow(step, self._progress.in_flight.saves, ranks):
-                    why, values, may_wait = add_requester(reason), self._hooks.best.due(metrics), reason.kind == "signal"
+                    why, values, may_wait = (
+                        add_requester(reason),
+                        self._hooks.best.due(metrics),
+                        reason.kind == "signal",
+                    )
                     save = saves.save(step, why, values, None, micro_step, may_wait=may_wait)
         if signals is not None:
             signals.saved()
@@ -159,7 +163,9 @@ class Checkpointer:
                 signals.end()
         if save is None and not saves.warmed:
             saves.warm_up()
-        self._capture.boundary.remember(step, over=micro_step is None)  # after the warm-up, in which ranks learn which state is replicated
+        self._capture.boundary.remember(
+            step, over=micro_step is None
+        )  # after the warm-up, in which ranks learn which state is replicated
         self._hooks.best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), ranks)
         self._progress.returned_s = perf_counter()
         if signals is not None:
@@ -209,7 +215,9 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self._close("its with block ended")
         elif self._closed is None and not self._progress.calls.elsewhere:
@@ -221,7 +229,11 @@ class Checkpointer:
     def ended(self) -> RunEnd:
         """How the run ended on this rank, after ``close()`` or the ``with`` block."""
         unsaved = self._unsaved or self._progress.in_flight.lacks(self._progress.at)
-        return RunEnd(self._progress.step, dict(self._hooks.tiers.missing), self._closed is not None and self._closed.saves and unsaved)
+        return RunEnd(
+            self._progress.step,
+            dict(self._hooks.tiers.missing),
+            self._closed is not None and self._closed.saves and unsaved,
+        )
 
     @property
     def phase(self) -> str:
@@ -251,7 +263,9 @@ class Checkpointer:
     def __setitem__(self, name: str, value: object) -> None:
         """Set a component that is a plain value."""
         if name not in self._capture.components:
-            raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: state={{{name!r}: …}}")
+            raise ConfigError(
+                f"no component {name!r}", hint=f"give it to the Checkpointer first: state={{{name!r}: …}}"
+            )
         self._capture.components[name] = value
 
     @property
@@ -315,7 +329,12 @@ class Checkpointer:
     def _close(self, why: str, save: bool = True) -> None:
         if self._closed is not None or self._progress.calls.elsewhere:
             return
-        session, progress, grace, deadline_s = self._session, self._progress, self._hooks.grace, self._options.limits.deadline_s
+        session, progress, grace, deadline_s = (
+            self._session,
+            self._progress,
+            self._hooks.grace,
+            self._options.limits.deadline_s,
+        )
         grace.closing(deadline_s)
         session.ending(deadline_s)
         self._hooks.peers.ends()

@@ -55,7 +55,7 @@ class ComponentWatch(Hook):
                     f"loader {name}: something takes batches from it before the training loop uses them; those count as not delivered. "
                     "If they were used, state how many were: relight.capture.used(loader, batches)",
                     loader=name,
-                )  # fmt: skip
+                )
 
     def on_close(self, polite: bool) -> None:
         """Remove all hooks. Idempotent."""

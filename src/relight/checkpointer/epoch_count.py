@@ -38,14 +38,18 @@ class EpochCount:
     def _of(self, name: str, metrics: Mapping[str, Any]) -> EpochsDone:
         if name and name not in self._loaders:
             message = f"every(epochs=…, loader={name!r}) names no loader among the components"
-            raise ConfigError(message, where="save=", hint=f"there are {', '.join(self._loaders)}" if self._loaders else _HOW)
+            raise ConfigError(
+                message, where="save=", hint=f"there are {', '.join(self._loaders)}" if self._loaders else _HOW
+            )
         if name or len(self._loaders) == 1:
             first, now, later = epochs_of(self._loaders[name] if name else next(iter(self._loaders.values())))
         elif METRIC in metrics:
             value = number_of(METRIC, metrics[METRIC])
             first = now = later = self._before.get(name, 0) if value is None else int(value)
         else:
-            which = f"one of the loaders {', '.join(self._loaders)}" if self._loaders else "a loader, or epoch= of step()"
+            which = (
+                f"one of the loaders {', '.join(self._loaders)}" if self._loaders else "a loader, or epoch= of step()"
+            )
             raise ConfigError(f"every(epochs=…) needs {which}", where="save=", hint=_HOW)
         before = self._before.get(name, first)
         self._before[name] = now

@@ -41,7 +41,13 @@ class FailurePolicy:
             outcome = "the process ends without this checkpoint, and the next start resumes from the newest one"
         else:
             outcome = "training continues, and the next save is tried as usual"
-        emit("save.failed", f"the save at step {step} failed: {with_outcome(failed, outcome)}", step=step, kind=failed.kind, turn=turn)
+        emit(
+            "save.failed",
+            f"the save at step {step} failed: {with_outcome(failed, outcome)}",
+            step=step,
+            kind=failed.kind,
+            turn=turn,
+        )
         return failed
 
     def again(self, reason: SaveReason, error: RelightError | None, failed_before: int) -> SaveReason | None:
@@ -51,7 +57,11 @@ class FailurePolicy:
         For saves that cannot be repeated at once, because their step's state is gone: saves of several ranks, and saves
         of the agent.
         """
-        return reason if error is not None and error.retryable and may_retry(error) and failed_before < self.retries else None
+        return (
+            reason
+            if error is not None and error.retryable and may_retry(error) and failed_before < self.retries
+            else None
+        )
 
     def stop_after(self, in_a_row: int, error: RelightError | None, step: int) -> None:
         """Raise ``SaveFailed`` after ``raise_after`` failed saves in a row. If the last error is a fault in Relight,

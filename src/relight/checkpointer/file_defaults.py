@@ -79,9 +79,17 @@ def with_file_defaults(
         from_file.pop("background", None)
     if tiers:
         from_file.pop("keep", None)
-    own = file_options.tiers.tiers_of(*place) if file_options.tiers is not None and not tiers and place is not None else None
+    own = (
+        file_options.tiers.tiers_of(*place)
+        if file_options.tiers is not None and not tiers and place is not None
+        else None
+    )
     background = given.background if given.background is not None else from_file.get("background")
-    if writer == "rank 0" or background is False or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no"):
+    if (
+        writer == "rank 0"
+        or background is False
+        or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no")
+    ):
         from_file.pop("peers", None)
     from_file = {name: value for name, value in from_file.items() if value is not None}
     if from_file or own is not None:

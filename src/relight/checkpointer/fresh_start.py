@@ -24,7 +24,10 @@ class FreshStart:
 
     def __init__(self, wanted: bool) -> None:
         if not isinstance(wanted, bool):
-            raise ConfigError(f"fresh= is True or False, not {wanted!r}", hint="fresh=True begins a new branch of the run from scratch")
+            raise ConfigError(
+                f"fresh= is True or False, not {wanted!r}",
+                hint="fresh=True begins a new branch of the run from scratch",
+            )
         self.wanted = wanted
         self.used = False
         """Whether this attempt starts from scratch because of the option."""

@@ -91,7 +91,11 @@ class GracePeriod(Hook):
             return True
         fit = fits([from_json_bytes(message, GraceState) for message in messages])
         if not fit.fits:
-            emit("save.skipped_no_time", f"step {step} not saved: {fit.why}; the previous checkpoint remains the newest", step=step)
+            emit(
+                "save.skipped_no_time",
+                f"step {step} not saved: {fit.why}; the previous checkpoint remains the newest",
+                step=step,
+            )
         return fit.fits
 
 
@@ -99,5 +103,9 @@ def never_in_time(step: int, reason: SaveReason) -> Save:
     """Report a save for which earlier saves have left no time. Return its handle, which has the error."""
     save = Save(step, reason)
     save.error = StoreUnavailable("not started: the grace period is over", where=f"step {step}")
-    emit("save.skipped_no_time", f"step {step} not saved: no time is left; the previous checkpoint remains the newest", step=step)
+    emit(
+        "save.skipped_no_time",
+        f"step {step} not saved: no time is left; the previous checkpoint remains the newest",
+        step=step,
+    )
     return save

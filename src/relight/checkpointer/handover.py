@@ -32,7 +32,15 @@ from relight.commit import CommitTarget, SaveRequest
 from relight.commit.multi_rank import save_multi_rank, void_checkpoint
 from relight.format import encode_tree, hexdigest
 from relight.format.tree import decode_tree
-from relight.heartbeat import HANDING_OVER, RankStateWriter, heartbeat, lost_of, rank_state_path, read_beat, read_rank_state
+from relight.heartbeat import (
+    HANDING_OVER,
+    RankStateWriter,
+    heartbeat,
+    lost_of,
+    rank_state_path,
+    read_beat,
+    read_rank_state,
+)
 from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import Log
@@ -69,7 +77,11 @@ class Handover:
         self._before: int | None = None
         """The value of ``_left`` one step earlier."""
         self._ahead = PreUpdateState()
-        if not self._page or type(ranks) is not SeveralRanks or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size):
+        if (
+            not self._page
+            or type(ranks) is not SeveralRanks
+            or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size)
+        ):
             return
         own = ranks.split(components)[1]
         if any(is_large(value) for value in own.values()):
@@ -119,7 +131,9 @@ class Handover:
             self._seldom = generators, _packed(capture_generators(generators.host_only()))
         return [self._key(), _packed(own), self._seldom[1], _packed(capture_generators(generators.device()))]
 
-    def hand_over(self, error: Exception, boundary: Boundary, place: CommitTarget, request: Ask, begun: Iterable[Save]) -> bool:
+    def hand_over(
+        self, error: Exception, boundary: Boundary, place: CommitTarget, request: Ask, begun: Iterable[Save]
+    ) -> bool:
         """Save the last completed step for all ranks. Return False if that is impossible, unnecessary, or slower than
         redoing the steps.
 
@@ -182,7 +196,11 @@ class Handover:
 
     def _will_of(self, rank: int, step: int) -> list[Any] | None:
         rank_state = read_rank_state(rank_state_path(self._page, rank))
-        return self._mine(msgspec.msgpack.decode(rank_state.data)) if rank_state is not None and rank_state.step == step else None
+        return (
+            self._mine(msgspec.msgpack.decode(rank_state.data))
+            if rank_state is not None and rank_state.step == step
+            else None
+        )
 
     def _ahead_of(self, rank: int) -> list[Any] | None:
         """Return the state that ``rank`` published before its update of this rank's last step; None if it may have
@@ -223,9 +241,13 @@ class Handover:
         return [self._run, sorted(self._own)]
 
     def _save(
-        self, whole: SaveRequest, common: Captured, states: tuple[Sequence[list[Any]], Sequence[int]], place: CommitTarget,
+        self,
+        whole: SaveRequest,
+        common: Captured,
+        states: tuple[Sequence[list[Any]], Sequence[int]],
+        place: CommitTarget,
         under_way: Sequence[tuple[int, str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert self._ranks.seat is not None
         seat, (own_states, early) = self._ranks.seat, states
         id_ = self._ranks.id_of(place, f"/heir-{seat.rank}")  # if this save fails, another survivor's has another id
@@ -239,9 +261,14 @@ class Handover:
                 items += (owned(item, rank) for item in part_items)
                 own = {**own, **node, "rng": {**own["rng"], **node.get("rng", {})}}
             own_request = replace(
-                whole, tree=encode_tree({**tree, "rank": own}), items=items, id=id_, seat=seat._replace(rank=rank), urgent=True,
+                whole,
+                tree=encode_tree({**tree, "rank": own}),
+                items=items,
+                id=id_,
+                seat=seat._replace(rank=rank),
+                urgent=True,
                 packs_written=None if rank else lambda: _abort(place, under_way),
-            )  # fmt: skip
+            )
             save_multi_rank(place._replace(log=Log(place.store, place.log.run)), own_request)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:

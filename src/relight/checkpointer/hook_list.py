@@ -26,12 +26,23 @@ class Hooks:
     """All hooks of one Checkpointer. Those with a name are also called directly."""
 
     def __init__(
-        self, owner: Checkpointer, options: RunOptions, session: Session, components: dict[str, object], progress: RunProgress
+        self,
+        owner: Checkpointer,
+        options: RunOptions,
+        session: Session,
+        components: dict[str, object],
+        progress: RunProgress,
     ) -> None:
         rank, trigger, tiers = session.world.rank, options.trigger, options.tiers
         self.tiers = TierReplicator(tiers, session.leads)
         self.peers = PeerDiscovery(
-            options.peers, options.writer, session.wants_background, session.ranks, session.store.url, session.run, options.limits
+            options.peers,
+            options.writer,
+            session.wants_background,
+            session.ranks,
+            session.store.url,
+            session.run,
+            options.limits,
         )
         self.grace = GracePeriod()
         self.watch = ComponentWatch(components, session.leads)

@@ -79,7 +79,9 @@ class InflightSaves:
                     return False
                 del self._begun[number]
             text = f"the save of step {begun.save.step} gave its slot to the more urgent one of step {step} ({reason})"
-            begun.save._notify(error=SaveFailed(text, retryable=False, hint="a tag, or a higher priority, keeps a waiting save"))
+            begun.save._notify(
+                error=SaveFailed(text, retryable=False, hint="a tag, or a higher priority, keeps a waiting save")
+            )
             emit("save.coalesced", text, step=begun.save.step)
             return True
 

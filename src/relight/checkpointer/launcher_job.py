@@ -73,7 +73,9 @@ class LauncherJob(NamedTuple):
 
 def job_of(variables: Mapping[str, str]) -> LauncherJob:
     """Return the job of a process with these environment variables."""
-    names = {_name(kind, variables[kind]) for kind in (ELASTIC, SLURM) if variables.get(kind)} - {_name(ELASTIC, _ANY_RUN)}
+    names = {_name(kind, variables[kind]) for kind in (ELASTIC, SLURM) if variables.get(kind)} - {
+        _name(ELASTIC, _ANY_RUN)
+    }
     logs, attempt, _ = variables.get(_ERROR_FILE, "").rpartition("/attempt_")
     if logs and attempt:
         names.add(_name(AGENT, hexdigest(f"{socket.gethostname()}:{logs}".encode())[:16]))

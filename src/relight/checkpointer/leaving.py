@@ -21,7 +21,11 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
     ending = ends_by(signals, error)
     ckpt._hooks.grace.closing(ckpt._options.limits.deadline_s)
     try:
-        if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not _handed_over(ckpt, error):
+        if (
+            isinstance(error, Exception)
+            and not isinstance(error, (Diverged, Fenced, ReplicasDiffer))
+            and not _handed_over(ckpt, error)
+        ):
             ckpt._saves.drain(quiet=True)
             _save_boundary(ckpt, error)
     finally:
@@ -49,7 +53,12 @@ def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
 def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
     """Save the end of the last step, if parameters and optimizer have not changed since."""
     step = ckpt._capture.boundary.step
-    if ckpt._session.attempt is None or step is None or ckpt._progress.saved == (step, None) or ckpt._session.ranks.several:
+    if (
+        ckpt._session.attempt is None
+        or step is None
+        or ckpt._progress.saved == (step, None)
+        or ckpt._session.ranks.several
+    ):
         return
     try:
         state = ckpt._capture.boundary.consistent_after(error)

@@ -121,7 +121,12 @@ class _Uncaught:
                 try:
                     ckpt.__exit__(type(error), error, trace)
                 except Exception as second:  # the traceback of the first error must still be printed
-                    emit("save.failed", f"ending after {type(error).__name__} failed: {second}", step=ckpt._progress.step, kind="exception")
+                    emit(
+                        "save.failed",
+                        f"ending after {type(error).__name__} failed: {second}",
+                        step=ckpt._progress.step,
+                        kind="exception",
+                    )
 
 
 class _Hook:

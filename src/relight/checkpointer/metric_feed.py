@@ -36,7 +36,11 @@ class MetricFeed(Hook):
         if not self._emits or not metrics or now < self._due:
             return
         self._due = now + EVERY_S
-        values = {name: value for name, metric in metrics.items() if len(name) <= NAME_MAX and (value := _here(metric)) is not None}
+        values = {
+            name: value
+            for name, metric in metrics.items()
+            if len(name) <= NAME_MAX and (value := _here(metric)) is not None
+        }
         if not values:
             return
         for name in list(values)[:METRICS_MAX]:

@@ -65,7 +65,9 @@ def _refuse(name: Any, value: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"a metric's name is a text, not {shown(name)}", where="metrics")
     if len(name) > NAME_MAX or not _is_text(name):
-        raise ConfigError(f"a metric's name is a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics")
+        raise ConfigError(
+            f"a metric's name is a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics"
+        )
     if value is None:
         hint = f"pass {name}= only at the steps that have one"
     elif isinstance(value, torch.Tensor) or hasattr(value, "dtype"):
@@ -101,7 +103,10 @@ def number_of(name: str, value: Any) -> float | None:
     try:
         return float(value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value)
     except Exception as error:  # the script's own type may raise anything, hours into training
-        _report(name, f"metric {name!r} is left out: it cannot be read as a number ({type(error).__name__}: {str(error)[:200]})")
+        _report(
+            name,
+            f"metric {name!r} is left out: it cannot be read as a number ({type(error).__name__}: {str(error)[:200]})",
+        )
         return None
 
 

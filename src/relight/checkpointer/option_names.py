@@ -18,10 +18,20 @@ from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 
 _STEPS, _TIME = "save=relight.every(steps=…)", "save=relight.every(minutes=…)"
 _EPOCHS = "save=relight.every(epochs=…)"
-_LAST, _BEST, _EVERY = "keep=relight.keep(last=…)", 'keep=relight.keep(best=…, metric="…")', "keep=relight.keep(every=…)"
+_LAST, _BEST, _EVERY = (
+    "keep=relight.keep(last=…)",
+    'keep=relight.keep(best=…, metric="…")',
+    "keep=relight.keep(every=…)",
+)
 _METRIC = 'save=relight.best("…") and keep=relight.keep(best=1, metric="…")'
-_PATH, _NAME = 'the first argument: Checkpointer("runs/demo", …)', 'run="…", or the last part of the path: Checkpointer("runs/demo", …)'
-_RESUME, _END = "a call, start = ckpt.restore(), after the Checkpointer is made", "close(), which saves the last step by itself"
+_PATH, _NAME = (
+    'the first argument: Checkpointer("runs/demo", …)',
+    'run="…", or the last part of the path: Checkpointer("runs/demo", …)',
+)
+_RESUME, _END = (
+    "a call, start = ckpt.restore(), after the Checkpointer is made",
+    "close(), which saves the last step by itself",
+)
 _BACKGROUND = "background=True, which is the default; background=False waits for each save"
 _FAILURE = 'on_failure="warn", "retry" or "raise"'
 _CALL, _LIMITS, _META = "an argument of ckpt.step() or ckpt.save()", "limits=relight.Limits(…)", "metadata={…}"
@@ -97,18 +107,25 @@ def refuse_slip(name: str, value: object, options: Iterable[str]) -> None:
     known = [option_name for option_name in options if option_name not in ("self", "components")]
     if isinstance(value, Mapping) and value.keys() == {"state", "param_groups"}:
         raise ConfigError(
-            f"{name}= is the state_dict() of an optimizer: a copy, which a restore cannot put back into the optimizer", where=f"{name}=",
+            f"{name}= is the state_dict() of an optimizer: a copy, which a restore cannot put back into the optimizer",
+            where=f"{name}=",
             hint=f"pass the optimizer itself: {name}={name}",
-        )  # fmt: skip
+        )
     if is_component(value):
         option = next(
-            (candidate for candidate in known if isinstance(value, _FITS.get(candidate, ())) and _one_slip(name, candidate)), None
+            (
+                candidate
+                for candidate in known
+                if isinstance(value, _FITS.get(candidate, ())) and _one_slip(name, candidate)
+            ),
+            None,
         )
         if option is not None and name not in _WORDS:
             raise ConfigError(
-                f"{name!r} is not an option, and would be saved as a component", where=f"{name}=",
+                f"{name!r} is not an option, and would be saved as a component",
+                where=f"{name}=",
                 hint=f"did you mean {option}=? A component of that name goes into state={{{name!r}: …}}",
-            )  # fmt: skip
+            )
         return
     if (value is None or isinstance(value, Enum)) and not _close(name, known):
         return  # None in this process, or a plain value of the caller's own class: not a misspelt option

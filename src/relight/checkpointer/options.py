@@ -68,9 +68,17 @@ class RunOptions(NamedTuple):
 
 
 def checked(
-    path: str | os.PathLike[str] | Tiers, run: str | None, given: CheckpointerOptions, *, on_failure: str | FailurePolicy,
-    metadata: Mapping[str, Any] | None, signals: bool, fresh: bool, writer: str, security: tuple[Any, Any, Any, Any],
-) -> RunOptions:  # fmt: skip
+    path: str | os.PathLike[str] | Tiers,
+    run: str | None,
+    given: CheckpointerOptions,
+    *,
+    on_failure: str | FailurePolicy,
+    metadata: Mapping[str, Any] | None,
+    signals: bool,
+    fresh: bool,
+    writer: str,
+    security: tuple[Any, Any, Any, Any],
+) -> RunOptions:
     """Return the options, each checked but ``per_rank``. ``security``: ``encrypt=``, ``sign=``, ``trust=`` and ``anchor=``."""
     url, name, tiers, own = where_to(path, run)
     if given.background is not None:  # "no" would count as True
@@ -122,7 +130,9 @@ def check_path(path: object) -> None:
     directory."""
     example = 'Checkpointer("runs/demo", model=model, …)'
     if isinstance(path, Tier):
-        raise ConfigError("one tier is not Tiers(…)", where="path", hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)")
+        raise ConfigError(
+            "one tier is not Tiers(…)", where="path", hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)"
+        )
     if isinstance(path, Tiers):
         return
     text = path_text(path)
@@ -162,14 +172,20 @@ def check_writer(writer: str) -> str:
 def check_limits(limits: Limits | None) -> Limits:
     """Return the limits, or the defaults for None. Raise ``ConfigError`` for another type."""
     if limits is not None and not isinstance(limits, Limits):
-        raise ConfigError(f"limits= takes relight.Limits(…), not {shown(limits)}", where="limits=", hint=_called(limits, "Limits"))
+        raise ConfigError(
+            f"limits= takes relight.Limits(…), not {shown(limits)}", where="limits=", hint=_called(limits, "Limits")
+        )
     return limits or Limits()
 
 
 def check_keep(keep: Keep | None) -> Keep | None:
     """Return the retention rules. Raise ``ConfigError`` for another type."""
     if keep is not None and not isinstance(keep, Keep):
-        hint = f"keep=relight.keep(last={keep})" if isinstance(keep, int) and not isinstance(keep, bool) else _called(keep, "keep")
+        hint = (
+            f"keep=relight.keep(last={keep})"
+            if isinstance(keep, int) and not isinstance(keep, bool)
+            else _called(keep, "keep")
+        )
         raise ConfigError(f"keep= takes relight.keep(…), not {shown(keep)}", where="keep=", hint=hint)
     return keep
 
@@ -177,7 +193,9 @@ def check_keep(keep: Keep | None) -> Keep | None:
 def check_compact(compact: Compact | bool | None) -> Compact | None:
     """Return the rules of compaction: the defaults for ``True``, None if it is off, changed by ``RELIGHT_LOSSY``."""
     if compact is not None and not isinstance(compact, (Compact, bool)):
-        raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
+        raise ConfigError(
+            f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact")
+        )
     rules = Compact() if compact is True else compact or None
     patterns = lossy_of(os.environ.get(LOSSY, ""))
     return with_asked(rules or Compact(reuse=False, codecs="never"), patterns) if patterns else rules
@@ -190,9 +208,14 @@ def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | N
     if not isinstance(peers, Peers):
         raise ConfigError(f"peers= takes relight.Peers(…), not {shown(peers)}", hint=_called(peers, "Peers"))
     if writer == ONE:
-        raise ConfigError('peers= do not go with writer="rank 0"', hint="one rank has all there is: let every rank write")
+        raise ConfigError(
+            'peers= do not go with writer="rank 0"', hint="one rank has all there is: let every rank write"
+        )
     if not background:
-        raise ConfigError("peers= need the agent, which holds snapshots in memory", hint="leave background= and RELIGHT_BACKGROUND alone")
+        raise ConfigError(
+            "peers= need the agent, which holds snapshots in memory",
+            hint="leave background= and RELIGHT_BACKGROUND alone",
+        )
     return peers
 
 
@@ -203,7 +226,9 @@ def _called(value: object, name: str) -> str:
     return f"call it: relight.{name}(…)" if callable(value) else ""
 
 
-def check_components(state: Mapping[str, object] | None, components: dict[str, object], options: Iterable[str]) -> dict[str, object]:
+def check_components(
+    state: Mapping[str, object] | None, components: dict[str, object], options: Iterable[str]
+) -> dict[str, object]:
     """Return all components by name. ``options``: the Checkpointer's own keywords, to detect misspelt options."""
     if state is not None and not isinstance(state, Mapping):
         hint = f"state={{{'model' if kind_of(state) == MODULE else 'name'!r}: …}}"
@@ -219,7 +244,10 @@ def check_components(state: Mapping[str, object] | None, components: dict[str, o
         if not isinstance(name, str):
             raise ConfigError(f"a component's name is a text, not {shown(name)}", where="state=")
         if not name or name == "rng" or name == "grad" or "/" in name:
-            raise ConfigError(f"{name!r} cannot be a component's name", hint="'rng' and 'grad' are Relight's own; '/' separates levels")
+            raise ConfigError(
+                f"{name!r} cannot be a component's name",
+                hint="'rng' and 'grad' are Relight's own; '/' separates levels",
+            )
         if not name.isprintable() or len(name.encode(errors="replace")) > NAME_MAX:
             hint = f"up to {NAME_MAX} bytes of printable characters"
             raise ConfigError(f"{name[:40]!r} cannot be a component's name", where="state=", hint=hint)
@@ -235,7 +263,13 @@ def _apart(components: Mapping[Any, object]) -> Iterator[tuple[Any, object]]:
     Raise ``ConfigError`` for a container that also has plain values: a restore would have to put those back into it.
     """
     for name, value in components.items():
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+        pairs = (
+            value.items()
+            if isinstance(value, Mapping)
+            else enumerate(value)
+            if isinstance(value, (list, tuple))
+            else ()
+        )
         inside = {f"{name}.{key}": element for key, element in pairs}
         stateful = [key for key, element in inside.items() if _holds_stateful(element)]
         if not stateful:
@@ -243,9 +277,10 @@ def _apart(components: Mapping[Any, object]) -> Iterator[tuple[Any, object]]:
         elif len(stateful) < len(inside):
             plain = next(key for key in inside if key not in stateful)
             raise ConfigError(
-                f"{name}= holds a component, {stateful[0]}, and a plain value, {plain}", where=f"{name}=",
+                f"{name}= holds a component, {stateful[0]}, and a plain value, {plain}",
+                where=f"{name}=",
                 hint="give each component a name of its own, and keep plain values in a container without components",
-            )  # fmt: skip
+            )
         else:
             twice = next((key for key in inside if key in components), None)
             if twice is not None:
@@ -262,9 +297,15 @@ def _holds_stateful(value: object) -> bool:
 def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[str, ...]:
     """Return the names of components that differ between ranks. A text is refused: it would count as one name for each
     letter."""
-    if isinstance(per_rank, str) or not isinstance(per_rank, Collection) or not all(isinstance(name, str) for name in per_rank):
+    if (
+        isinstance(per_rank, str)
+        or not isinstance(per_rank, Collection)
+        or not all(isinstance(name, str) for name in per_rank)
+    ):
         hint = f"per_rank=[{per_rank!r}]" if isinstance(per_rank, str) else 'per_rank=["data"]'
-        raise ConfigError(f"per_rank= is a list of components' names, not {shown(per_rank)}", where="per_rank=", hint=hint)
+        raise ConfigError(
+            f"per_rank= is a list of components' names, not {shown(per_rank)}", where="per_rank=", hint=hint
+        )
     unknown = sorted(set(per_rank) - components.keys())
     if unknown:
         close = get_close_matches(unknown[0], components, 1)
@@ -284,7 +325,9 @@ def check_metadata(metadata: object) -> dict[str, Any]:
         if not isinstance(key, str):
             raise ConfigError(f"a key of metadata is a text, not {shown(key)}", where="metadata=")
         if key.startswith(OWN_KEYS):
-            raise ConfigError(f"metadata key {key!r} is Relight's own", where="metadata=", hint=f"leave out the prefix {OWN_KEYS!r}")
+            raise ConfigError(
+                f"metadata key {key!r} is Relight's own", where="metadata=", hint=f"leave out the prefix {OWN_KEYS!r}"
+            )
         try:
             data = msgspec.msgpack.encode(plain := json.loads(json.dumps({key: value}, allow_nan=False)))
             if plain != msgspec.msgpack.decode(data) or len(data) > METADATA_MAX:
@@ -294,22 +337,32 @@ def check_metadata(metadata: object) -> dict[str, Any]:
             raise ConfigError(f"metadata {key!r} is not JSON: {error}", where=f"metadata {key}", hint=hint) from None
     copied: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
     if len(json.dumps(copied)) > METADATA_MAX:
-        raise ConfigError(f"metadata takes more than {METADATA_MAX} bytes", where="metadata=", hint="keep large things in state={…}")
+        raise ConfigError(
+            f"metadata takes more than {METADATA_MAX} bytes", where="metadata=", hint="keep large things in state={…}"
+        )
     return copied
 
 
 def check_restore(which: Any, only: Any, strict: Any, rename: Any) -> str | int:
     """Return the requested checkpoint. Raise ``ConfigError`` for an argument of another type."""
-    if only is not None and (isinstance(only, str) or not isinstance(only, Collection) or not all(isinstance(name, str) for name in only)):
+    if only is not None and (
+        isinstance(only, str) or not isinstance(only, Collection) or not all(isinstance(name, str) for name in only)
+    ):
         hint = f"only=[{only!r}]" if isinstance(only, str) else 'only=["model/*"]'
         raise ConfigError(f"only= is a list of patterns, not {shown(only)}", where="only=", hint=hint)
     check_bool(strict, "strict=")
     if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
-        raise ConfigError(f"map= is a dict or a function, not {shown(rename)}", where="map=", hint='map={"model/old.*": "model/new.*"}')
+        raise ConfigError(
+            f"map= is a dict or a function, not {shown(rename)}",
+            where="map=",
+            hint='map={"model/old.*": "model/new.*"}',
+        )
     return which_of(which)
 
 
-def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason: Any = "asked") -> tuple[int, int | None]:
+def check_step(
+    step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason: Any = "asked"
+) -> tuple[int, int | None]:
     """Return ``step`` and ``micro_step`` as ints. Raise ``ConfigError`` now for a value that a later save could not
     record.
 
@@ -323,7 +376,9 @@ def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason
             raise ConfigError(f"tag= is a text, not {shown(tag)}", where="tag=", hint=hint)
         check_free(tag)
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > WORDS_MAX:
-        raise ConfigError(f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason=")
+        raise ConfigError(
+            f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason="
+        )
     return number, micro
 
 
@@ -343,4 +398,6 @@ def full_bytes(state: Captured) -> int:
 def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the values of the metrics that the trigger needs. Reading a tensor waits for its device."""
     names = {name for name, _ in trigger.metrics} if trigger is not None else ()
-    return {name: number for name in names if name in metrics and (number := number_of(name, metrics[name])) is not None}
+    return {
+        name: number for name in names if name in metrics and (number := number_of(name, metrics[name])) is not None
+    }

@@ -23,8 +23,12 @@ _SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_l
 """Packages with classes that are skipped: their objects have caches and counters, or their state has all that a resume
 needs."""
 _TORCHS = frozenset(vars(nn.Module())) | {
-    "training", "_opt_called", "_step_count", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
-}  # fmt: skip
+    "training",
+    "_opt_called",
+    "_step_count",
+    "_zero_grad_profile_name",
+    "_warned_capturable_if_run_uncaptured",
+}
 """Attributes that torch itself sets on modules and optimizers."""
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -71,14 +75,20 @@ class OutsideState:
             if path not in self._before and value is None:
                 continue
             if not _is_passing(value) and not _is_given(owner, path.attribute, value):
-                changed.setdefault(path.component, []).append(f"{path.path}.{path.attribute}" if path.path else path.attribute)
+                changed.setdefault(path.component, []).append(
+                    f"{path.path}.{path.attribute}" if path.path else path.attribute
+                )
         return [(name, _sentence(name, self._components[name], names), names) for name, names in changed.items()]
 
 
 def _sentence(name: str, component: object, names: list[str]) -> str:
     shown = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
     noun, verb, pronoun = ("attributes", "are", "them") if len(names) > 1 else ("attribute", "is", "it")
-    remedy = "register_buffer(), or get_extra_state() and set_extra_state()" if isinstance(component, nn.Module) else "its state_dict()"
+    remedy = (
+        "register_buffer(), or get_extra_state() and set_extra_state()"
+        if isinstance(component, nn.Module)
+        else "its state_dict()"
+    )
     return f"{name}: the {noun} {shown} changed in training and {verb} in no checkpoint; if a resume needs {pronoun}: {remedy}"
 
 
@@ -145,7 +155,9 @@ def _is_given(owner: object, attribute: str, value: object) -> bool:
     if attribute in keys or attribute.strip("_") in {key.strip("_") for key in keys}:
         return True
     if isinstance(value, torch.Tensor):
-        return any(each is value or (isinstance(each, torch.Tensor) and each.data_ptr() == value.data_ptr()) for each in values)
+        return any(
+            each is value or (isinstance(each, torch.Tensor) and each.data_ptr() == value.data_ptr()) for each in values
+        )
     if isinstance(owner, torch.optim.Optimizer) or type(value) not in (int, float, str):
         return False
     return any(type(each) is type(value) and each == value for each in values)

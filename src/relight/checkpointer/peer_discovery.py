@@ -34,7 +34,9 @@ class PeerDiscovery(Hook):
     """Connects the ranks' agents with each other. All ranks make the same calls. Without ``wanted``, or with one rank,
     it does nothing."""
 
-    def __init__(self, wanted: Peers | None, writer: str, background: bool, ranks: RankGroup, url: str, run: str, limits: Limits) -> None:
+    def __init__(
+        self, wanted: Peers | None, writer: str, background: bool, ranks: RankGroup, url: str, run: str, limits: Limits
+    ) -> None:
         self._wanted = check_peers(wanted, writer, background)
         self._ranks, self._url, self._run, self._limits = ranks, url, run, limits
         self._agent: Agent | None = None
@@ -56,7 +58,11 @@ class PeerDiscovery(Hook):
             return
         self._met = True
         if not ranks.several:
-            emit("peers.failed", "peers= need several nodes: this job has one rank, so no peer protects it", why="one rank")
+            emit(
+                "peers.failed",
+                "peers= need several nodes: this job has one rank, so no peer protects it",
+                why="one rank",
+            )
             return
         candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "sharing the peers' token")
         met = self._reach(wanted, candidate)
@@ -83,12 +89,18 @@ class PeerDiscovery(Hook):
                 self._agent.join(JoinPeers(roster, met.id, wanted.data, wanted.parity))
         if ranks.world.rank == 0:
             placement = rings(
-                [RosterPeer(each[0], each[1], each[2], each[3], tuple(each[4])) for each in roster], wanted.data, wanted.parity
+                [RosterPeer(each[0], each[1], each[2], each[3], tuple(each[4])) for each in roster],
+                wanted.data,
+                wanted.parity,
             )
             short = [placement.short] if placement.short else []
             lost = [str(each) for each in placement.shared if not each.survived]
             if short or lost:
-                emit("peers.degraded", "; ".join(["peers protect less than was asked for", *short, *lost]), agents=len(roster))
+                emit(
+                    "peers.degraded",
+                    "; ".join(["peers protect less than was asked for", *short, *lost]),
+                    agents=len(roster),
+                )
 
     def remote(self) -> Remote | None:
         """Return access to all agents' memory, connected at the first use; None if there are no peers."""

@@ -53,7 +53,9 @@ GRACE_S = 5.0
 """Seconds that rank 0 waits in ``close()`` until the other ranks have read the last outcome."""
 
 
-def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> RankGroup:
+def ranks_of(
+    world: Communicator, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]
+) -> RankGroup:
     """Return this process's side of the group of ranks.
 
     Collective. Raise ``ConfigError`` if ``writer`` or a setting in ``settings`` differs between ranks: these settings
@@ -64,18 +66,27 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
         refuse_unconnected()
         return SingleRank(world)
     own_settings = {"writer": writer, **settings}
-    answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(own_settings), "comparing settings")]
+    answers = [
+        msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(own_settings), "comparing settings")
+    ]
     for name in own_settings:
         for rank, answer in enumerate(answers):
             if answer[name] != answers[0][name]:
                 raise ConfigError(
-                    f"{name}= is {answers[0][name]!r} on rank 0, and {answer[name]!r} on rank {rank}", hint="every rank is given the same"
+                    f"{name}= is {answers[0][name]!r} on rank 0, and {answer[name]!r} on rank {rank}",
+                    hint="every rank is given the same",
                 )
     return (OneWriter if writer == ONE else SeveralRanks)(world, per_rank, timeout_s)
 
 
 def open_for(
-    ranks: RankGroup, url: str, tiers: Tiers | None, wants_background: bool, guard: StoreSecurity, limits: Limits, run: str
+    ranks: RankGroup,
+    url: str,
+    tiers: Tiers | None,
+    wants_background: bool,
+    guard: StoreSecurity,
+    limits: Limits,
+    run: str,
 ) -> tuple[ByteStore, Sequence[Further], bool]:
     """Open the store and its further tiers. Return them, and whether saves are made in the background, which needs a
     local store. ``limits`` bound the writes to the store and the reads from all of them."""
@@ -100,7 +111,9 @@ def open_for(
     return *(opened[0] if opened else (Elsewhere(url), ())), in_background
 
 
-def begin(ranks: RankGroup, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]) -> Attempt:
+def begin(
+    ranks: RankGroup, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]
+) -> Attempt:
     """Begin one attempt for all ranks: this process, or rank 0, takes over the run, unless ``check`` raises."""
     attempt = begin_attempt_on_all(ranks, store, run, reason, check)
     if not isinstance(ranks, OneWriter):
@@ -126,7 +139,9 @@ def background_of(
 ) -> SaveWriter:
     """Return this rank's background saves."""
     if not isinstance(ranks, OneWriter):
-        return Background(attempt, components, keep, limits, on_done, on_sealed, ranks.world.rank, ranks.world.size, trusted)
+        return Background(
+            attempt, components, keep, limits, on_done, on_sealed, ranks.world.rank, ranks.world.size, trusted
+        )
     if ranks.leads:
         return BackgroundForAll(ranks, attempt, components, keep, limits, on_done, on_sealed)
     return BackgroundElsewhere(ranks, attempt.place, on_done, on_sealed)
@@ -201,7 +216,9 @@ class BackgroundForAll(Background):
         self._ranks, self._here = ranks, on_done
         self._published: deque[str] = deque()
 
-    def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
+    def save(
+        self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = ""
+    ) -> int | None:
         """See ``Background``. When it returns, all ranks' bytes are gathered."""
         try:
             number = super().save(state, request, checkpoint_id)
@@ -221,7 +238,9 @@ class BackgroundForAll(Background):
         last one."""
         super().close(polite)
         ends = time.monotonic() + self.bound(GRACE_S)
-        names = [f"{self._published[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._published else []
+        names = (
+            [f"{self._published[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._published else []
+        )
         self._published.clear()
         with contextlib.suppress(RankTimeout):
             while time.monotonic() < ends and any(self._ranks.world.lookup(name) is None for name in names):
@@ -252,7 +271,11 @@ class BackgroundElsewhere:
     """None: this rank needs no slots."""
 
     def __init__(
-        self, ranks: OneWriter, place: CommitTarget, on_done: Callable[[SaveOutcome], None], on_sealed: Callable[[int, float], None]
+        self,
+        ranks: OneWriter,
+        place: CommitTarget,
+        on_done: Callable[[SaveOutcome], None],
+        on_sealed: Callable[[int, float], None],
     ) -> None:
         self.place = place
         self.bound: Callable[[float], float] = lambda seconds: seconds

@@ -20,8 +20,16 @@ from relight.restore.rollback import scale_learning_rates
 class Restorer:
     """Restores the state of one Checkpointer. Only the training thread uses it."""
 
-    def __init__(self, session: Session, capture: StateCapture, hooks: Hooks, progress: RunProgress, saves: SaveLoop) -> None:
-        self._session, self._capture, self._hooks, self._progress, self._saves = session, capture, hooks, progress, saves
+    def __init__(
+        self, session: Session, capture: StateCapture, hooks: Hooks, progress: RunProgress, saves: SaveLoop
+    ) -> None:
+        self._session, self._capture, self._hooks, self._progress, self._saves = (
+            session,
+            capture,
+            hooks,
+            progress,
+            saves,
+        )
 
     def restore(
         self,
@@ -32,7 +40,12 @@ class Restorer:
         signals: SignalHandlers | None,
     ) -> int:
         """Restore checkpoint ``which`` and return the first step that still has to run. Collective. See ``Checkpointer.restore``."""
-        session, progress, components, peers = self._session, self._progress, self._capture.components, self._hooks.peers
+        session, progress, components, peers = (
+            self._session,
+            self._progress,
+            self._capture.components,
+            self._hooks.peers,
+        )
         self._saves.drain()  # the restored checkpoint is the parent of the next save: no earlier save may be committed between them
         session.takeover.before_restore(whole=which == "latest" and only is None)
         peers.meet()
@@ -41,7 +54,16 @@ class Restorer:
         else:
             resumed = restore_state(
                 RestoreRequest(
-                    session.store, session.run, components, which, only, strict, rename, session.ranks, session.further, peers.remote
+                    session.store,
+                    session.run,
+                    components,
+                    which,
+                    only,
+                    strict,
+                    rename,
+                    session.ranks,
+                    session.further,
+                    peers.remote,
                 )
             )
         peers.forget()
@@ -49,13 +71,20 @@ class Restorer:
         if resumed.checkpoint is None:
             session.check(self._capture, signals)
             cause = f"{'fresh=True' if session.fresh.used else 'it has no checkpoint yet'} (store {session.store.url})"
-            emit("restore.fresh", f"run {session.run!r} starts from scratch: {cause}", run=session.run, store=session.store.url)
+            emit(
+                "restore.fresh",
+                f"run {session.run!r} starts from scratch: {cause}",
+                run=session.run,
+                store=session.store.url,
+            )
             start = 0
         else:
             progress.parent = None if (apart := session.fresh.wanted and which != "latest") else resumed.checkpoint.id
             components.update({name: value for name, value in resumed.values.items() if name in components})
             start = resumed.checkpoint.step + (1 if resumed.micro_step is None else 0)
-            progress.saved = progress.calls.restored(resumed.checkpoint.step, resumed.micro_step, part=apart or only is not None)
+            progress.saved = progress.calls.restored(
+                resumed.checkpoint.step, resumed.micro_step, part=apart or only is not None
+            )
             progress.step, progress.micro_step = progress.saved or (None, None)
             report_restored(resumed, start, session.environment(self._saves.writer is not None))
         scale_learning_rates(components, resumed.cut, only if resumed.checkpoint is not None else None)

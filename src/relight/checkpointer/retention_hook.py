@@ -64,7 +64,9 @@ def retire(place: CommitTarget, keep: Keep, verified: dict[str, bool]) -> None:
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
         damaged = [
-            checkpoint_id for checkpoint_id, sound in verified.items() if not sound and verified_before.get(checkpoint_id) is not False
+            checkpoint_id
+            for checkpoint_id, sound in verified.items()
+            if not sound and verified_before.get(checkpoint_id) is not False
         ]
         wrong = dict.fromkeys(damaged, "its bytes are not what was committed")
         record_checked(place.store, place.log.run, wrong, "retention")

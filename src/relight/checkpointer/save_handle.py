@@ -95,13 +95,19 @@ class Save:
             self._asks_further()
         started = monotonic()
         with self._changed:
-            is_over = self._changed.wait_for(lambda: self.error is not None or self.superseded or self._is(until), timeout)
+            is_over = self._changed.wait_for(
+                lambda: self.error is not None or self.superseded or self._is(until), timeout
+            )
         if self.error is not None:
             raise self.error
         if is_over and not self._is(until):
-            raise StoreUnavailable("a newer save went to the further tiers instead", where=f"the save at step {self.step}", retryable=False)
+            raise StoreUnavailable(
+                "a newer save went to the further tiers instead", where=f"the save at step {self.step}", retryable=False
+            )
         if not is_over:
-            raise StoreUnavailable(f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}")
+            raise StoreUnavailable(
+                f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}"
+            )
         return self
 
     def _is(self, what: str) -> bool:

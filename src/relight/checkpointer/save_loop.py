@@ -44,7 +44,9 @@ from relight.save_reason import SaveReason
 class SaveLoop:
     """Makes the saves of one Checkpointer. Only the training thread uses it."""
 
-    def __init__(self, options: RunOptions, session: Session, capture: StateCapture, hooks: Hooks, progress: RunProgress) -> None:
+    def __init__(
+        self, options: RunOptions, session: Session, capture: StateCapture, hooks: Hooks, progress: RunProgress
+    ) -> None:
         self.options, self.session, self.capture, self.hooks, self.progress = options, session, capture, hooks, progress
         self._ranks, self._in_flight = session.ranks, progress.in_flight
         self._trusted, self._new_log = FrozenParams(options.compact), NewLog()
@@ -62,7 +64,9 @@ class SaveLoop:
             refuse = session.fresh.guard(progress.resumed.searched, session.location, session.further)
             if self.progress.calls.begins_again:  # another history: retention keeps the earlier one
                 progress.parent = None
-            attempt = session.attempt = session.takeover.begin("restored" if progress.parent else FRESH, self.hooks.best, refuse)
+            attempt = session.attempt = session.takeover.begin(
+                "restored" if progress.parent else FRESH, self.hooks.best, refuse
+            )
             attempt.make_smaller(self.options.compact)
             history = begun_history(attempt, progress.parent, session.world.rank)
             aside = session.fresh.begun(attempt, history, progress.parent, session.world.rank)
@@ -77,7 +81,9 @@ class SaveLoop:
         """Publish the phase ``saving`` in the heartbeat: until the deadline, a save may wait for an agent, memory or other ranks."""
         return heartbeat().during("saving", self.options.limits.deadline_s / LATE_AFTER)
 
-    def reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None, signals: SignalHandlers | None) -> SaveReason | None:
+    def reason(
+        self, step: int, metrics: Mapping[str, Any], micro_step: int | None, signals: SignalHandlers | None
+    ) -> SaveReason | None:
         """Return the reason to save ``step`` now, the same on all ranks, or None."""
 
         def free_slots() -> int | None:
@@ -88,7 +94,9 @@ class SaveLoop:
             values = hooks.best.note(numbers_for(trigger, metrics))
             pace_s = hooks.schedule.interval(step, values, bool(self._in_flight))
             epochs = hooks.watch.epochs.count(trigger, metrics)
-            return TriggerInput(step, monotonic(), *last, values, hooks.best.values, pace_s, self.progress.calls.previous, epochs)
+            return TriggerInput(
+                step, monotonic(), *last, values, hooks.best.values, pace_s, self.progress.calls.previous, epochs
+            )
 
         return self._ranks.save_reason(
             facts, self.options.trigger, signals, self.progress.due, free_slots, within_step=micro_step is not None
@@ -97,7 +105,14 @@ class SaveLoop:
     # -- saving
 
     def save(
-        self, step: int, reason: SaveReason, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
+        self,
+        step: int,
+        reason: SaveReason,
+        metrics: Mapping[str, Any],
+        tag: str | None,
+        micro_step: int | None,
+        *,
+        may_wait: bool,
     ) -> Save | None:
         """Save, and return the handle. Return None if the save was postponed because no slot is free; only if ``may_wait`` is False."""
         writer = self.open_writer()
@@ -118,7 +133,9 @@ class SaveLoop:
         except Exception as error:
             if not ends_a_save(error):
                 raise
-            return self._count_failure(Save(step, reason, self._report(error, step, reason, self.options.policy.retries)))
+            return self._count_failure(
+                Save(step, reason, self._report(error, step, reason, self.options.policy.retries))
+            )
         if writer is not None:
             if (save := self._begin(writer, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
@@ -146,7 +163,13 @@ class SaveLoop:
         return self.writer
 
     def write(
-        self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
+        self,
+        state: Captured,
+        step: int,
+        reason: SaveReason,
+        metrics: Mapping[str, Any],
+        tag: str | None,
+        micro_step: int | None,
     ) -> Save:
         """Make the save in this process, with the policy's retries. Raise a store's error only if the policy requires it.
 
@@ -156,7 +179,9 @@ class SaveLoop:
         save, started = self._new_save(step, reason), perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
-        retries = 0 if self._ranks.several else self.options.policy.retries  # several ranks retry together, at a later step
+        retries = (
+            0 if self._ranks.several else self.options.policy.retries
+        )  # several ranks retry together, at a later step
         report: SaveReport | None = None
         for turn in range(1 + retries):
             try:
@@ -180,10 +205,14 @@ class SaveLoop:
         for hook in self.hooks.in_order:
             hook.on_start(save, numbers)
         timings = {"blocked": save.timings["blocked"]}
-        self._is_durable(CommittedSave(save, report, numbers, timings, before, bool(self._in_flight), made_here=True, tag=tag))
+        self._is_durable(
+            CommittedSave(save, report, numbers, timings, before, bool(self._in_flight), made_here=True, tag=tag)
+        )
         return save
 
-    def request(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
+    def request(
+        self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None
+    ) -> SaveRequest:
         """Return the request for a save that this process makes itself."""
         pace = WriteLimits(self.options.limits.threads, self.options.limits.bytes_per_second)
         info = self._info(state, step, reason, metrics, micro_step, self.progress.parent, None)
@@ -196,14 +225,19 @@ class SaveLoop:
         for begun, done in self._in_flight.over():
             if done.error is None:
                 before, waits = begun.before[0] if begun.before else None, bool(self._in_flight)
-                self._is_durable(CommittedSave(begun.save, done.report, begun.metrics, begun.save.timings, before, waits))
+                self._is_durable(
+                    CommittedSave(begun.save, done.report, begun.metrics, begun.save.timings, before, waits)
+                )
                 continue
             if self.progress.saved == begun.at:
                 self.progress.saved = begun.before
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
             self._report(done.error, begun.save.step, begun.save.why, self.options.policy.retries)
-            self.progress.due = self.options.policy.again(begun.save.why, done.error, self.progress.failed_in_a_row) or self.progress.due
+            self.progress.due = (
+                self.options.policy.again(begun.save.why, done.error, self.progress.failed_in_a_row)
+                or self.progress.due
+            )
             self._count_failure(begun.save, quiet=quiet)
 
     def drain(self, *, quiet: bool = False) -> None:
@@ -240,7 +274,9 @@ class SaveLoop:
     ) -> Save | None:
         """Pass the save to the writer and return its handle. Return None if the writer cannot make it."""
         save, numbers = self._new_save(step, reason), numbers_of(metrics)
-        info = self._info(state, step, reason, numbers, micro_step, self._in_flight.newest_id or self.progress.parent, tag)
+        info = self._info(
+            state, step, reason, numbers, micro_step, self._in_flight.newest_id or self.progress.parent, tag
+        )
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
@@ -288,7 +324,9 @@ class SaveLoop:
             self.options.policy.stop_after(self.progress.failed_in_a_row, save.error, save.step)
         return save
 
-    def _commit(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
+    def _commit(
+        self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None
+    ) -> SaveReport:
         attempt = self.begin_attempt()
         request = self.request(state, step, reason, metrics, micro_step)
         seat, id_ = self._ranks.seat, self._ranks.id_of(attempt.place)
@@ -307,4 +345,6 @@ class SaveLoop:
         """Return what the checkpoint records, as a child of the checkpoint ``parent``."""
         user = self.capture.user_fields(self.options.metadata, micro_step)
         environment = self.session.environment(self.writer is not None)
-        return SaveInfo(step, reason, metrics, user, environment, state.kinds, state.notes, [parent] if parent else [], tag)
+        return SaveInfo(
+            step, reason, metrics, user, environment, state.kinds, state.notes, [parent] if parent else [], tag
+        )

@@ -82,7 +82,9 @@ class Session:
         try:
             with raise_on_all_ranks(self.ranks, "planning a restore of what is saved"):
                 state = capture.whole()
-            try_store(self.store, self.run, self.ranks, self.world.rank, full_bytes(state), self._options.keep.last or 2)
+            try_store(
+                self.store, self.run, self.ranks, self.world.rank, full_bytes(state), self._options.keep.last or 2
+            )
         except BaseException:
             if signals is not None:
                 signals.restore()  # no save will follow these signals

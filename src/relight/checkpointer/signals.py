@@ -144,7 +144,11 @@ class SignalHandlers:
             numbers, self._due = self._due, []
         else:
             name = reason.by if reason is not None and reason.kind == "signal" else ""
-            numbers = [number for number in self._previous if signal.Signals(number).name == name and self._script_decides(number)]
+            numbers = [
+                number
+                for number in self._previous
+                if signal.Signals(number).name == name and self._script_decides(number)
+            ]
             self._due = [number for number in self._due if number not in numbers]
         for number in numbers:
             self._call(number, None)
@@ -177,7 +181,11 @@ class SignalHandlers:
         name = signal.Signals(number).name
         if self._script_decides(number):
             self._wanted.add(number)
-            emit("signal.received", f"{name}: saving at the end of this step; the script's own handler decides what follows", signal=name)
+            emit(
+                "signal.received",
+                f"{name}: saving at the end of this step; the script's own handler decides what follows",
+                signal=name,
+            )
             self._on_signal(name)
             if self._outer(number) is not None:
                 return  # it has called this one

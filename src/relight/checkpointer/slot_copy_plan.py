@@ -34,7 +34,13 @@ class SlotCopyPlan:
     """Copy plan of some items: where each goes, and when. Made once for a layout."""
 
     def __init__(
-        self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf, pin: Pin
+        self,
+        items: Sequence[Item],
+        places: Sequence[Tensor],
+        packs: Sequence[int],
+        overlap: bool,
+        streams_of: StreamsOf,
+        pin: Pin,
     ) -> None:
         """``places``: the items' positions in the packs. ``packs``: the offset of each pack in a slot. ``pin``: see ``Staging``."""
         later: list[tuple[str, torch.Tensor, int]] = []

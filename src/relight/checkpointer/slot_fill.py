@@ -42,7 +42,9 @@ class FillOwner(Protocol):
 class SlotFill:
     """One copy. The copying thread calls ``copied``; another thread may then wait for the accelerators."""
 
-    def __init__(self, number: int, checkpoint_id: str, index: int, slot: Slot, request_at: int, agent: Agent, owner: FillOwner) -> None:
+    def __init__(
+        self, number: int, checkpoint_id: str, index: int, slot: Slot, request_at: int, agent: Agent, owner: FillOwner
+    ) -> None:
         """``request_at``: offset of the save's request in the slot."""
         self.number, self.checkpoint_id, self.index, self.slot = number, checkpoint_id, index, slot
         self.state, self.started = FillState.COPYING, time.perf_counter()

@@ -14,7 +14,9 @@ PAUSE_MAX_S = 5.0
 class StepPauses:
     """Pauses of one process. Tests may replace ``clock`` and ``sleep``."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._clock, self._sleep = clock, sleep
         self._since: float | None = None
 

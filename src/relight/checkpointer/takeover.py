@@ -129,7 +129,9 @@ def _job_of_process(pid: int) -> LauncherJob | None:
     except (OSError, IndexError):
         return None
     job = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
-    if int(parent) == os.getppid() and not job.has_agent:  # a spare of the same agent is started before its variables are known
+    if (
+        int(parent) == os.getppid() and not job.has_agent
+    ):  # a spare of the same agent is started before its variables are known
         return with_agents(job, job_of(os.environ).names)
     return job
 
@@ -244,7 +246,10 @@ class Takeover:
             other_ckpt = other._owner()
             if other is self or other_ckpt is None or other_ckpt._session.world.rank != own_ckpt._session.world.rank:
                 continue
-            if (other_ckpt._session.store.url, other_ckpt._session.run) == (own_ckpt._session.store.url, own_ckpt._session.run):
+            if (other_ckpt._session.store.url, other_ckpt._session.run) == (
+                own_ckpt._session.store.url,
+                own_ckpt._session.run,
+            ):
                 others.append(other)
         return others
 
@@ -258,14 +263,19 @@ class Takeover:
         self.release()
         if ckpt is None or ckpt._closed is not None:
             return
-        closed = Closed.now("another Checkpointer of this process took the run over", ckpt._progress.step, superseded=True)
+        closed = Closed.now(
+            "another Checkpointer of this process took the run over", ckpt._progress.step, superseded=True
+        )
         step = "no step yet" if ckpt._progress.step is None else f"step {ckpt._progress.step}"
         emit(
             "takeover.taken",
             f"run {ckpt._session.run!r}: a second Checkpointer of this process takes the run over; the first, at {step}, "
             "can save nothing more",
-            run=ckpt._session.run, pid=os.getpid(), host=_host(), age_s=0.0,
-        )  # fmt: skip
+            run=ckpt._session.run,
+            pid=os.getpid(),
+            host=_host(),
+            age_s=0.0,
+        )
         if self._thread is threading.current_thread() or not self._thread.is_alive():
             ckpt._finish(closed)
         else:  # another thread may be using it at this moment: its next call raises
@@ -285,7 +295,9 @@ class Takeover:
             return
         if sign.certain and sign.pid == os.getpid():  # another Checkpointer of this process, under another URL
             for other in [
-                candidate for candidate in list(_holding) if begins and candidate is not self and candidate._address == sign.address
+                candidate
+                for candidate in list(_holding)
+                if begins and candidate is not self and candidate._address == sign.address
             ]:
                 other._hand_over()
             return
@@ -323,8 +335,11 @@ class Takeover:
             "takeover.waiting",
             f"{sign.shown} may still train {where}: waiting up to {longest:.0f} s for another record of it"
             ' (takeover="take" skips the wait)',
-            run=owner._session.run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
-        )  # fmt: skip
+            run=owner._session.run,
+            host=sign.host,
+            pid=sign.pid,
+            age_s=sign.age_s,
+        )
         ends = time.monotonic() + longest
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left))
@@ -337,7 +352,11 @@ class Takeover:
             if now.seq > sign.seq:
                 return now._replace(age_s=0.0)
         self._known = sign.epoch
-        _warn(owner, sign, "no further record came: this process may take the run over; if the other one lives, it then fails with Fenced")
+        _warn(
+            owner,
+            sign,
+            "no further record came: this process may take the run over; if the other one lives, it then fails with Fenced",
+        )
         return None
 
     def _listen(self) -> None:
@@ -354,7 +373,9 @@ class Takeover:
     def _read_fence(self) -> None:
         owner = self._checkpointer
         attempt = owner._session.attempt
-        if attempt is None or owner._session.ranks.several:  # other ranks would wait for this one: the next save raises on all of them
+        if (
+            attempt is None or owner._session.ranks.several
+        ):  # other ranks would wait for this one: the next save raises on all of them
             return
         with contextlib.suppress(RelightError, OSError):
             history = attempt.history()
@@ -381,7 +402,9 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
             newest = record
             pid = _listener(address := _address(record.run, _identity(store, run), record.epoch))
             if pid is not None:
-                return Sign(record.epoch, seq, address, _host(), pid or process_of(record.writer)[1], _age(record), certain=True)
+                return Sign(
+                    record.epoch, seq, address, _host(), pid or process_of(record.writer)[1], _age(record), certain=True
+                )
         body = record.body
         if record.epoch != newest.epoch:
             break
@@ -393,7 +416,9 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
             if body.reason not in _BY_TRAINERS:
                 return None
             break
-    if newest is None or not seen or (newest.epoch == 0 and not isinstance(seen[-1].body, FenceBody)):  # copies: no attempt took charge
+    if (
+        newest is None or not seen or (newest.epoch == 0 and not isinstance(seen[-1].body, FenceBody))
+    ):  # copies: no attempt took charge
         return None
     host, pid = process_of(seen[-1].writer)  # of the FENCE: a COMMIT may be the copy of a tool that still runs
     window_s, age_s = _window(seen), _age(seen[0])
@@ -504,9 +529,13 @@ def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
 def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
     state = "still trains" if sign.certain else "may still train"
     emit(
-        "takeover.taken", f"{sign.shown} {state} {owner._session.location}: {then}",
-        run=owner._session.run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
-    )  # fmt: skip
+        "takeover.taken",
+        f"{sign.shown} {state} {owner._session.location}: {then}",
+        run=owner._session.run,
+        host=sign.host,
+        pid=sign.pid,
+        age_s=sign.age_s,
+    )
 
 
 def _ask(owner: Checkpointer, sign: Sign) -> bool:

@@ -80,7 +80,12 @@ class TierPacer:
     def _measure(self, event: Event) -> None:
         """Queue a finished copy. Called in another thread."""
         tier, took_s = event.fields.get("tier"), event.fields.get("seconds")
-        if event.name == "drain.done" and tier in self._lags and isinstance(took_s, (int, float)) and math.isfinite(took_s):
+        if (
+            event.name == "drain.done"
+            and tier in self._lags
+            and isinstance(took_s, (int, float))
+            and math.isfinite(took_s)
+        ):
             self._copies.append(Copied(str(tier), self._clock(), max(0.0, float(took_s))))
 
     def _learn(self, copied: Copied) -> None:
@@ -100,19 +105,28 @@ class TierPacer:
         took_s = max(median(self._took[member]) for member in members)
         stall_s = max((median(self._stalls[member]) for member in members if member in self._stalls), default=0.0)
         durable_s = max(decision.numbers["durable_s"] + took_s, stall_s)
-        return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_restored_from(number, len(self._groups)))
+        return Level(
+            name,
+            Costs(stall_s, durable_s, decision.numbers["restart_s"]),
+            share_restored_from(number, len(self._groups)),
+        )
 
     def _event_fields(self, paces: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
         data: dict[str, str | float] = {}
         for pace, level, group in zip(paces, levels, self._groups, strict=True):
-            every = "every save" if pace.multiple == 1 else f"one in {pace.multiple} saves, every {span(pace.interval_s)}"
+            every = (
+                "every save" if pace.multiple == 1 else f"one in {pace.multiple} saves, every {span(pace.interval_s)}"
+            )
             cost = span(level.costs.stall_s) if level.costs.stall_s else "nothing measurable"
             usual = f"{every}: a copy is complete {span(level.costs.durable_s)} after its save started, and costs the steps {cost}"
             for name in group.members:
                 lag_s = self._lags[name]
                 reason, least_s = usual, least_between(pace, base_s)
                 if lag_s is not None and lag_s < pace.interval_s:
-                    reason, least_s = f"at most {span(lag_s)} late, because of lag=; else {usual}", max(0.0, lag_s - base_s)
+                    reason, least_s = (
+                        f"at most {span(lag_s)} late, because of lag=; else {usual}",
+                        max(0.0, lag_s - base_s),
+                    )
                 data[name] = round(least_s, 3)
                 data[f"{name}.why"] = reason
                 emit("tiers.paced", f"tier {name}: {reason}", tier=name, least_s=data[name], reason=reason)
@@ -121,5 +135,6 @@ class TierPacer:
 
 def _are_alike(paces: Sequence[Nested], before: Sequence[Nested]) -> bool:
     return len(paces) == len(before) and all(
-        pace.interval_s / STILL < earlier.interval_s < pace.interval_s * STILL for pace, earlier in zip(paces, before, strict=True)
+        pace.interval_s / STILL < earlier.interval_s < pace.interval_s * STILL
+        for pace, earlier in zip(paces, before, strict=True)
     )

@@ -67,7 +67,9 @@ class TierReplicator(Hook):
         """``leads``: whether this is rank 0; other ranks do nothing."""
         self._leads, tiers = leads, tiers if leads else None
         given = tiers.tiers if tiers is not None else ()
-        self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in given)  # the drainer may have another directory
+        self._tiers = tuple(
+            replace(tier, url=absolute(tier.url)) for tier in given
+        )  # the drainer may have another directory
         self._names = frozenset(tier.name for tier in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)
@@ -137,11 +139,18 @@ class TierReplicator(Hook):
             return True
         self._hurry()
         if not again:
-            emit("drain.waiting", f"waiting until step {last.step} is on {', '.join(sorted(self._names))}", id=last.id, step=last.step)
+            emit(
+                "drain.waiting",
+                f"waiting until step {last.step} is on {', '.join(sorted(self._names))}",
+                id=last.id,
+                step=last.step,
+            )
         ends = monotonic() + timeout
         with self._changed:
             self._failed.clear()
-            self._changed.wait_for(lambda: last.drained or (not again and self._is_hopeless(last)), max(0.0, ends - monotonic()))
+            self._changed.wait_for(
+                lambda: last.drained or (not again and self._is_hopeless(last)), max(0.0, ends - monotonic())
+            )
         return last.drained
 
     def finish(self, timeout: float) -> None:
@@ -157,7 +166,11 @@ class TierReplicator(Hook):
             self.missing = _lacking(self._attempt.history())
         if self.missing:
             names = "; ".join(f"{tier} lacks {', '.join(ids)}" for tier, ids in self.missing.items())
-            emit("drain.unfinished", f"the run ends before its copies are made: {names}; relight drain copies them", missing=self.missing)
+            emit(
+                "drain.unfinished",
+                f"the run ends before its copies are made: {names}; relight drain copies them",
+                missing=self.missing,
+            )
 
     def _hurry(self) -> None:
         """Make every later save go to all tiers at once: a caller waits for a save there."""
@@ -168,7 +181,10 @@ class TierReplicator(Hook):
         note = NoteBody(topic=PACE_TOPIC, data={NOW: True})
         with contextlib.suppress(RelightError):  # then the wait times out, which is reported
             log = Log(attempt.store, attempt.run)
-            paced = any(isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC for record in fold(log.read()).notes)
+            paced = any(
+                isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC
+                for record in fold(log.read()).notes
+            )
             log.append(lambda view: (note, attempt.epoch))
             if paced:
                 self._drain_here(attempt)
@@ -201,7 +217,9 @@ class TierReplicator(Hook):
         """Return whether too many tiers have failed since the wait began."""
         tiers_done = self._there.get(save.id or "", set())
         left = self._names - (self._failed - tiers_done)
-        return str(None) in self._failed or any(len(left.intersection(group.members)) < group.quorum for group in self._groups)
+        return str(None) in self._failed or any(
+            len(left.intersection(group.members)) < group.quorum for group in self._groups
+        )
 
     def _mark_everywhere(self, checkpoint_id: str) -> None:
         """Mark a save as drained, and earlier saves that are not as superseded: no older checkpoint is copied after a

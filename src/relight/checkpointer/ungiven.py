@@ -59,7 +59,10 @@ class UngivenOptimizers:
     @property
     def sentences(self) -> list[str]:
         """One sentence for each missed optimizer that still exists."""
-        return [self._sentence(type(optimizer).__qualname__, missed) for optimizer, missed in [*self._missed.items(), *self._late()]]
+        return [
+            self._sentence(type(optimizer).__qualname__, missed)
+            for optimizer, missed in [*self._missed.items(), *self._late()]
+        ]
 
     def saved(self) -> None:
         """Report, once each, the optimizers that could not be judged at their first step."""
@@ -80,7 +83,11 @@ class UngivenOptimizers:
                 self._given.add(optimizer)
                 return
             missed = _missed(optimizer, self._components)
-        except (AttributeError, KeyError, TypeError):  # groups of another form than torch's: no report is worth ending the training
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+        ):  # groups of another form than torch's: no report is worth ending the training
             return
         if missed is None:
             return
@@ -117,7 +124,11 @@ class UngivenOptimizers:
         named = {name: list(_optimizers_in(value)) for name, value in self._components.items()}
         stepped = set(map(id, own_parameters(optimizer)))
         theirs = {name: stepped & _parameter_ids(given) for name, given in named.items()}
-        steps = {name for name, given in named.items() if any(each in self._checked or not _is_hooked(each) for each in given)}
+        steps = {
+            name
+            for name, given in named.items()
+            if any(each in self._checked or not _is_hooked(each) for each in given)
+        }
         idle = tuple(name for name, ids in theirs.items() if ids and name not in steps)
         if not idle or any(ids and name not in idle for name, ids in theirs.items()):
             return None
@@ -130,7 +141,10 @@ class UngivenOptimizers:
             for value in instance._components.values():
                 if optimizer is value or stepped & set(map(id, _parameters_of(value))):
                     return None
-                if any(optimizer is given or stepped & set(map(id, own_parameters(given))) for given in _optimizers_in(value)):
+                if any(
+                    optimizer is given or stepped & set(map(id, own_parameters(given)))
+                    for given in _optimizers_in(value)
+                ):
                     return None
         return _Missed(len(stepped), ()) if stepped else None
 
@@ -160,7 +174,9 @@ def _missed(optimizer: Optimizer, components: Mapping[str, object]) -> _Missed |
     optimizers = [each for value in components.values() for each in _optimizers_in(value)]
     # A given wrapper holds the parameters of the optimizer inside it.
     stepped = {id(parameter) for parameter in own_parameters(optimizer)} - _parameter_ids(optimizers)
-    by_component = {name: stepped & set(map(id, _parameters_of(value))) for name, value in components.items()} if stepped else {}
+    by_component = (
+        {name: stepped & set(map(id, _parameters_of(value))) for name, value in components.items()} if stepped else {}
+    )
     where = tuple(name for name, ids in by_component.items() if ids)
     return _Missed(len(set().union(*by_component.values())), where) if where else None
 
@@ -194,7 +210,11 @@ def _optimizers_in(value: object) -> Iterator[Optimizer]:
     for _ in range(DEPTH):
         below: list[Any] = []
         for element in level:
-            if id(element) in seen or len(seen) >= OBJECTS_MAX or isinstance(element, (torch.Tensor, torch.nn.Module, str, bytes, type)):
+            if (
+                id(element) in seen
+                or len(seen) >= OBJECTS_MAX
+                or isinstance(element, (torch.Tensor, torch.nn.Module, str, bytes, type))
+            ):
                 continue
             seen.add(id(element))
             if isinstance(element, Optimizer) and element is not value:

@@ -57,7 +57,9 @@ def _listens_for_others_only(pid: int, address: str) -> bool:
     False if it is in another network or mount namespace, or cannot be read: the names of its sockets do not compare then.
     """
     try:
-        if any(os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")):
+        if any(
+            os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")
+        ):
             return False
         sockets = set()
         for fd in os.listdir(f"/proc/{pid}/fd"):

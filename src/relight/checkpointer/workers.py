@@ -28,7 +28,10 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a job."""
-LOOPS = (("torch.utils.data._utils.worker", "_worker_loop"), ("torchdata.stateful_dataloader.stateful_dataloader", "_worker_loop"))
+LOOPS = (
+    ("torch.utils.data._utils.worker", "_worker_loop"),
+    ("torchdata.stateful_dataloader.stateful_dataloader", "_worker_loop"),
+)
 """The functions that loaders give to their worker processes, as module and name."""
 EVIDENCE_S = 0.5
 """Seconds within which the parent of a signalled child must have been asked to end, too."""

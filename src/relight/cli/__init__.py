@@ -95,7 +95,9 @@ class Commands(click.Group):
             return audited(cmd_name, command)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command. For an unknown name, suggest the nearest one."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
@@ -112,7 +114,9 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
         """Parse, or print help. A closed pipe ends the process here: click would exit with 1, which means no."""
         try:
             return super().make_context(info_name, args, parent, **extra)
@@ -139,7 +143,9 @@ def _apply_settings(name: str, given: tuple[str, ...]) -> None:
         give(setting.strip(), value)
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
-    set_default("RELIGHT_STORE_PATIENCE_S", "20")  # a user waits for this process; jobs that it starts have no such user
+    set_default(
+        "RELIGHT_STORE_PATIENCE_S", "20"
+    )  # a user waits for this process; jobs that it starts have no such user
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

@@ -106,12 +106,17 @@ def test(settings: Path | None, as_json: bool) -> int:
     alerting = read_alerting(settings)
     targets = [*alerting.to, *alerting.escalate_to]
     if not targets:
-        raise ConfigError("no address for alerts is configured", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
+        raise ConfigError(
+            "no address for alerts is configured", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml'
+        )
     sent = send(trial_message(), targets)
     if as_json:
         emit_json([delivery._asdict() for delivery in sent])
     else:
-        rows = [[delivery.target, Styled("sent", "green") if delivery.ok else Styled("not sent", "red"), delivery.why] for delivery in sent]
+        rows = [
+            [delivery.target, Styled("sent", "green") if delivery.ok else Styled("not sent", "red"), delivery.why]
+            for delivery in sent
+        ]
         table(["address", "", "why"], rows, wrap=("why",))
     return 0 if all(delivery.ok for delivery in sent) else 1
 

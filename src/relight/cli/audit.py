@@ -48,8 +48,12 @@ def show(path: str | None, newest: int | None, as_json: bool) -> None:
     elif not rows:
         click.echo("nothing was done yet that is written here")
     else:
-        cells = [[entry.seq, age(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows]
-        table(["record", "when", "who", "what", "on", "fields", "ended"], cells, right=("record",), wrap=("on", "fields"))
+        cells = [
+            [entry.seq, age(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows
+        ]
+        table(
+            ["record", "when", "who", "what", "on", "fields", "ended"], cells, right=("record",), wrap=("on", "fields")
+        )
 
 
 @command.command("verify")
@@ -73,13 +77,21 @@ def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
         _write_anchor(anchor, result.anchor)
     if as_json:
         emit_json(
-            {"ok": not result.faults, "entries": result.entries, "faults": result.faults, "anchor": result.anchor, "anchored": bool(known)}
+            {
+                "ok": not result.faults,
+                "entries": result.entries,
+                "faults": result.faults,
+                "anchor": result.anchor,
+                "anchored": bool(known),
+            }
         )
         return 1 if result.faults else 0
     for fault in result.faults:
         click.echo(f"{paint('CHANGED', 'red')}  {escape(fault)}")
     if not result.faults:
-        against = "and they continue the anchor" if known else "as far as the chain shows: --anchor FILE also finds a cut end"
+        against = (
+            "and they continue the anchor" if known else "as far as the chain shows: --anchor FILE also finds a cut end"
+        )
         click.echo(f"{result.entries} {'entry' if result.entries == 1 else 'entries'}, unchanged, {against}")
         click.echo(f"anchor: {result.anchor}")
     else:
@@ -89,9 +101,19 @@ def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
 
 @command.command("export")
 @click.argument("path", metavar="STORE", required=False)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Output file; by default standard output.")
 @click.option(
-    "--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True, help="For a spreadsheet, or for programs."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Output file; by default standard output.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["csv", "json"]),
+    default="csv",
+    show_default=True,
+    help="For a spreadsheet, or for programs.",
 )
 def export(path: str | None, out: Path | None, kind: str) -> None:
     """Export all entries. Cells that a spreadsheet would take for a formula get a leading quote."""

@@ -26,7 +26,9 @@ def audited(name: str, command: click.Command) -> click.Command:
     def invoke(context: click.Context) -> Any:
         words = [name, *[word for word in _words(context) if not word.startswith("-")]]
         needed, given = WITH[name], context.params
-        only_reads = any(given.get(flag) for flag in _READ_ONLY_FLAGS) or (needed and given.get(needed) in (None, False, ()))
+        only_reads = any(given.get(flag) for flag in _READ_ONLY_FLAGS) or (
+            needed and given.get(needed) in (None, False, ())
+        )
         if only_reads or not os.environ.get("RELIGHT_AUDIT"):
             return plain(context)
         if isinstance(command, click.Group) and words[1:2] == ["status"]:

@@ -24,7 +24,8 @@ _ONE = ("tag", "branch", "note", "hold", "promote", "cp", "export")
 def facts_of(name: str, given: Given) -> ActionFacts:
     """Return the fields of command ``name`` with its arguments. If its run cannot be read, the arguments alone; the command reports why."""
     plain = ActionFacts(
-        why=str(given.get("why") or given.get("text") or ""), given={key: value for key, value in given.items() if value is not None}
+        why=str(given.get("why") or given.get("text") or ""),
+        given={key: value for key, value in given.items() if value is not None},
     )
     path = next((str(given[key]) for key in _PATHS if given.get(key)), "")
     if not path or name in ("import", "migrate", "pull", "keys", "rekey"):  # these name no run that is read
@@ -38,19 +39,37 @@ def facts_of(name: str, given: Given) -> ActionFacts:
         history = fold(view)
         which = given.get("which")
         which = which[0] if isinstance(which, tuple) and len(which) == 1 else which if isinstance(which, str) else None
-        checkpoint = choose(history, which or place.which or "latest").checkpoint if name in _ONE or which or place.which else None
+        checkpoint = (
+            choose(history, which or place.which or "latest").checkpoint
+            if name in _ONE or which or place.which
+            else None
+        )
         values = _VALUES[name](given, history, view, checkpoint) if name in _VALUES else ("", "")
     except (RelightError, OSError):
         return replace(plain, run=path)
-    return replace(plain, run=runs[0], checkpoint=checkpoint.id if checkpoint is not None else "", before=values[0], after=values[1])
+    return replace(
+        plain,
+        run=runs[0],
+        checkpoint=checkpoint.id if checkpoint is not None else "",
+        before=values[0],
+        after=values[1],
+    )
 
 
 def _tag(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
-    return history.tags.get(str(given.get("name")), ""), "" if given.get("delete") or checkpoint is None else checkpoint.id
+    return history.tags.get(str(given.get("name")), ""), "" if given.get(
+        "delete"
+    ) or checkpoint is None else checkpoint.id
 
 
 def _promote(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
-    stage = str(given["stage"]) if given.get("stage") else next_stage(history, checkpoint.id) if checkpoint is not None else ""
+    stage = (
+        str(given["stage"])
+        if given.get("stage")
+        else next_stage(history, checkpoint.id)
+        if checkpoint is not None
+        else ""
+    )
     if given.get("back"):
         after = earlier_in(view, stage)
     else:

@@ -16,10 +16,28 @@ from relight.errors import ConfigError
 
 @click.command("bench")
 @click.argument("store", default="runs")
-@click.option("--size", metavar="BYTES", help="Size of the state, such as 256MB or 1.5GB; by default for about a minute.")
-@click.option("--tensors", type=click.IntRange(min=1), metavar="N", help="Number of tensors of equal size; by default as in a GPT.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rounds; each measures everything once.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw how near the floors Relight is.")
+@click.option(
+    "--size", metavar="BYTES", help="Size of the state, such as 256MB or 1.5GB; by default for about a minute."
+)
+@click.option(
+    "--tensors",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of tensors of equal size; by default as in a GPT.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Number of rounds; each measures everything once.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PNG",
+    help="Draw how near the floors Relight is.",
+)
 @json_option
 def command(store: str, size: str | None, tensors: int | None, rounds: int, plot: Path | None, as_json: bool) -> None:
     """Measure this machine and STORE, a directory on the disk to measure, and recommend settings.
@@ -50,16 +68,25 @@ def command(store: str, size: str | None, tensors: int | None, rounds: int, plot
 def _print(report: BenchReport) -> None:
     tensors = f" in {report.tensors:,} tensors" if report.tensors else ""
     rounds = f"median of {report.rounds} rounds" if report.rounds > 1 else "one round"
-    click.echo(f"a state of {bytes_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n")
-    floors = {figure.label: figure for figure in report.floors}.values()  # lists a floor once if one thread is as fast as many
+    click.echo(
+        f"a state of {bytes_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n"
+    )
+    floors = {
+        figure.label: figure for figure in report.floors
+    }.values()  # lists a floor once if one thread is as fast as many
     rows: list[list[object]] = [_row(figure, "", "") for figure in floors]
     for figure in report.relight:
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ×"
         rows.append(_row(figure, ratio, figure.against))
-    table(["", "seconds", "GB/s", "times", "its floor"], rows, right=("seconds", "GB/s", "times"), wrap=("", "its floor"))
+    table(
+        ["", "seconds", "GB/s", "times", "its floor"], rows, right=("seconds", "GB/s", "times"), wrap=("", "its floor")
+    )
     click.echo(f"\n{paint('Settings', 'bold')}")
     facts_list(
-        [(setting.name, f"{setting.value}: {setting.reason}" if setting.value else setting.reason) for setting in report.advice.settings]
+        [
+            (setting.name, f"{setting.value}: {setting.reason}" if setting.value else setting.reason)
+            for setting in report.advice.settings
+        ]
     )
     click.echo(f"\n{report.advice.line}")
     for note in report.notes:
@@ -68,4 +95,10 @@ def _print(report: BenchReport) -> None:
 
 def _row(figure: Figure, ratio: str, against: str) -> list[object]:
     speed = "" if figure.name == "save_blocked" else f"{figure.bytes_per_second / 1e9:.2f}"
-    return [figure.label, f"{figure.seconds:.3g}" if figure.seconds >= 0.001 else f"{figure.seconds:.1g}", speed, ratio, against]
+    return [
+        figure.label,
+        f"{figure.seconds:.3g}" if figure.seconds >= 0.001 else f"{figure.seconds:.1g}",
+        speed,
+        ratio,
+        against,
+    ]

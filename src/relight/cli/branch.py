@@ -35,12 +35,18 @@ def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool)
         if dropped:
             raise ConfigError("--drop needs the branch's name")
         rows = [
-            {"branch": branch_.name, "id": branch_.checkpoint.id, "step": branch_.checkpoint.step} for branch_ in branches_of(opened.run)
+            {"branch": branch_.name, "id": branch_.checkpoint.id, "step": branch_.checkpoint.step}
+            for branch_ in branches_of(opened.run)
         ]
         if as_json:
             emit_json(rows)
         elif rows:
-            table(["branch", "from", "step"], [[row["branch"], row["id"], row["step"]] for row in rows], right=("step",), wrap=("branch",))
+            table(
+                ["branch", "from", "step"],
+                [[row["branch"], row["id"], row["step"]] for row in rows],
+                right=("step",),
+                wrap=("branch",),
+            )
         else:
             click.echo("no branch yet")
         return
@@ -54,6 +60,14 @@ def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool)
             "" if made.made else ", as before"
         )
     if as_json:
-        emit_json({"branch": made.name, "home": made.home, "id": made.checkpoint.id, "step": made.checkpoint.step, "made": made.made})
+        emit_json(
+            {
+                "branch": made.name,
+                "home": made.home,
+                "id": made.checkpoint.id,
+                "step": made.checkpoint.step,
+                "made": made.made,
+            }
+        )
     else:
         click.echo(message)

@@ -48,7 +48,9 @@ def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:
         runs = list_runs(place.store)
         if len(runs) != 1:
             shown = ", ".join(f"{path.rstrip('/')}/{run}" for run in runs[:8])
-            raise ConfigError(f"{path} is a store with {len(runs)} runs: which one?", hint=shown or "nothing was saved here yet")
+            raise ConfigError(
+                f"{path} is a store with {len(runs)} runs: which one?", hint=shown or "nothing was saved here yet"
+            )
         name = runs[0]
     return read_run(place._replace(run=name), name, warnings=warnings)
 

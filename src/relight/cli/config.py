@@ -52,7 +52,9 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
     shown = effective_settings(path)
     wrong = _mistakes(path)
     if as_json:
-        emit_json({"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(setting) for setting in shown]})
+        emit_json(
+            {"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(setting) for setting in shown]}
+        )
         return 0
     groups: dict[str, list[ShownSetting]] = {}
     for setting in shown:
@@ -99,7 +101,9 @@ def check(file: Path | None, as_json: bool) -> int:
 
 
 def _value_text(mistake: Mistake) -> str:
-    return f"{escape(mistake.place)}: {escape(mistake.what)}" + (f"\n  → {escape(mistake.hint)}" if mistake.hint else "")
+    return f"{escape(mistake.place)}: {escape(mistake.what)}" + (
+        f"\n  → {escape(mistake.hint)}" if mistake.hint else ""
+    )
 
 
 def _file(directory: Path | None) -> Path | None:
@@ -108,7 +112,9 @@ def _file(directory: Path | None) -> Path | None:
 
     if directory is not None:
         if not directory.is_dir():
-            raise ConfigError("it is not a directory", where=str(directory), hint="relight config check FILE checks a file")
+            raise ConfigError(
+                "it is not a directory", where=str(directory), hint="relight config check FILE checks a file"
+            )
         path, named = directory / FILE, False
     else:
         path, named = which_file()
@@ -129,22 +135,30 @@ def _mistakes(path: Path | None) -> list[Mistake]:
 def _rows(group: list[ShownSetting], everything: bool) -> list[list[object]]:
     """Return the rows of one table of the file. Values are cut where a line would be too long; ``--json`` has them whole."""
     keys = [setting.setting.name.rpartition(".")[2] for setting in group]
-    beaten = [[value for value in setting.beaten if value.source != "default"] if everything else [] for setting in group]
+    beaten = [
+        [value for value in setting.beaten if value.source != "default"] if everything else [] for setting in group
+    ]
     longest = max(
-        [len(setting.counts.source) for setting in group] + [len(f"{value.source} (overridden)") for each in beaten for value in each]
+        [len(setting.counts.source) for setting in group]
+        + [len(f"{value.source} (overridden)") for each in beaten for value in each]
     )
     room = max(_VALUE_MIN, _WIDTH - longest - max(map(len, keys)) - 4)
     rows: list[list[object]] = []
     for key, setting, each in zip(keys, group, beaten, strict=True):
         rows.append([key, _value(setting.counts, room), setting.counts.source])
         rows += [
-            ["", Styled(_value(value, room), "bright_black"), Styled(f"{value.source} (overridden)", "bright_black")] for value in each
+            ["", Styled(_value(value, room), "bright_black"), Styled(f"{value.source} (overridden)", "bright_black")]
+            for value in each
         ]
     return rows
 
 
 def _value(setting_value: Said, room: int) -> str:
-    text = setting_value.value if isinstance(setting_value.value, str) else json.dumps(setting_value.value, ensure_ascii=False)
+    text = (
+        setting_value.value
+        if isinstance(setting_value.value, str)
+        else json.dumps(setting_value.value, ensure_ascii=False)
+    )
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 

@@ -17,12 +17,16 @@ from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 @click.command("cp")
 @click.argument("source", metavar="SOURCE[@WHICH]")
 @click.argument("destination")
-@click.option("--which", multiple=True, help="A checkpoint: id, step, tag, 'latest', 'best' or 'best:METRIC'. Repeatable.")
+@click.option(
+    "--which", multiple=True, help="A checkpoint: id, step, tag, 'latest', 'best' or 'best:METRIC'. Repeatable."
+)
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
 @click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
 @json_option
-def command(source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool) -> int:
+def command(
+    source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool
+) -> int:
     """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
 
     Every byte is verified on the way. A copy keeps its id if that is free, and its root records its origin. A job that trains
@@ -37,11 +41,17 @@ def command(source: str, destination: str, which: tuple[str, ...], everything: b
     opened = open_run_at(source)
     if sum((everything, bool(which), opened.which is not None)) > 1:
         raise ConfigError("@WHICH, --which and --all exclude each other")
-    chosen = opened.history.live if everything else [opened.choose(selector) for selector in which] or [opened.choose(None)]
+    chosen = (
+        opened.history.live if everything else [opened.choose(selector) for selector in which] or [opened.choose(None)]
+    )
     place = locate_destination(destination, opened.run.name)
     assert place.run is not None
     plan = plan_copy(
-        opened.run, list({checkpoint.id: checkpoint for checkpoint in chosen}.values()), place.store, place.run, as_newest=force
+        opened.run,
+        list({checkpoint.id: checkpoint for checkpoint in chosen}.values()),
+        place.store,
+        place.run,
+        as_newest=force,
     )
     warn_of_change(plan)
     if dry_run:
@@ -66,7 +76,9 @@ def warn_of_change(plan: CopyPlan) -> None:
     if len(change.only_there) > 10:
         warn(f"… and {len(change.only_there) - 10} more that the source has not; they stay")
     before, after = change.before, change.after
-    warn(f"latest of {_destination_text(plan)}: step {before.step} ({before.id}) → step {after.step}, a copy of {after.id}")
+    warn(
+        f"latest of {_destination_text(plan)}: step {before.step} ({before.id}) → step {after.step}, a copy of {after.id}"
+    )
 
 
 def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
@@ -82,10 +94,19 @@ def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
 
 def _print_plan(plan: CopyPlan, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
-        {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes} for checkpoint in plan.checkpoints
+        {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes}
+        for checkpoint in plan.checkpoints
     ]
     if as_json:
-        emit_json({"dry_run": True, "to": _destination(plan), "copy": rows, "there": _pairs(plan.there), "changes": changes_of(plan)})
+        emit_json(
+            {
+                "dry_run": True,
+                "to": _destination(plan),
+                "copy": rows,
+                "there": _pairs(plan.there),
+                "changes": changes_of(plan),
+            }
+        )
         return
     for row in rows:
         click.echo(f"{row['id']}  step {row['step']:<9}  {size(row['bytes']):>9}")
@@ -112,7 +133,9 @@ def _print_report(plan: CopyPlan, report: CopyReport) -> None:
 
 
 def _to_dict(report: CopyReport) -> dict[str, Any]:
-    damaged = [{"id": old, "kind": error.kind, "where": error.where, "detail": error.what} for old, error in report.damaged]
+    damaged = [
+        {"id": old, "kind": error.kind, "where": error.where, "detail": error.what} for old, error in report.damaged
+    ]
     return {"copied": _pairs(report.copied), "there": _pairs(report.there), "damaged": damaged}
 
 

@@ -15,7 +15,13 @@ from relight.demo import DemoOptions, run
 @click.option("--quick", is_flag=True, help="A smaller model, in under half a minute.")
 @click.option("--seed", default=0, show_default=True, help="The same kills, data and curves again.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the runs in this directory.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="relight-demo.png", show_default=True, help="The picture.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="relight-demo.png",
+    show_default=True,
+    help="The picture.",
+)
 @json_option
 def command(quick: bool, seed: int, keep: Path | None, out: Path, as_json: bool) -> int:
     """Train a GPT twice, once in peace and once killed with SIGKILL again and again, also inside saves; compare to the bit.

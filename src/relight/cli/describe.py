@@ -34,7 +34,10 @@ def command(path: str, as_json: bool) -> None:
 
 
 def _shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    parents = [f"{parent['id']} (step {parent['step']})" if parent["step"] is not None else parent["id"] for parent in facts["parents"]]
+    parents = [
+        f"{parent['id']} (step {parent['step']})" if parent["step"] is not None else parent["id"]
+        for parent in facts["parents"]
+    ]
     code = facts["code"] or {}
     moves = [f"{move['stage']} {age(move['time'])}" + _by(move["by"], move["why"]) for move in facts["promotions"]]
     return [

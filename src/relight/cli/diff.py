@@ -18,12 +18,16 @@ _SHOWN = 20
 @click.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times."
+)
 @click.option("--no-tensors", is_flag=True, help="Read no tensor: list which have changed, not by how much.")
 @click.option("--all", "everything", is_flag=True, help="List every change, not only the largest.")
 @click.option("--values", is_flag=True, help="All plain values that have changed, such as counters and random states.")
 @json_option
-def command(a: str, b: str, only: tuple[str, ...], no_tensors: bool, everything: bool, values: bool, as_json: bool) -> int:
+def command(
+    a: str, b: str, only: tuple[str, ...], no_tensors: bool, everything: bool, values: bool, as_json: bool
+) -> int:
     """Compare two checkpoints: RUN for the newest of a run, or RUN@WHICH.
 
     Shows differences in settings, metrics, code and environment; tensors that are new, gone or of another shape; and for
@@ -74,7 +78,9 @@ def _plain(value: Any) -> Any:
 
 def _show(left: Opened, right: Opened, difference: Difference, everything: bool, all_values: bool) -> None:
     for name, side in (("a", left), ("b", right)):
-        click.echo(paint(f"{name}  {side.root.id}: step {side.root.step} of {escape(side.prefix.partition('/')[0])}", "bold"))
+        click.echo(
+            paint(f"{name}  {side.root.id}: step {side.root.step} of {escape(side.prefix.partition('/')[0])}", "bold")
+        )
     if difference.facts:
         facts_list([(value.path, _arrow(value)) for value in difference.facts])
     states: dict[str, int] = {}
@@ -83,7 +89,9 @@ def _show(left: Opened, right: Opened, difference: Difference, everything: bool,
     click.echo(
         f"{plural(len(difference.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}"
     )
-    for tensor in [tensor for tensor in difference.tensors if tensor.state not in (SAME, CHANGED)][: None if everything else _SHOWN]:
+    for tensor in [tensor for tensor in difference.tensors if tensor.state not in (SAME, CHANGED)][
+        : None if everything else _SHOWN
+    ]:
         shapes = " → ".join(f"{side.dtype}{list(side.shape)}" for side in (tensor.a, tensor.b) if side is not None)
         click.echo(f"  {escape(tensor.name)}  {tensor.state}  {shapes}")
     changed = [tensor for tensor in difference.tensors if tensor.apart is not None and tensor.state == CHANGED]
@@ -113,7 +121,13 @@ def _numbers(apart: Any) -> list[str]:
     share = f"{100 * apart.changed / apart.elements:.1f} %" if apart.elements else ""
     change = "from 0" if apart.relative is None else f"{100 * apart.relative:.3g} %"
     cosine = "" if apart.cosine is None else f"{1 - apart.cosine:.2g}"
-    return [change, f"{apart.largest:.3g}", f"{apart.mean:.3g}", cosine, share + (f", {odd:+,} not finite" if odd else "")]
+    return [
+        change,
+        f"{apart.largest:.3g}",
+        f"{apart.mean:.3g}",
+        cosine,
+        share + (f", {odd:+,} not finite" if odd else ""),
+    ]
 
 
 def _show_values(difference: Difference, everything: bool) -> None:
@@ -126,10 +140,14 @@ def _show_values(difference: Difference, everything: bool) -> None:
 
 def _show_generators(difference: Difference) -> None:
     """State what a difference in generators means: at one step, two runs that began alike have the same generators."""
-    changed = [tensor.name for tensor in difference.tensors if tensor.state != SAME] + [value.path for value in difference.values]
+    changed = [tensor.name for tensor in difference.tensors if tensor.state != SAME] + [
+        value.path for value in difference.values
+    ]
     names = sorted({"/".join(name.split("/")[1:2]) for name in changed if name.startswith("rng/")})
     if names:
-        click.echo(f"generators differ at the same step ({', '.join(names)}): the runs did not seed them equally, or drew other numbers")
+        click.echo(
+            f"generators differ at the same step ({', '.join(names)}): the runs did not seed them equally, or drew other numbers"
+        )
 
 
 def _is_short(value: ValueChange) -> bool:

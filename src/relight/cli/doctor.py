@@ -53,18 +53,40 @@ _PAGE = "docs/troubleshooting.md"
 @click.option("--error", metavar="TEXT", help="Explain this error text, and check nothing.")
 @click.option("--nodes", is_flag=True, help="Also compare all nodes of a job: run it on each node, at the same time.")
 @click.option(
-    "--meet", metavar="HOST:PORT", default="", help="Rendezvous address: a free port of node 0. Under torchrun, by default its own."
+    "--meet",
+    metavar="HOST:PORT",
+    default="",
+    help="Rendezvous address: a free port of node 0. Under torchrun, by default its own.",
 )
-@click.option("--node", metavar="I/N", default="", help="Number of this node, from 0 on, of N. Under torchrun, by default its own.")
 @click.option(
-    "--within", type=click.FloatRange(1, 600), default=30.0, show_default=True, metavar="S", help="Seconds to wait for other nodes."
+    "--node",
+    metavar="I/N",
+    default="",
+    help="Number of this node, from 0 on, of N. Under torchrun, by default its own.",
+)
+@click.option(
+    "--within",
+    type=click.FloatRange(1, 600),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for other nodes.",
 )
 @click.option("--log", metavar="FILE", help="Explain why the job that wrote this log failed, and check nothing.")
 @json_option
 def command(
-    path: str, quick: bool, fix: bool, yes: bool, error: str | None, nodes: bool, meet: str, node: str, within: float, log: str | None,
+    path: str,
+    quick: bool,
+    fix: bool,
+    yes: bool,
+    error: str | None,
+    nodes: bool,
+    meet: str,
+    node: str,
+    within: float,
+    log: str | None,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Check this machine, the store or run at PATH, and the settings, and report what is wrong and what to do.
 
     PATH need not exist yet. Nothing is changed, except for small files that are written as a test and removed again. Exit code 1 for an
@@ -83,7 +105,9 @@ def command(
             raise ConfigError("--error and --log exclude each other", hint="give one of them")
         return _explain(explain(error if error is not None else read_log(str(log))), as_json)
     if not nodes and (meet or node):
-        raise ConfigError("--meet and --node are for --nodes", hint="relight doctor --nodes --meet HOST:PORT --node I/N")
+        raise ConfigError(
+            "--meet and --node are for --nodes", hint="relight doctor --nodes --meet HOST:PORT --node I/N"
+        )
     seat = _seat(meet, node) if nodes else None
     with status() as on_stage:
         facts = collect(path, quick=quick, on_stage=on_stage)
@@ -111,7 +135,9 @@ def _seat(meet: str, node: str) -> NodeAddress:
     try:
         from relight.supervise.node_exchange import seat_of
     except ImportError:  # pragma: no cover - torch is part of the package's extras
-        raise ConfigError("nodes meet through torch.distributed, and torch is not installed", hint="pip install torch") from None
+        raise ConfigError(
+            "nodes meet through torch.distributed, and torch is not installed", hint="pip install torch"
+        ) from None
     return seat_of(meet, node)
 
 
@@ -136,7 +162,9 @@ def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, on_stage
     if failed:
         raise failed[0]
     if probe.unseen:
-        raise StoreUnavailable(f"nodes could not be compared: {probe.unseen['nodes']}", where=f"{seat.host}:{seat.port}")
+        raise StoreUnavailable(
+            f"nodes could not be compared: {probe.unseen['nodes']}", where=f"{seat.host}:{seat.port}"
+        )
     return replace(facts, nodes=compared)
 
 
@@ -156,7 +184,12 @@ def _show(path: str, facts: DoctorFacts, findings: list[Finding], fix: bool) -> 
     for finding in findings:
         name = paint(finding.severity.ljust(7), _COLOURS[finding.severity])
         click.echo(f"{name}  {paint(escape(finding.what), 'bold')}  ({finding.name})")
-        for head, text in (("where", finding.where), ("seen", finding.evidence), ("hurts", finding.hurts), ("do", finding.do)):
+        for head, text in (
+            ("where", finding.where),
+            ("seen", finding.evidence),
+            ("hurts", finding.hurts),
+            ("do", finding.do),
+        ):
             _print_line(head, text)
         if finding.command:
             _print_line("run", finding.command)
@@ -167,13 +200,23 @@ def _show(path: str, facts: DoctorFacts, findings: list[Finding], fix: bool) -> 
         click.echo()
     for what, why in [(what, why) for what, why in facts.unseen.items() if why != QUICK][:8]:
         click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")
-    counts = [plural(count, severity) for severity in _COLOURS if (count := sum(finding.severity == severity for finding in findings))]
+    counts = [
+        plural(count, severity)
+        for severity in _COLOURS
+        if (count := sum(finding.severity == severity for finding in findings))
+    ]
     made = coverage(facts)
     missing = len(facts.unseen) - sum(why == QUICK for why in facts.unseen.values())
     unseen = f", {plural(missing, 'thing')} could not be seen" if missing else ""
     summary = ", ".join(counts) if counts else paint("nothing wrong", "green")
-    compared = f", {sum(node.there for node in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared" if facts.nodes else ""
-    click.echo(f"{escape(path)}: {summary}; {len(made.made)} of {plural(made.known, 'check')} made{_not_made(made)}{compared}{unseen}")
+    compared = (
+        f", {sum(node.there for node in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared"
+        if facts.nodes
+        else ""
+    )
+    click.echo(
+        f"{escape(path)}: {summary}; {len(made.made)} of {plural(made.known, 'check')} made{_not_made(made)}{compared}{unseen}"
+    )
 
 
 def _not_made(made: Coverage) -> str:
@@ -189,7 +232,9 @@ def _print_line(head: str, text: str) -> None:
     if not text:
         return
     lines = (
-        [text] if head == "run" else wrap(escape(text), _WIDTH - len(_INDENT) - 7, break_long_words=False, break_on_hyphens=False) or [""]
+        [text]
+        if head == "run"
+        else wrap(escape(text), _WIDTH - len(_INDENT) - 7, break_long_words=False, break_on_hyphens=False) or [""]
     )
     click.echo(f"{_INDENT}{head:5}  {escape(lines[0])}")
     for line in lines[1:]:
@@ -204,11 +249,15 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
         return None
     if not as_json:
         table(
-            ["leftover", "fate", "because"], [[what, Styled("goes", "red"), why] for what, why in plan.rows], wrap=("leftover", "because")
+            ["leftover", "fate", "because"],
+            [[what, Styled("goes", "red"), why] for what, why in plan.rows],
+            wrap=("leftover", "because"),
         )
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise ConfigError("this removes leftovers, and cannot ask here", hint="give --yes; without --fix nothing is removed")
+            raise ConfigError(
+                "this removes leftovers, and cannot ask here", hint="give --yes; without --fix nothing is removed"
+            )
         if not click.confirm("Remove them?", err=True):
             return None
     report = execute_fix(plan, store)
@@ -219,7 +268,9 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
     return report
 
 
-def _to_dict(path: str, facts: DoctorFacts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None) -> dict[str, Any]:
+def _to_dict(
+    path: str, facts: DoctorFacts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None
+) -> dict[str, Any]:
     result: dict[str, Any] = {
         "path": path, "ok": all(finding.severity == "note" for finding in findings),
         "findings": [finding.to_dict() for finding in findings],
@@ -227,7 +278,13 @@ def _to_dict(path: str, facts: DoctorFacts, findings: list[Finding], plan: FixPl
     }  # fmt: skip
     if facts.nodes:
         result["nodes"] = [
-            {"node": node.rank, "there": node.there, "host": node.host, "sees_store": node.sees, "ahead_s": node.ahead_s}
+            {
+                "node": node.rank,
+                "there": node.there,
+                "host": node.host,
+                "sees_store": node.sees,
+                "ahead_s": node.ahead_s,
+            }
             for node in facts.nodes
         ]
     if plan is not None:
@@ -252,7 +309,12 @@ def _explain(explained: Explained, as_json: bool) -> int:
         )
     if explained.kind != "unknown":  # a symptom without an error class has its meaning below
         click.echo(f"{paint(explained.kind, 'bold')}: {escape(explained.kind_means)}")
-    for head, text in (("line", explained.line), ("means", explained.means), ("do", explained.do), ("run", explained.command)):
+    for head, text in (
+        ("line", explained.line),
+        ("means", explained.means),
+        ("do", explained.do),
+        ("run", explained.command),
+    ):
         _print_line(head, text)
     if explained.section:
         _print_line("see", f"{_PAGE}: {explained.section}")

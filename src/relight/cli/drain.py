@@ -74,9 +74,13 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
 def _print_wanted(wanted: dict[str, list[str]], bytes_of: dict[str, int], as_json: bool) -> None:
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"tier": tier, "id": checkpoint_id, "bytes": bytes_of[checkpoint_id]} for tier, ids in wanted.items() for checkpoint_id in ids
+            {"tier": tier, "id": checkpoint_id, "bytes": bytes_of[checkpoint_id]}
+            for tier, ids in wanted.items()
+            for checkpoint_id in ids
         ]
         emit_json({"dry_run": True, "copy": rows})
         return
     for tier, ids in wanted.items():
-        click.echo(f"{tier}: lacks {plural(len(ids), 'checkpoint')}, {size(sum(bytes_of[checkpoint_id] for checkpoint_id in ids))}")
+        click.echo(
+            f"{tier}: lacks {plural(len(ids), 'checkpoint')}, {size(sum(bytes_of[checkpoint_id] for checkpoint_id in ids))}"
+        )

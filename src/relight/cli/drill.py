@@ -27,26 +27,65 @@ ProgressCallback = Callable[[str, Any], None]
 @click.command("drill", cls=LaunchCommand, context_settings=_SETTINGS)
 @click.option("--only", metavar="NAMES", default="", help="Only these rehearsals, separated by commas.")
 @click.option("--from", "source", metavar="RUN", default="", help="Begin with copies of this run's newest checkpoints.")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the script; {store} in VALUE is the drill's store.")
-@click.option("--settings", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="Instead of ./relight.toml.")
+@click.option(
+    "--env", multiple=True, metavar="NAME=VALUE", help="For the script; {store} in VALUE is the drill's store."
+)
+@click.option(
+    "--settings", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="Instead of ./relight.toml."
+)
 @click.option("--max-lost-steps", type=click.IntRange(min=0), metavar="N", help="Fail if more steps are lost.")
-@click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Fail if training takes longer to resume.")
-@click.option("--timeout", type=_SECONDS, metavar="S", help="Limit of one rehearsal; by default from the job's own pace here.")
-@click.option("--deadline", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="Limit of all rehearsals.")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to this file, as Markdown.")
-@click.option("--remember", metavar="RUN", default="", help="Record the results with this run; by default that of --from or --live.")
+@click.option(
+    "--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Fail if training takes longer to resume."
+)
+@click.option(
+    "--timeout", type=_SECONDS, metavar="S", help="Limit of one rehearsal; by default from the job's own pace here."
+)
+@click.option(
+    "--deadline", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="Limit of all rehearsals."
+)
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to this file, as Markdown."
+)
+@click.option(
+    "--remember",
+    metavar="RUN",
+    default="",
+    help="Record the results with this run; by default that of --from or --live.",
+)
 @click.option("--history", metavar="RUN", default="", help="Only show the results recorded with this run.")
 @click.option("--live", metavar="RUN", default="", help="Break the running job of this run, on this machine.")
-@click.option("--copy", "copies", metavar="RUN", default="", help="Only copies of this run's newest checkpoints: no job, no script.")
+@click.option(
+    "--copy",
+    "copies",
+    metavar="RUN",
+    default="",
+    help="Only copies of this run's newest checkpoints: no job, no script.",
+)
 @click.option("--yes", is_flag=True, help="With --live: confirm.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep stores and logs in this directory.")
+@click.option(
+    "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep stores and logs in this directory."
+)
 @json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[[TORCHRUN'S FLAGS] SCRIPT [ARGS]…]")
 def command(
-    only: str, source: str, env: tuple[str, ...], settings: Path | None, max_lost_steps: int | None, max_seconds: float | None,
-    timeout: float | None, deadline: float, report: Path | None, remember: str, history: str, live: str, copies: str, yes: bool,
-    keep: Path | None, as_json: bool, arguments: tuple[str, ...],
-) -> int:  # fmt: skip
+    only: str,
+    source: str,
+    env: tuple[str, ...],
+    settings: Path | None,
+    max_lost_steps: int | None,
+    max_seconds: float | None,
+    timeout: float | None,
+    deadline: float,
+    report: Path | None,
+    remember: str,
+    history: str,
+    live: str,
+    copies: str,
+    yes: bool,
+    keep: Path | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+) -> int:
     """Break a job on purpose, and check that it recovers as docs/recovery.md describes.
 
     Kills, stops and crashes a rank, poisons the loss, fills the disk, takes the store away, damages the newest checkpoint, cuts a
@@ -174,4 +213,10 @@ def _history(path: str, as_json: bool) -> int:
 def _row(done: Any) -> list[object]:
     failed = [outcome.name for outcome in done.outcomes if outcome.verdict == "failed"]
     subject = "the job itself" if done.live else "checkpoints" if done.copies else "a copy"
-    return [age(done.at), done.host, subject, Styled(done.summary(), "" if done.ok else "red"), ", ".join(failed) or "–"]
+    return [
+        age(done.at),
+        done.host,
+        subject,
+        Styled(done.summary(), "" if done.ok else "red"),
+        ", ".join(failed) or "–",
+    ]

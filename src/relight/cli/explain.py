@@ -28,7 +28,14 @@ def command() -> None:
 
 @command.command("schedule")
 @click.argument("path", metavar="RUN")
-@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Number of newest decisions to show.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of newest decisions to show.",
+)
 @json_option
 def schedule(path: str, last: int, as_json: bool) -> int:
     """Show which save intervals relight.adaptive() chose for a run, when, and why.
@@ -64,7 +71,11 @@ def decisions(history: History) -> list[tuple[Record, ScheduleNote]]:
     """Return the schedule decisions in the log, oldest first."""
     notes = []
     for record in history.notes:
-        if isinstance(record.body, NoteBody) and record.body.topic == TOPIC and (note := decode(record.body.data)) is not None:
+        if (
+            isinstance(record.body, NoteBody)
+            and record.body.topic == TOPIC
+            and (note := decode(record.body.data)) is not None
+        ):
             notes.append((record, note))
     return notes
 
@@ -85,7 +96,12 @@ def _print_decision(note: ScheduleNote, history: History) -> None:
     numbers_of = note.numbers
     facts: list[tuple[str, object]] = [
         (label, span(numbers_of[name]))
-        for name, label in (("young_s", "Young"), ("daly_s", "Daly"), ("wanted_s", "least lost"), ("floor_s", "no shorter"))
+        for name, label in (
+            ("young_s", "Young"),
+            ("daly_s", "Daly"),
+            ("wanted_s", "least lost"),
+            ("floor_s", "no shorter"),
+        )
         if name in numbers_of
     ]
     if "waste" in numbers_of:
@@ -98,7 +114,9 @@ def _print_decision(note: ScheduleNote, history: History) -> None:
 
 def _print_paces(history: History) -> None:
     """Print the last recorded pace of each further tier, with its reason."""
-    notes = [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC]
+    notes = [
+        record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC
+    ]
     paces = next((note.data for note in reversed(notes) if NOW not in note.data), {})
     for name, why in paces.items():
         if name.endswith(".why"):

@@ -10,7 +10,17 @@ from relight.catalog.locate import locate_destination
 from relight.cli.common import OpenedRun, json_option, open_run_at
 from relight.cli.output import emit_json, escape, plural, progress, size, warn
 from relight.errors import ConfigError
-from relight.export import ExportPlan, ExportReport, Mixture, Options, ema_weights, execute_export, mixture, plan_export, save_average
+from relight.export import (
+    ExportPlan,
+    ExportReport,
+    Mixture,
+    Options,
+    ema_weights,
+    execute_export,
+    mixture,
+    plan_export,
+    save_average,
+)
 from relight.export.average import check_alike
 from relight.export.convert import SHORT, dtype_meant
 from relight.export.plan import FORMATS, facts, format_of, left_out
@@ -29,9 +39,13 @@ SHOWN = 8
 @click.option("--component", metavar="NAME", help="Which component; by default the model.")
 @click.option("--all", "everything", is_flag=True, help="All components.")
 @click.option("--only", multiple=True, metavar="GLOB", help="Only matching tensors: 'layers.0.*'. Repeatable.")
-@click.option("--rename", multiple=True, metavar="FROM=TO", help="Replace a prefix of names; re:PATTERN=TO: a regular expression.")
+@click.option(
+    "--rename", multiple=True, metavar="FROM=TO", help="Replace a prefix of names; re:PATTERN=TO: a regular expression."
+)
 @click.option("--dtype", metavar="|".join(SHORT), help="Convert floats to this dtype, rounded to nearest.")
-@click.option("--tied", type=click.Choice(["first", "each"]), default="first", show_default=True, help="Names of tied weights.")
+@click.option(
+    "--tied", type=click.Choice(["first", "each"]), default="first", show_default=True, help="Names of tied weights."
+)
 @click.option("--average", metavar="SPEC", help="Average several: last:5, or WHICH[=WEIGHT],RUN@WHICH[=WEIGHT] ….")
 @click.option("--ema", type=float, metavar="DECAY", help="Weigh each DECAY times as much as the next newer one.")
 @click.option("--into", metavar="RUN", help="Save the average as a checkpoint of RUN, instead of exporting it.")
@@ -39,10 +53,23 @@ SHOWN = 8
 @click.option("--dry-run", is_flag=True, help="Only list what would be written.")
 @json_option
 def command(
-    source: str, target: str | None, to: str | None, shard: str | None, component: str | None, everything: bool, only: tuple[str, ...],
-    rename: tuple[str, ...], dtype: str | None, tied: str, average: str | None, ema: float | None, into: str | None, overwrite: bool,
-    dry_run: bool, as_json: bool,
-) -> None:  # fmt: skip
+    source: str,
+    target: str | None,
+    to: str | None,
+    shard: str | None,
+    component: str | None,
+    everything: bool,
+    only: tuple[str, ...],
+    rename: tuple[str, ...],
+    dtype: str | None,
+    tied: str,
+    average: str | None,
+    ema: float | None,
+    into: str | None,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Write a checkpoint's model to TARGET for other tools: a file (model.safetensors), or a directory for from_pretrained.
 
     The newest checkpoint, or SOURCE@WHICH. Every byte is verified on the way; memory stays small. TARGET appears only when
@@ -81,7 +108,13 @@ def command(
         report = execute_export(plan, meter)
     if as_json:
         emit_json(
-            {**facts(plan), "dry_run": False, "overflowed": report.overflowed, "from_last": report.from_last, "seconds": report.seconds}
+            {
+                **facts(plan),
+                "dry_run": False,
+                "overflowed": report.overflowed,
+                "from_last": report.from_last,
+                "seconds": report.seconds,
+            }
         )
     else:
         _print_report(plan, report)
@@ -93,7 +126,11 @@ def averaged(opened_run: OpenedRun, spec: str, ema: float | None) -> Mixture:
         number = spec.removeprefix("last:")
         if not number.isdigit() or int(number) < 2:
             raise ConfigError(f"{spec!r}: how many?", hint="last:5")
-        live = [checkpoint for checkpoint in opened_run.history.live if checkpoint.id not in opened_run.history.rolled_back_ids]
+        live = [
+            checkpoint
+            for checkpoint in opened_run.history.live
+            if checkpoint.id not in opened_run.history.rolled_back_ids
+        ]
         if len(live) < int(number):
             raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="request fewer")
         opened, weights = [opened_run.run.open(checkpoint) for checkpoint in live[-int(number) :]], [1.0] * int(number)
@@ -118,7 +155,9 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
     place = locate_destination(into, "average")
     assert place.run is not None
     if options.only or options.rename or options.dtype or options.to != "safetensors":
-        raise ConfigError("an average that is saved is as the checkpoints are", hint="leave --only, --rename, --dtype and --to away")
+        raise ConfigError(
+            "an average that is saved is as the checkpoints are", hint="leave --only, --rename, --dtype and --to away"
+        )
     root = mixed.last.opened.root
     chosen = choose(mixed.last.whole.tree, mixed.last.whole.tensors, root.components, options)
     check_alike(mixed, chosen.entries)
@@ -155,7 +194,8 @@ def _print_from_last(names: list[str]) -> None:
 def _print_plan(plan: ExportPlan, as_json: bool) -> None:
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.length} for entry in plan.entries
+            {"name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.length}
+            for entry in plan.entries
         ]
         emit_json({**facts(plan), "dry_run": True, "entries": rows})
         return
@@ -173,14 +213,18 @@ def _print_report(plan: ExportPlan, report: ExportReport) -> None:
     _print_rest(plan)
     _print_from_last(report.from_last)
     for name, count in report.overflowed.items():
-        warn(f"{plural(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large for {plan.options.dtype}: infinite now")
+        warn(
+            f"{plural(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large for {plan.options.dtype}: infinite now"
+        )
     files = "" if len(report.files) == 1 else f", in {len(report.files)} files"
     click.echo(f"{_content_text(plan)}, written to {escape(plan.path)}{files}")
 
 
 def _content_text(plan: ExportPlan) -> str:
     root = plan.opened.root
-    subject = f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
+    subject = (
+        f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
+    )
     return f"{plural(len(plan.entries), 'tensor')} of {subject}, {size(plan.bytes_written)}"
 
 

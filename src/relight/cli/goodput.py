@@ -18,7 +18,9 @@ from relight.supervise.incidents import read_accounts
 @click.command("goodput")
 @click.argument("path", metavar="RUN")
 @click.option("--jobs", is_flag=True, help="Show each job of the run separately.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went."
+)
 @json_option
 def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
     """Show where the time of a run's jobs went, by cause.
@@ -62,7 +64,10 @@ def _show(account: Account, jobs: int) -> None:
     ])  # fmt: skip
     click.echo()
     whole = account.seconds or 1.0
-    rows = [[cause or "-", part, duration(seconds), f"{100 * seconds / whole:.1f} %"] for cause, part, seconds in account.rows()]
+    rows = [
+        [cause or "-", part, duration(seconds), f"{100 * seconds / whole:.1f} %"]
+        for cause, part, seconds in account.rows()
+    ]
     table(["failure", "spent on", "time", "share"], rows, right=("time", "share"))
 
 

@@ -13,7 +13,9 @@ from relight.errors import ConfigError
 @click.command("hold")
 @click.argument("path")
 @click.argument("which", required=False)
-@click.option("--why", default="", help="The reason: recorded in the log, and shown in every plan that keeps the checkpoint.")
+@click.option(
+    "--why", default="", help="The reason: recorded in the log, and shown in every plan that keeps the checkpoint."
+)
 @click.option("--release", "let_go", is_flag=True, help="Release the hold: the rules decide again.")
 @json_option
 def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool) -> None:
@@ -53,4 +55,6 @@ def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool)
     if as_json:
         emit_json({"id": checkpoint.id, "step": checkpoint.step, "hold": not let_go, "why": why})
     else:
-        click.echo(f"{checkpoint.id} (step {checkpoint.step}) is {'released: the rules decide' if let_go else f'on hold: {escape(why)}'}")
+        click.echo(
+            f"{checkpoint.id} (step {checkpoint.step}) is {'released: the rules decide' if let_go else f'on hold: {escape(why)}'}"
+        )

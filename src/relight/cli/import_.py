@@ -20,7 +20,9 @@ from relight.cli.output import emit_json, escape, facts_list, plural, progress, 
 @click.option("--force", is_flag=True, help="Also if the run has another history: it will resume from the import.")
 @click.option("--only", multiple=True, metavar="GLOB", help="Only what matches, such as 'model/*'. Repeatable.")
 @json_option
-def command(source: str, run: str, dry_run: bool, step: int | None, force: bool, only: tuple[str, ...], as_json: bool) -> None:
+def command(
+    source: str, run: str, dry_run: bool, step: int | None, force: bool, only: tuple[str, ...], as_json: bool
+) -> None:
     """Import a checkpoint of another framework as a checkpoint of RUN.
 
     SOURCE is a local file or folder, or one in a bucket: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate,
@@ -62,7 +64,16 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
         report = import_checkpoint(detected, place.store, place.run, step=step, which=only, progress=meter, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
     if as_json:
-        emit_json({**facts, "to": to, "id": report.id, "step": report.step, "there": report.there, "seconds": round(report.seconds, 3)})
+        emit_json(
+            {
+                **facts,
+                "to": to,
+                "id": report.id,
+                "step": report.step,
+                "there": report.there,
+                "seconds": round(report.seconds, 3),
+            }
+        )
         return
     shown = escape(to.removeprefix(f"{os.getcwd()}/"))
     done = "is there already" if report.there else f"imported {size(report.bytes)} in {report.seconds:.1f} s"
@@ -93,5 +104,8 @@ def _line(text: str) -> None:
 def _part(description: str) -> str:
     """Return a part's description with its bytes for people."""
     words = description.split(", ")
-    shown = [size(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word for word in words]
+    shown = [
+        size(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word
+        for word in words
+    ]
     return ", ".join(shown)

@@ -32,7 +32,9 @@ def command(path: str, which: str | None, as_json: bool) -> int:
     incidents = _read(path)
     if which is not None:
         incidents = (
-            [incidents[-1]] if which == "latest" and incidents else [incident for incident in incidents if incident.id.startswith(which)]
+            [incidents[-1]]
+            if which == "latest" and incidents
+            else [incident for incident in incidents if incident.id.startswith(which)]
         )
         if not incidents:
             raise CheckpointNotFound(f"no incident {which!r}", where=path, hint="relight incidents RUN lists them")
@@ -78,7 +80,11 @@ def _show(incident: Incident) -> None:
         facts.append(("settings", " ".join(f"{name}={value}" for name, value in incident.settings.items())))
     if incident.after is not None:
         parts = ", ".join(f"{name} {value:.2f} s" for name, value in incident.after.seconds.items())
-        facts += [("restored", incident.after.restored), ("lost", f"{incident.after.steps_lost} steps"), ("took", parts)]
+        facts += [
+            ("restored", incident.after.restored),
+            ("lost", f"{incident.after.steps_lost} steps"),
+            ("took", parts),
+        ]
     facts_list(facts)
     click.echo("\nclues, the strongest first:")
     clues = [[clue["kind"], clue["weight"], clue["what"]] for clue in incident.clues]
@@ -95,4 +101,11 @@ def _show(incident: Incident) -> None:
 def _rank(worker: dict[str, Any]) -> list[object]:
     ended = "stopped" if worker.get("stopped") else worker.get("exit")
     message = worker.get("error") or (worker.get("tail") or [""])[-1]
-    return [worker["rank"], ended, worker.get("phase", "-"), worker.get("step", "-"), worker.get("durable", "-"), message]
+    return [
+        worker["rank"],
+        ended,
+        worker.get("phase", "-"),
+        worker.get("step", "-"),
+        worker.get("durable", "-"),
+        message,
+    ]

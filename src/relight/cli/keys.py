@@ -18,7 +18,11 @@ from relight.store.wrapper import unwrap
 from relight.transfer.keys import Changed, add, age_days, revoke, rotate, status
 
 key_option = click.option(
-    "--key", "specs", multiple=True, metavar="SPEC", help=f"Use this key instead of {SETTING}: file:PATH, env:NAME …. Repeatable."
+    "--key",
+    "specs",
+    multiple=True,
+    metavar="SPEC",
+    help=f"Use this key instead of {SETTING}: file:PATH, env:NAME …. Repeatable.",
 )
 label_option = click.option("--label", default="", help="Name of the new key, for people.")
 
@@ -50,7 +54,9 @@ def new(file: str, signing: bool) -> None:
         click.echo(f"  believe: export RELIGHT_TRUST={public}")
         return
     write_key_file(os.path.expanduser(file))
-    click.echo(f"a new key is in {escape(file)}; a copy of it belongs somewhere safe: what it encrypts is lost without it")
+    click.echo(
+        f"a new key is in {escape(file)}; a copy of it belongs somewhere safe: what it encrypts is lost without it"
+    )
     click.echo(f"  use it: export {SETTING}=file:{escape(os.path.abspath(os.path.expanduser(file)))}")
 
 
@@ -100,17 +106,25 @@ def add_key(path: str, new_spec: str, label: str, specs: tuple[str, ...], as_jso
 @click.argument("old")
 @click.argument("new_spec", metavar="NEW")
 @label_option
-@click.option("--older-than", type=float, metavar="DAYS", help="Only if OLD has been in use for longer: for a schedule.")
+@click.option(
+    "--older-than", type=float, metavar="DAYS", help="Only if OLD has been in use for longer: for a schedule."
+)
 @key_option
 @json_option
-def rotate_key(path: str, old: str, new_spec: str, label: str, older_than: float | None, specs: tuple[str, ...], as_json: bool) -> None:
+def rotate_key(
+    path: str, old: str, new_spec: str, label: str, older_than: float | None, specs: tuple[str, ...], as_json: bool
+) -> None:
     """Replace a key: NEW opens what OLD (an id or a label) opened, and OLD opens nothing. No data is encrypted again.
 
     If OLD leaked, its finder may have a copy of the store's key slots: relight rekey encrypts again what OLD could open.
     """
     inner = store_at(path)
     if older_than is not None:
-        ages = [age_days(row.created) for row in status(inner, None) if not row.revoked and (row.label == old or row.kek.startswith(old))]
+        ages = [
+            age_days(row.created)
+            for row in status(inner, None)
+            if not row.revoked and (row.label == old or row.kek.startswith(old))
+        ]
         if ages and max(ages) <= older_than:
             _print_change(Changed(), as_json)
             return

@@ -20,7 +20,9 @@ class LaunchCommand(click.Command):
         return super().parse_args(ctx, self._in_order(ctx, list(args)))
 
     def _in_order(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = {name: option for option in self.get_params(ctx) if isinstance(option, click.Option) for name in option.opts}
+        options = {
+            name: option for option in self.get_params(ctx) if isinstance(option, click.Option) for name in option.opts
+        }
         own, other, position = list[str](), list[str](), 0
         while position < len(args) and args[position].startswith("-") and args[position] not in ("-", "--"):
             name, equals, _ = args[position].partition("=")

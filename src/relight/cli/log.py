@@ -19,7 +19,9 @@ from relight.versions.lineage import Node, draw, lineage
 
 @click.command("log")
 @click.argument("path")
-@click.option("--graph", is_flag=True, help="Draw the lineage of checkpoints, newest first; for a store, of all its runs.")
+@click.option(
+    "--graph", is_flag=True, help="Draw the lineage of checkpoints, newest first; for a store, of all its runs."
+)
 @click.option("--out", metavar="FILE", help="With --graph: write a picture (.png, .svg, .pdf).")
 @click.option("--all", "whole", is_flag=True, help="Show every record, also those that a summary replaces.")
 @json_option
@@ -46,7 +48,10 @@ def command(path: str, graph: bool, out: str | None, whole: bool, as_json: bool)
     void = {record.seq: reason for record, reason in opened.history.void}
     years = {record.time[:4] for record in opened.view.records}
     cut = 5 if len(years) == 1 else 0  # lines have 80 characters: a common year is in the heading
-    lines = [(record.seq, _to_dict(record, void), _row(record, void, writer, cut)) for record, writer in _with_writers(opened)]
+    lines = [
+        (record.seq, _to_dict(record, void), _row(record, void, writer, cut))
+        for record, writer in _with_writers(opened)
+    ]
     for fault in opened.view.faults:
         facts = {"seq": fault.seq, "kind": "DAMAGED", "file": fault.file, "reason": fault.reason}
         cells: list[object] = [fault.seq, "", Styled("DAMAGED", "red"), Styled(f"{fault.file}: {fault.reason}", "red")]
@@ -87,7 +92,9 @@ def _graph(path: str, out: str | None, as_json: bool) -> None:
 def _node(node: Node, runs: int, steps: int) -> str:
     """Return the text of a node. ``runs`` and ``steps`` are the widths of their columns."""
     named = f"  ({', '.join(node.tags)})" if node.tags else ""
-    flags = (" [set aside]" if node.set_aside else "") + (f" [{', '.join(node.begins)} begins here]" if node.begins else "")
+    flags = (" [set aside]" if node.set_aside else "") + (
+        f" [{', '.join(node.begins)} begins here]" if node.begins else ""
+    )
     what = f"{node.id}  {escape(node.run).ljust(runs)}  step {node.checkpoint.step:>{steps}}"
     tags = paint(escape(named), "green") if named else ""
     since, metrics = age(node.checkpoint.time), metrics_text(node.checkpoint.body.metrics)
@@ -137,7 +144,9 @@ def _record_text(record: Record) -> str:
         facts = [f"{body.id} step {body.step}", body.reason, metrics_text(body.metrics)]
         return ", ".join(fact for fact in facts if fact) + (", suspect" if body.suspect else "")
     if isinstance(body, RetireBody):
-        return f"{' '.join(body.ids)} ({body.reason})" + (f", may be recalled for {body.undo_s / 3600:g} h" if body.undo_s else "")
+        return f"{' '.join(body.ids)} ({body.reason})" + (
+            f", may be recalled for {body.undo_s / 3600:g} h" if body.undo_s else ""
+        )
     if isinstance(body, RecallBody):
         return f"{' '.join(body.ids)}" + (f" ({body.reason})" if body.reason else "")
     if isinstance(body, SweepBody):

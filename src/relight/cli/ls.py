@@ -85,7 +85,9 @@ def entry(history: History, checkpoint: Checkpoint, known: VerificationResult | 
 def _table(rows: list[dict[str, Any]]) -> None:
     """Print the table without empty columns, as lines have 80 characters."""
     columns = ["id", "step", "saved", "size"]
-    cells: list[list[object]] = [[row["id"], row["step"], age(row["created"]), size(row["stored_bytes"])] for row in rows]
+    cells: list[list[object]] = [
+        [row["id"], row["step"], age(row["created"]), size(row["stored_bytes"])] for row in rows
+    ]
 
     def add(column: str, texts: list[str], style: str = "") -> None:
         columns.append(column)
@@ -99,7 +101,10 @@ def _table(rows: list[dict[str, Any]]) -> None:
         add("metrics", [metrics_text(row["metrics"]) for row in rows])
     if any(row["tags"] for row in rows):
         add("tags", [" ".join(row["tags"]) for row in rows], "green")
-    if any(row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] or row["home"] or row["damaged"] for row in rows):
+    if any(
+        row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] or row["home"] or row["damaged"]
+        for row in rows
+    ):
         flags = [
             ("DAMAGED " if row["damaged"] else "")
             + ("suspect " if row["suspect"] else "")
@@ -117,7 +122,9 @@ def _damage(rows: list[dict[str, Any]]) -> None:
     """Print a warning for each damaged checkpoint: the damage, and which tool found it when."""
     for row in rows:
         if damage := row["damaged"]:
-            warn(f"checkpoint {row['id']} is damaged: {escape(damage['what'])} (found by {escape(damage['by'])}, {age(damage['at'])})")
+            warn(
+                f"checkpoint {row['id']} is damaged: {escape(damage['what'])} (found by {escape(damage['by'])}, {age(damage['at'])})"
+            )
 
 
 def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
@@ -135,7 +142,7 @@ def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
             "damaged_in": [names[place] for place, id_ in merged.damaged if id_ == checkpoint.id],
         }
         for checkpoint in shown
-    ]  # fmt: skip
+    ]
     if as_json:
         emit_json(rows)
         return
@@ -148,7 +155,9 @@ def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
         places = [_there(name, row, silent) for name in names]
         cells.append([row["id"], row["step"], age(row["created"]), size(row["stored_bytes"]), *places])
     table(["id", "step", "saved", "size", *names], cells, right=("step", "size"))
-    click.echo(", ".join(f"{name}: {sum(name in row['tiers'] for row in rows)}" for name in names if name not in silent))
+    click.echo(
+        ", ".join(f"{name}: {sum(name in row['tiers'] for row in rows)}" for name in names if name not in silent)
+    )
 
 
 def _there(name: str, row: dict[str, Any], silent: set[str]) -> str:

@@ -20,18 +20,41 @@ if TYPE_CHECKING:
 
 @click.command("metrics")
 @click.argument("paths", metavar="[RUN…]", nargs=-1)
-@click.option("--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="With --listen: a host name that scrapers use. Repeatable.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance."
+)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="With --listen: a host name that scrapers use. Repeatable."
+)
 @click.option("--once", is_flag=True, help="Print them once in Prometheus' format: the default.")
 @click.option("--alerts", is_flag=True, help="With --listen: check every 15 s, and send the alerts of relight.toml.")
-@click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml.")
-@click.option("--grafana", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Grafana's dashboard there.")
-@click.option("--rules", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Prometheus' alert rules there.")
+@click.option(
+    "--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml."
+)
+@click.option(
+    "--grafana",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write Grafana's dashboard there.",
+)
+@click.option(
+    "--rules",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write Prometheus' alert rules there.",
+)
 @json_option
 def command(
-    paths: tuple[str, ...], listen: str | None, hosts: tuple[str, ...], once: bool, alerts: bool, settings: Path | None,
-    grafana: Path | None, rules: Path | None, as_json: bool,
-) -> int:  # fmt: skip
+    paths: tuple[str, ...],
+    listen: str | None,
+    hosts: tuple[str, ...],
+    once: bool,
+    alerts: bool,
+    settings: Path | None,
+    grafana: Path | None,
+    rules: Path | None,
+    as_json: bool,
+) -> int:
     """Serve or print metrics of runs for Prometheus. RUN may be a store: all its runs.
 
     The metrics come from the runs' logs, and from the events of this machine's processes. Trainers serve no metrics: run this command next
@@ -46,7 +69,9 @@ def command(
     if listen is not None and (once or as_json):
         raise ConfigError("--listen serves, --once and --json print: choose one")
     if alerts and listen is None:
-        raise ConfigError("--alerts needs --listen: a single check sends nothing", hint="relight alerts check checks once")
+        raise ConfigError(
+            "--alerts needs --listen: a single check sends nothing", hint="relight alerts check checks once"
+        )
     if grafana is not None or rules is not None:
         _generate(grafana, rules, settings)
         if not paths:
@@ -90,7 +115,9 @@ def _alarmed(watcher: Watcher, settings: Path | None) -> AlertLoop:
 
     alerting = read_alerting(settings)
     if not alerting.to:
-        raise ConfigError("no address for alerts is configured", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
+        raise ConfigError(
+            "no address for alerts is configured", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml'
+        )
     check_targets([*alerting.to, *alerting.escalate_to])
     return AlertLoop(watcher, Alarms(alerting))
 
@@ -99,9 +126,11 @@ def as_value(seen: RunSeen) -> dict[str, object]:
     """Return a run's metrics for ``--json``."""
     metrics = [
         {
-            "name": sample.metric.name, "labels": dict(zip(sample.metric.labels, sample.labels, strict=True)), "value": sample.value,
+            "name": sample.metric.name,
+            "labels": dict(zip(sample.metric.labels, sample.labels, strict=True)),
+            "value": sample.value,
             **({"counts": list(sample.counts)} if sample.counts else {}),
         }
         for sample in seen.samples
-    ]  # fmt: skip
+    ]
     return {"store": seen.store, "run": seen.run, "error": seen.error, "metrics": metrics}

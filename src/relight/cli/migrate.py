@@ -22,18 +22,42 @@ SHOWN = 20
 @click.argument("old")
 @click.argument("new")
 @click.option("--run", metavar="NAME", help="The run for checkpoints directly in OLD; by default OLD's name.")
-@click.option("--check", default="10%", show_default=True, metavar="PART", help="Share that is read again and compared: 10%, full, none.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip matching files and folders: '*.bak', 'data/*'. Repeatable.")
+@click.option(
+    "--check",
+    default="10%",
+    show_default=True,
+    metavar="PART",
+    help="Share that is read again and compared: 10%, full, none.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Skip matching files and folders: '*.bak', 'data/*'. Repeatable.",
+)
 @click.option("--compress", is_flag=True, help="Compress losslessly.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the workers.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of workers; by default one for each core.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the workers."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of workers; by default one for each core."
+)
 @click.option("--dry-run", is_flag=True, help="Only list what would be imported or removed.")
 @click.option("--roll-back", "back", is_flag=True, help="Remove what was imported from OLD, and nothing else.")
 @json_option
 def command(
-    old: str, new: str, run: str | None, check: str, exclude: tuple[str, ...], compress: bool, engine: str, jobs: int | None, dry_run: bool,
-    back: bool, as_json: bool,
-) -> int:  # fmt: skip
+    old: str,
+    new: str,
+    run: str | None,
+    check: str,
+    exclude: tuple[str, ...],
+    compress: bool,
+    engine: str,
+    jobs: int | None,
+    dry_run: bool,
+    back: bool,
+    as_json: bool,
+) -> int:
     """Import all checkpoints below OLD, of any supported framework, into the store NEW: a run for each folder with checkpoints.
 
     OLD is a directory, or a prefix in a bucket, which is read in place. Several processes convert the checkpoints, which are
@@ -62,7 +86,9 @@ def command(
         emit_json(_facts(report, url))
         return 0 if report.ok else 1
     for source, _, what, hint in report.failed[:SHOWN]:
-        click.echo(f"{paint('FAILED', 'red')}  {escape(source)}: {escape(what)}" + (f" → {escape(hint)}" if hint else ""))
+        click.echo(
+            f"{paint('FAILED', 'red')}  {escape(source)}: {escape(what)}" + (f" → {escape(hint)}" if hint else "")
+        )
     _print_unreadable(report.unreadable)
     for source, checkpoint_id, what in report.wrong[:SHOWN]:
         click.echo(f"{paint('WRONG', 'red')}  {checkpoint_id} of {escape(source)}: {escape(what)}")
@@ -76,7 +102,9 @@ def command(
 
 
 def _facts(report: Any, url: str) -> dict[str, Any]:
-    brought = [{key: checkpoint[key] for key in ("source", "run", "step", "id", "bytes")} for checkpoint in report.brought]
+    brought = [
+        {key: checkpoint[key] for key in ("source", "run", "step", "id", "bytes")} for checkpoint in report.brought
+    ]
     failed = [dict(zip(("source", "error", "what", "hint"), row, strict=True)) for row in report.failed]
     wrong = [dict(zip(("source", "id", "what"), row, strict=True)) for row in report.wrong]
     return {
@@ -92,7 +120,9 @@ def _store(new: str) -> str:
         place = locate(new)
     except CheckpointNotFound:
         if any(entry.name != STORE_FILE for entry in open_bytes(url).list("")):
-            raise ConfigError("this exists, and is not a store", where=new, hint="name a new directory: it becomes a store") from None
+            raise ConfigError(
+                "this exists, and is not a store", where=new, hint="name a new directory: it becomes a store"
+            ) from None
         return url
     if place.run is not None:
         raise ConfigError("this is a run: a migration makes its own", where=new, hint="name the store")
@@ -113,17 +143,34 @@ def _part(check: str) -> float:
 def _print_plan(plan: Any, as_json: bool) -> None:
     if as_json:
         rows = [
-            {"source": item.name, "run": item.run, "step": item.step, "format": item.format, "bytes": item.bytes, "tensors": item.tensors}
+            {
+                "source": item.name,
+                "run": item.run,
+                "step": item.step,
+                "format": item.format,
+                "bytes": item.bytes,
+                "tensors": item.tensors,
+            }
             for item in plan.todo
         ]
-        emit_json({"dry_run": True, "to": plan.url, "bring": rows, "there": len(plan.there), "unreadable": _pairs(plan.unreadable)})
+        emit_json(
+            {
+                "dry_run": True,
+                "to": plan.url,
+                "bring": rows,
+                "there": len(plan.there),
+                "unreadable": _pairs(plan.unreadable),
+            }
+        )
         return
     if plan.todo:
         rows_ = [(item.run, item.step, size(item.bytes), item.format, item.name) for item in plan.todo]
         table(("run", "step", "size", "format", "from"), rows_, right=("step", "size"), wrap=("from",))
     _print_unreadable(plan.unreadable)
     present = f"; {len(plan.there)} are there already" if plan.there else ""
-    click.echo(f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{present}")
+    click.echo(
+        f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{present}"
+    )
 
 
 def _print_unreadable(unreadable: list[tuple[str, str]]) -> None:

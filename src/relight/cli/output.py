@@ -41,7 +41,10 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {str(key): item if key in _ON_DISK and isinstance(item, str) else _strict(item) for key, item in value.items()}
+        return {
+            str(key): item if key in _ON_DISK and isinstance(item, str) else _strict(item)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
     if isinstance(value, str):
@@ -78,13 +81,20 @@ def show_error(error: RelightError) -> None:
     click.echo("\n".join(lines), err=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> None:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), wrap: Sequence[str] = ()
+) -> None:
     """Print aligned columns, those in ``right`` right-aligned. On a terminal, columns in ``wrap`` are wrapped if necessary."""
-    cells = [[(escape(cell.text), cell.style) if isinstance(cell, Styled) else (escape(cell), "") for cell in row] for row in rows]
+    cells = [
+        [(escape(cell.text), cell.style) if isinstance(cell, Styled) else (escape(cell), "") for cell in row]
+        for row in rows
+    ]
     if sys.stdout.isatty():
         _rich_table(columns, cells, right, wrap)
         return
-    widths = [max(_width(column), *(_width(row[i][0]) for row in cells)) if cells else 0 for i, column in enumerate(columns)]
+    widths = [
+        max(_width(column), *(_width(row[i][0]) for row in cells)) if cells else 0 for i, column in enumerate(columns)
+    ]
     for texts in [list(columns), *([text for text, _ in row] for row in cells)]:
         padded = []
         for column, text, width in zip(columns, texts, widths, strict=True):
@@ -93,7 +103,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
         click.echo("  ".join(padded).rstrip())
 
 
-def _rich_table(columns: Sequence[str], cells: list[list[tuple[str, str]]], right: Sequence[str], wrap: Sequence[str]) -> None:
+def _rich_table(
+    columns: Sequence[str], cells: list[list[tuple[str, str]]], right: Sequence[str], wrap: Sequence[str]
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -151,7 +163,9 @@ def hanging(text: str, indent: int) -> str:
     from textwrap import fill
 
     columns = max(get_terminal_size().columns, indent + 24)
-    return fill(text, columns, initial_indent=space, subsequent_indent=space, break_on_hyphens=False, break_long_words=False)
+    return fill(
+        text, columns, initial_indent=space, subsequent_indent=space, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def plural(count: int, noun: str) -> str:
@@ -204,7 +218,9 @@ def metrics_text(metrics: dict[str, Any]) -> str:
 class Meter:
     """Progress bar of bytes. Thread-safe. ``print`` writes a line without breaking the bar."""
 
-    def __init__(self, advance: Callable[[int], None] | None = None, write: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, advance: Callable[[int], None] | None = None, write: Callable[[str], None] | None = None
+    ) -> None:
         self._advance, self._print = advance, write
 
     def __call__(self, count: int) -> None:
@@ -230,8 +246,19 @@ def progress(label: str, total: int) -> Iterator[Meter]:
 
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     # Output to stdout must stay there, also if it is a pipe: rich would redirect it to stderr.
-    quiet = {"bar.complete": "cyan", "progress.data.speed": "dim", "progress.download": "none", "progress.remaining": "dim"}
-    bar = Progress(*columns, console=Console(stderr=True, theme=Theme(quiet)), transient=True, redirect_stdout=False, redirect_stderr=False)
+    quiet = {
+        "bar.complete": "cyan",
+        "progress.data.speed": "dim",
+        "progress.download": "none",
+        "progress.remaining": "dim",
+    }
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True, theme=Theme(quiet)),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
     def write(line: str) -> None:
         if sys.stdout.isatty():

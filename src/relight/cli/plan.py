@@ -29,16 +29,26 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 
 @click.command("plan")
 @click.argument("model")
-@click.option("--gpus", type=click.IntRange(1, 10**7), default=1, show_default=True, metavar="N", help="GPUs of the job.")
-@click.option("--per-node", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="N", help="GPUs of one node.")
+@click.option(
+    "--gpus", type=click.IntRange(1, 10**7), default=1, show_default=True, metavar="N", help="GPUs of the job."
+)
+@click.option(
+    "--per-node", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="N", help="GPUs of one node."
+)
 @click.option("--tp", type=click.IntRange(1, 10**6), default=1, metavar="N", help="Tensor parallelism.")
 @click.option("--pp", type=click.IntRange(1, 10**6), default=1, metavar="N", help="Pipeline parallelism.")
-@click.option("--zero", type=click.IntRange(0, 3), default=3, show_default=True, help="What data parallelism shards; 3 is FSDP.")
+@click.option(
+    "--zero", type=click.IntRange(0, 3), default=3, show_default=True, help="What data parallelism shards; 3 is FSDP."
+)
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
 @click.option("--mtbf", metavar="TIME", help="Mean time between the job's failures; by default published rates.")
 @click.option(
-    "--rates", default="published", show_default=True, metavar="NAME", help=f"Failure rates: published, hardware, {', '.join(PUBLISHED)}."
+    "--rates",
+    default="published",
+    show_default=True,
+    metavar="NAME",
+    help=f"Failure rates: published, hardware, {', '.join(PUBLISHED)}.",
 )
 @click.option("--restart", metavar="TIME", help="From a failure until processes are up and begin to load.")
 @click.option("--copy", "copy_", metavar="SIZE", help="Bytes a second from a GPU to its host's memory.")
@@ -46,21 +56,42 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 @click.option("--store-write", metavar="SIZE", help="Bytes a second that the store accepts from all nodes together.")
 @click.option("--store-read", metavar="SIZE", help="Bytes a second that the store delivers to all nodes together.")
 @click.option("--levels", default="memory,peers,store", show_default=True, metavar="LIST", help="Where saves go.")
-@click.option("--window", default="60s", show_default=True, metavar="TIME", help="Time in which a save, or a load, must finish.")
 @click.option(
-    "--keep", type=click.IntRange(1, 10**6), default=3, show_default=True, metavar="N", help="Checkpoints that stay in the store."
+    "--window", default="60s", show_default=True, metavar="TIME", help="Time in which a save, or a load, must finish."
 )
-@click.option("--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Price of a GPU for an hour, in any currency.")
-@click.option("--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Price of a TB in the store for a month.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1, 10**6),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Checkpoints that stay in the store.",
+)
+@click.option(
+    "--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Price of a GPU for an hour, in any currency."
+)
+@click.option(
+    "--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Price of a TB in the store for a month."
+)
 @click.option("--stored", metavar="RUN", help="Take the stored share of the bytes from this run's checkpoints.")
 @click.option("--at-least", metavar="TIME", help="The shortest interval between saves, as of relight.adaptive().")
 @click.option("--at-most", metavar="TIME", help="The longest interval; the plan shows the cost of both bounds.")
 @click.option("--stall", metavar="TIME", help="Time that a save stalls training; by default copying to the host.")
 @click.option("--durable", metavar="TIME", help="From a save's beginning until it is in the store.")
 @click.option(
-    "--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Output of relight bench --json. Repeatable."
+    "--measured",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="JSON",
+    help="Output of relight bench --json. Repeatable.",
 )
-@click.option("--plot", "png", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw goodput against the interval.")
+@click.option(
+    "--plot",
+    "png",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PNG",
+    help="Draw goodput against the interval.",
+)
 @json_option
 def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: bool, **given: Any) -> int:
     """Compute what saving a model costs: bytes, bandwidth, memory, stall, how often to save, how much time is lost.
@@ -129,8 +160,9 @@ def plan_for(
     given = {"copy": copy_, "link": link, "store_write": store_write, "store_read": store_read}
     given_times = {
         name: MeasuredTime(seconds_of(text, f"--{name}"), 0.0, "given")
-        for name, text in (("stall", stall), ("durable", durable)) if text is not None
-    }  # fmt: skip
+        for name, text in (("stall", stall), ("durable", durable))
+        if text is not None
+    }
     question = Question(
         size=state, layout=ParallelLayout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
         paces={name: float(bytes_of(text, f"--{name.replace('_', '-')}")) for name, text in given.items() if text is not None},
@@ -153,7 +185,9 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
             data = path.read_bytes() if path.stat().st_size <= _BYTES_MAX else b""
             config = json.loads(data)
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"invalid JSON, or more than {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text) from None
+            raise ConfigError(
+                f"invalid JSON, or more than {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text
+            ) from None
         if not isinstance(config, Mapping):
             raise ConfigError("a config.json is a JSON object", where=text)
         model = from_config(config, path.parent.name)
@@ -173,7 +207,9 @@ def _of_run(text: str) -> tuple[Size, str]:
         for tensor in part.tensors:
             name = _ROLES.get(tensor.role, "other state")
             parts[name] = parts.get(name, 0) + tensor.length
-    return Size(parts, "as the checkpoint has it"), f"checkpoint {opened.root.id}, step {opened.root.step} of {run_opened.run.name}"
+    return Size(
+        parts, "as the checkpoint has it"
+    ), f"checkpoint {opened.root.id}, step {opened.root.step} of {run_opened.run.name}"
 
 
 def stored_share(text: str) -> KnownNumber:
@@ -183,7 +219,9 @@ def stored_share(text: str) -> KnownNumber:
     if not bodies:
         raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
     share = sum(body.new_bytes for body in bodies) / sum(body.logical_bytes for body in bodies)
-    return KnownNumber(share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {opened.run.name}")
+    return KnownNumber(
+        share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {opened.run.name}"
+    )
 
 
 def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
@@ -197,7 +235,9 @@ def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
                 points.setdefault(name, []).extend((float(result["state_bytes"]), value) for value in seconds)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             hint = "relight bench STORE --json > FILE"
-            raise ConfigError(f"it is not output of relight bench --json: {type(error).__name__}", where=str(path), hint=hint) from None
+            raise ConfigError(
+                f"it is not output of relight bench --json: {type(error).__name__}", where=str(path), hint=hint
+            ) from None
     source = f"measured: {len(paths)} file{'s' if len(paths) > 1 else ''} of relight bench"
     return {name: fit(points_of, source) for name, points_of in points.items()}
 
@@ -209,7 +249,9 @@ def show(plan: JobPlan, description: str) -> None:
     spread = f"{layout.gpus:,} GPUs on {layout.nodes:,} nodes" if layout.gpus > 1 else "one GPU"
     click.echo(f"{paint('Plan', 'bold')} for {escape(description)}, {spread}")
     click.echo("\n".join(state.description.split("; ")) + "\n")
-    rows: list[list[object]] = [[name, size(count), size(round(count / layout.gpus))] for name, count in state.parts.items()]
+    rows: list[list[object]] = [
+        [name, size(count), size(round(count / layout.gpus))] for name, count in state.parts.items()
+    ]
     table(
         ["part", "bytes", "a GPU"],
         [*rows, ["checkpoint", size(state.bytes), size(round(state.bytes / layout.gpus))]],
@@ -219,7 +261,13 @@ def show(plan: JobPlan, description: str) -> None:
     table(
         ["level", "saves every", "durable after", "back after", "of failures"],
         [
-            [nested.name, span(nested.interval_s), span(level.costs.durable_s), span(level.costs.restart_s), f"{level.share:.0%}"]
+            [
+                nested.name,
+                span(nested.interval_s),
+                span(level.costs.durable_s),
+                span(level.costs.restart_s),
+                f"{level.share:.0%}",
+            ]
             for nested, level in zip(plan.best.levels, plan.levels)
         ],
         right=("saves every", "durable after", "back after", "of failures"),

@@ -34,16 +34,23 @@ def command() -> None:
     """
 
 
-def _number_option(name: str, least: float, default: float, help_text: str, most: float | None = None) -> Callable[..., Any]:
+def _number_option(
+    name: str, least: float, default: float, help_text: str, most: float | None = None
+) -> Callable[..., Any]:
     return click.option(name, type=click.FloatRange(least, most), default=default, show_default=True, help=help_text)
 
 
 def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
-            "--recordings", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR", help="Also use recordings."
+            "--recordings",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="DIR",
+            help="Also use recordings.",
         ),
-        click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Random seed."),
+        click.option(
+            "--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Random seed."
+        ),
         _number_option("--precision", 0, 0.5, "Required share of true alarms.", 1),
         _number_option("--save-seconds", 0, 5.0, "Cost of one more save."),
         _number_option("--every-seconds", 1, 1800.0, "Interval of regular saves."),
@@ -57,12 +64,30 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("train")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--runs", type=click.IntRange(0, 20000), default=600, show_default=True, help="Number of simulated runs.")
-@click.option("--detectors", metavar="NAMES", default="rules,drift,forest,lstm", show_default=True, help="Detectors, separated by commas.")
-@click.option("--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Training epochs of the network.")
+@click.option(
+    "--detectors",
+    metavar="NAMES",
+    default="rules,drift,forest,lstm",
+    show_default=True,
+    help="Detectors, separated by commas.",
+)
+@click.option(
+    "--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Training epochs of the network."
+)
 @click.option("--if-older", metavar="TIME", help="Train only if the model is older, such as 24h.")
 @_shared
-def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: str | None, recordings: Path | None, seed: int,
-                precision: float, as_json: bool, **costs: float) -> None:  # fmt: skip
+def train_model(
+    model: Path,
+    runs: int,
+    detectors: str,
+    epochs: int,
+    if_older: str | None,
+    recordings: Path | None,
+    seed: int,
+    precision: float,
+    as_json: bool,
+    **costs: float,
+) -> None:
     """Train on simulated runs and recordings, and write MODEL.
 
     Three fifths of the runs train the detectors, one fifth sets each detector's threshold for the required precision, and one fifth is held
@@ -76,7 +101,9 @@ def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: s
     from relight.prediction.model import age_s
 
     if if_older is not None and age_s(model) <= _seconds(if_older):
-        emit_json({"model": str(model), "trained": False}) if as_json else click.echo("nothing to do: the model is recent enough")
+        emit_json({"model": str(model), "trained": False}) if as_json else click.echo(
+            "nothing to do: the model is recent enough"
+        )
         return
     names = tuple(name.strip() for name in detectors.split(",") if name.strip())
     plan = LearningPlan(runs, recordings, seed, precision, names, _costs(**costs), epochs)
@@ -93,8 +120,16 @@ def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: s
 @click.option("--runs", type=click.IntRange(0, 20000), default=200, show_default=True, help="Number of simulated runs.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the results.")
 @_shared
-def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings: Path | None, seed: int, precision: float, as_json: bool,
-                   **costs: float) -> None:  # fmt: skip
+def evaluate_model(
+    model: Path | None,
+    runs: int,
+    plot: Path | None,
+    recordings: Path | None,
+    seed: int,
+    precision: float,
+    as_json: bool,
+    **costs: float,
+) -> None:
     """Evaluate each detector of MODEL on held-out runs; without MODEL, the rules.
 
     An alarm is true if a failure follows within twenty minutes and leaves time for a save. "together" is what relight run would do: the
@@ -112,13 +147,17 @@ def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings:
     read, costs_ = (without_model() if model is None else read_model(model)), _costs(**costs)
     results_by_history = {}
     if runs:
-        results_by_history["simulated"] = evaluate(read, unseen(seed, runs, lambda text: click.echo(text, err=True)), precision, costs_)
+        results_by_history["simulated"] = evaluate(
+            read, unseen(seed, runs, lambda text: click.echo(text, err=True)), precision, costs_
+        )
     if recordings is not None:
         results_by_history["recorded"] = evaluate(read, unseen_recordings(recordings, read), precision, costs_)
     if not results_by_history:
         raise ConfigError("there are no runs to evaluate", hint="--runs N, or --recordings DIR")
     if as_json:
-        emit_json({history: [result.to_dict() for result in results] for history, results in results_by_history.items()})
+        emit_json(
+            {history: [result.to_dict() for result in results] for history, results in results_by_history.items()}
+        )
     else:
         for history, results in results_by_history.items():
             click.echo(f"{history}: {results[0].days:.1f} node-days, {results[0].failures} failures")
@@ -142,9 +181,13 @@ def _print(results: list[Result], costs: AlarmCosts) -> None:
     causes = sorted({cause for result in results for cause in result.recall_by_cause})
     if causes:
         click.echo("")
-        rows = [[result.detector, *(_share(result.recall_by_cause.get(cause)) for cause in causes)] for result in results]
+        rows = [
+            [result.detector, *(_share(result.recall_by_cause.get(cause)) for cause in causes)] for result in results
+        ]
         table(["found of", *causes], rows, right=causes)
-    click.echo(f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at an unpredicted failure.")
+    click.echo(
+        f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at an unpredicted failure."
+    )
     click.echo(f"In earnest: seconds a day with {costs.failures_per_day:g} failures of a node a day.")
 
 

@@ -21,12 +21,24 @@ from relight.errors import ConfigError
 @click.option("--copies", default="", metavar="URL", help="For enterprise: the store for copies and the audit log.")
 @click.option("--keys", default="", metavar="DIR", help="For enterprise: the directory of the key files.")
 @click.option("--explain", is_flag=True, help="List the settings with their reasons, instead of the file.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write to this file, which must not exist.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to this file, which must not exist.",
+)
 @json_option
 def command(
-    name: str | None, model: str | None, gpus: int | None, per_node: int | None, copies: str, keys: str, explain: bool, out: Path | None,
+    name: str | None,
+    model: str | None,
+    gpus: int | None,
+    per_node: int | None,
+    copies: str,
+    keys: str,
+    explain: bool,
+    out: Path | None,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Print a relight.toml for a kind of machine, computed by relight plan. Without NAME, list the presets.
 
     Its table [checkpoint] has the Checkpointer's defaults, which the script overrides; [supervise] is for relight run. Each line has the
@@ -41,7 +53,11 @@ def command(
         if as_json:
             emit_json([{"name": preset_name, "for": scenario.summary} for preset_name, scenario in SCENARIOS.items()])
         else:
-            table(["preset", "for"], [[preset_name, scenario.summary] for preset_name, scenario in SCENARIOS.items()], wrap=("for",))
+            table(
+                ["preset", "for"],
+                [[preset_name, scenario.summary] for preset_name, scenario in SCENARIOS.items()],
+                wrap=("for",),
+            )
         return 0
     made = preset(name, model=model, gpus=gpus, per_node=per_node, copies=copies, keys=keys)
     if as_json:
@@ -65,6 +81,8 @@ def command(
             with out.open("x", encoding="utf-8") as file:
                 file.write(made.toml())
         except FileExistsError:
-            raise ConfigError("the file exists already", where=str(out), hint="remove it, or write to another file") from None
+            raise ConfigError(
+                "the file exists already", where=str(out), hint="remove it, or write to another file"
+            ) from None
         click.echo(f"written to {escape(out)}", err=True)
     return 0

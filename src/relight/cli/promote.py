@@ -35,12 +35,23 @@ def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, l
     if listed:
         moves = promotions(opened.view.records, stage)
         if as_json:
-            emit_json([{**move._asdict(), "now": opened.history.tags.get(move.stage) == move.id is not None} for move in moves])
+            emit_json(
+                [
+                    {**move._asdict(), "now": opened.history.tags.get(move.stage) == move.id is not None}
+                    for move in moves
+                ]
+            )
         elif moves:
             now = {name: opened.history.tags.get(name) for name in STAGES}
             last = {move.stage: number for number, move in enumerate(moves)}
-            here = ["now" if last[move.stage] == number and now[move.stage] == move.id else "" for number, move in enumerate(moves)]
-            rows = [[move.stage, move.id or "(nothing)", is_now, age(move.time), move.by, move.why] for move, is_now in zip(moves, here)]
+            here = [
+                "now" if last[move.stage] == number and now[move.stage] == move.id else ""
+                for number, move in enumerate(moves)
+            ]
+            rows = [
+                [move.stage, move.id or "(nothing)", is_now, age(move.time), move.by, move.why]
+                for move, is_now in zip(moves, here)
+            ]
             table(["stage", "id", "", "when", "by", "why"], rows, wrap=("why",))
         else:
             click.echo("nothing was promoted yet")

@@ -17,13 +17,22 @@ from relight.prove import ProveOptions, ProveReport, run
 @click.option("-n", "n", type=click.IntRange(min=1), default=5, show_default=True, help="Steps before the kill.")
 @click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
-@click.option("--lossy", multiple=True, metavar="PATTERN=WAY", help="Store matching tensors lossily, and show the effect.")
+@click.option(
+    "--lossy", multiple=True, metavar="PATTERN=WAY", help="Store matching tensors lossily, and show the effect."
+)
 @click.option("--remember", metavar="RUN", default="", help="Record the result with this run, for relight ready.")
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
-    n: int, k: int, keep: str | None, lossy: tuple[str, ...], remember: str, as_json: bool, script: str, args: tuple[str, ...]
+    n: int,
+    k: int,
+    keep: str | None,
+    lossy: tuple[str, ...],
+    remember: str,
+    as_json: bool,
+    script: str,
+    args: tuple[str, ...],
 ) -> int:
     """Check whether SCRIPT resumes bit-exactly. What follows SCRIPT are its own arguments.
 
@@ -49,10 +58,15 @@ def command(
     elif report.drift:
         table(
             ["step", "metric", "straight", "resumed", "off by"],
-            [[row.step, row.metric, f"{row.straight:.8g}", f"{row.resumed:.8g}", f"{row.relative:.2e}"] for row in report.drift],
+            [
+                [row.step, row.metric, f"{row.straight:.8g}", f"{row.resumed:.8g}", f"{row.relative:.2e}"]
+                for row in report.drift
+            ],
             right=("step", "straight", "resumed", "off by"),
         )
-        click.echo(f"{report.steps_compared} steps after the resume; at most {max(row.relative for row in report.drift):.2e} off")
+        click.echo(
+            f"{report.steps_compared} steps after the resume; at most {max(row.relative for row in report.drift):.2e} off"
+        )
     elif report.ok:
         compared = f"{report.things_compared} things compared"
         click.echo(f"exact: {report.steps_compared} steps after the resume equal the straight run's, {compared}")
@@ -61,7 +75,9 @@ def command(
         click.echo(f"NOT exact: {escape(difference.what)} differs {difference.when}")
         click.echo(f"  {difference.cause}")
         if difference.also:
-            click.echo(f"  also differ: {escape(', '.join(difference.also[:8]))}{' …' if len(difference.also) > 8 else ''}")
+            click.echo(
+                f"  also differ: {escape(', '.join(difference.also[:8]))}{' …' if len(difference.also) > 8 else ''}"
+            )
     return 0 if report.ok else 1
 
 

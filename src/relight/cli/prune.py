@@ -19,16 +19,26 @@ POSITIVE = click.IntRange(min=1)
 @click.argument("path")
 @click.option("--keep-last", type=POSITIVE, metavar="N", help="Keep the newest N.")
 @click.option("--keep-best", type=POSITIVE, metavar="N", help="Keep the N best by --metric.")
-@click.option("--metric", metavar="NAME", help="Metric of --keep-best. Default: the run's own metric, else its only one.")
-@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether a lower or higher value is better. Default: from its name.")
+@click.option(
+    "--metric", metavar="NAME", help="Metric of --keep-best. Default: the run's own metric, else its only one."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["min", "max"]),
+    help="Whether a lower or higher value is better. Default: from its name.",
+)
 @click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep checkpoints of steps N, 2N, 3N ….")
 @click.option("--keep-within", metavar="TIME", help="Keep checkpoints at most TIME older than the newest: 36h, 7d.")
-@click.option("--keep-hourly", type=POSITIVE, metavar="N", help="Keep the newest of each of the last N hours that have one.")
+@click.option(
+    "--keep-hourly", type=POSITIVE, metavar="N", help="Keep the newest of each of the last N hours that have one."
+)
 @click.option("--keep-daily", type=POSITIVE, metavar="N", help="Likewise for days.")
 @click.option("--keep-weekly", type=POSITIVE, metavar="N", help="Likewise for weeks.")
 @click.option("--keep-monthly", type=POSITIVE, metavar="N", help="Likewise for months.")
 @click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
-@click.option("--keep-lag-steps", type=POSITIVE, metavar="STEPS", help="Keep one at least STEPS steps older than the newest.")
+@click.option(
+    "--keep-lag-steps", type=POSITIVE, metavar="STEPS", help="Keep one at least STEPS steps older than the newest."
+)
 @click.option("--undo-window", metavar="TIME", help="Keep the bytes of retired checkpoints for TIME: relight undelete.")
 @click.option(
     "--prune-abandoned",
@@ -75,7 +85,10 @@ def command(
         prune_abandoned=prune_abandoned,
     )  # fmt: skip
     if rules.is_everything and not sweep:
-        raise ConfigError("no rule was given, so everything stays", hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep")
+        raise ConfigError(
+            "no rule was given, so everything stays",
+            hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep",
+        )
     opened = open_run_at(path)
     if opened.which:
         raise ConfigError("this names one checkpoint, but rules are about all of a run", where=path)
@@ -89,7 +102,9 @@ def command(
     doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
     if doing and not yes:
         if as_json or not sys.stdin.isatty():
-            raise ConfigError("this removes checkpoints, and cannot ask here", hint="give --yes, or --dry-run to see what would go")
+            raise ConfigError(
+                "this removes checkpoints, and cannot ask here", hint="give --yes, or --dry-run to see what would go"
+            )
         doing = click.confirm("Remove them?", err=True)
     report = execute(plan, store) if doing else None
     swept_report = execute_sweep(swept, store) if doing else None
@@ -99,7 +114,9 @@ def command(
         emit_json(
             {
                 "dry_run": dry_run,
-                "checkpoints": [{"id": v.id, "step": v.step, "keep": v.keep, "reason": v.reason} for v in plan.verdicts],
+                "checkpoints": [
+                    {"id": v.id, "step": v.step, "keep": v.keep, "reason": v.reason} for v in plan.verdicts
+                ],
                 "bytes_freed": plan.bytes_freed,
                 "sweep": [{"dir": name, "reason": reason} for name, reason in swept.directories],
                 "held": [{"dir": name, "reason": reason} for name, reason in swept.held],
@@ -129,12 +146,17 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
         table(["id", "step", "fate", "because"], rows, right=("step",), wrap=("because",))
     leftovers: list[list[object]] = [[name, Styled("goes", "red"), reason] for name, reason in swept.directories]
     leftovers += [
-        [name, Styled("goes", "red"), "an unfinished file of a record; another record has its name"] for name in swept.temporaries
+        [name, Styled("goes", "red"), "an unfinished file of a record; another record has its name"]
+        for name in swept.temporaries
     ]
     leftovers += [[name, Styled("stays", "green"), reason] for name, reason in swept.held]
     if leftovers:
         table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))
     if plan.due:
-        click.echo(f"the bytes of {plural(len(plan.due), 'checkpoint')} retired before go: the time to recall them is over")
+        click.echo(
+            f"the bytes of {plural(len(plan.due), 'checkpoint')} retired before go: the time to recall them is over"
+        )
     count = len(plan.going)
-    click.echo(f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}")
+    click.echo(
+        f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}"
+    )

@@ -38,7 +38,9 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
     """Plan a push, print or execute the plan, and return the exit code. ``done``: "pushed" or "pulled"."""
     opened = open_run_at(source)
     if opened.which is not None:
-        raise ConfigError("a run is pushed or pulled as a whole", where=source, hint="relight cp copies single checkpoints")
+        raise ConfigError(
+            "a run is pushed or pulled as a whole", where=source, hint="relight cp copies single checkpoints"
+        )
     place = locate_destination(destination, opened.run.name)
     assert place.run is not None
     plan = plan_push(opened.run, place.store, place.run, force=force)
@@ -47,9 +49,14 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
     if dry_run:
         if as_json:
             rows = [
-                {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes} for checkpoint in plan.copy.checkpoints
+                {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes}
+                for checkpoint in plan.copy.checkpoints
             ]
-            facts = {"there": len(plan.copy.there), "tags": [move._asdict() for move in plan.tags], "changes": changes_of(plan.copy)}
+            facts = {
+                "there": len(plan.copy.there),
+                "tags": [move._asdict() for move in plan.tags],
+                "changes": changes_of(plan.copy),
+            }
             emit_json({"dry_run": True, "to": to, "copy": rows, **facts})
         else:
             for checkpoint in plan.copy.checkpoints:
@@ -69,7 +76,10 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
 
 
 def _facts(report: PushReport) -> dict[str, Any]:
-    damaged = [{"id": old, "kind": error.kind, "where": error.where, "detail": error.what} for old, error in report.copy.damaged]
+    damaged = [
+        {"id": old, "kind": error.kind, "where": error.where, "detail": error.what}
+        for old, error in report.copy.damaged
+    ]
     return {
         "copied": [{"id": old, "id_there": new} for old, new in report.copy.copied],
         "there": len(report.copy.there),

@@ -38,7 +38,10 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
       relight ready runs/demo
       relight ready runs/demo --measure --all
     """
-    with progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter, status() as on_stage:
+    with (
+        progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter,
+        status() as on_stage,
+    ):
         facts = collect(path, measure=measure, drills=_drills, on_stage=on_stage, progress=meter)
     facts = replace(facts, config=replace(facts.config, roles=_roles()))
     readiness = grade(facts, judge(facts))
@@ -56,11 +59,15 @@ def _drills(store: ByteStore, run: str) -> Sequence[Drilled]:
 
     return [
         Drilled(
-            seconds_since_epoch(drill.at), drill.ok, drill.summary(),
-            drill.made_of.script[0] if drill.made_of is not None and drill.made_of.script else "", why_not(drill.made_of),
+            seconds_since_epoch(drill.at),
+            drill.ok,
+            drill.summary(),
+            drill.made_of.script[0] if drill.made_of is not None and drill.made_of.script else "",
+            why_not(drill.made_of),
         )
-        for drill in drills_of(store, run) if not drill.copies
-    ]  # fmt: skip
+        for drill in drills_of(store, run)
+        if not drill.copies
+    ]
 
 
 def _roles() -> dict[str, int] | None:
@@ -72,7 +79,9 @@ def _roles() -> dict[str, int] | None:
 
     try:
         with contextlib.closing(sqlite3.connect(f"file:{default_path()}?mode=ro", uri=True, timeout=1.0)) as database:
-            asked = "SELECT role, count(*) FROM tokens WHERE revoked IS NULL AND (ends IS NULL OR ends > ?) GROUP BY role"
+            asked = (
+                "SELECT role, count(*) FROM tokens WHERE revoked IS NULL AND (ends IS NULL OR ends > ?) GROUP BY role"
+            )
             return {str(role)[:20]: int(count) for role, count in database.execute(asked, (time.time(),))} or None
     except sqlite3.Error:
         return None
@@ -83,7 +92,9 @@ def _bytes_to_read(path: str) -> int:
     from relight.cli.common import open_run_at
 
     return BoundedProbe().at(
-        "size", lambda: sum(checkpoint.body.stored_bytes for checkpoint in open_run_at(path, warnings=False).history.live[-1:]), 0
+        "size",
+        lambda: sum(checkpoint.body.stored_bytes for checkpoint in open_run_at(path, warnings=False).history.live[-1:]),
+        0,
     )
 
 
@@ -94,14 +105,28 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
         click.echo(f"{_painted(readiness.grade(part))}  {paint(part, 'bold')}")
         for line in shown:
             head = f"   {_painted(line.grade)}  {line.name} ({line.weight}): "
-            click.echo(fill(escape(line.evidence)[:300], 84, initial_indent=head, subsequent_indent=" " * 6, break_long_words=False))
+            click.echo(
+                fill(
+                    escape(line.evidence)[:300],
+                    84,
+                    initial_indent=head,
+                    subsequent_indent=" " * 6,
+                    break_long_words=False,
+                )
+            )
             if line.command:
                 click.echo(f"      → {escape(line.command)}")
         if len(lines) > len(shown):
             click.echo(f"      {plural(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
-    missing = f"; {plural(len(readiness.unmeasured), 'line')} could not be measured here" if readiness.unmeasured else ""
-    by = f" (by its run {escape(readiness.run)})" if readiness.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/")) else ""
+    missing = (
+        f"; {plural(len(readiness.unmeasured), 'line')} could not be measured here" if readiness.unmeasured else ""
+    )
+    by = (
+        f" (by its run {escape(readiness.run)})"
+        if readiness.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/"))
+        else ""
+    )
     click.echo(
         f"{escape(path)}{by}: {_painted(readiness.grade())}, {readiness.score():.0%} of {plural(len(readiness.lines), 'line')}{missing}"
     )

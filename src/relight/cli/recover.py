@@ -33,7 +33,9 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
     """
     place = locate(path)
     if place.run is None or place.which:
-        raise ConfigError("recover needs a run, not a store or a checkpoint", where=path, hint="relight recover STORE/RUN")
+        raise ConfigError(
+            "recover needs a run, not a store or a checkpoint", where=path, hint="relight recover STORE/RUN"
+        )
     with progress("verifying", 0) as meter:
         plan = plan_rebuild(place.store, place.run, verify=verify, progress=meter if verify else None)
     if not as_json:
@@ -41,13 +43,17 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
     doing = plan.is_needed and not dry_run
     if doing and not yes:
         if as_json or not sys.stdin.isatty():
-            raise ConfigError("recover appends records to the log, and cannot ask here", hint="give --yes, or --dry-run to see them")
+            raise ConfigError(
+                "recover appends records to the log, and cannot ask here", hint="give --yes, or --dry-run to see them"
+            )
         doing = click.confirm("Append them?", err=True)
     report = execute_rebuild(plan, place.store) if doing else None
     if as_json:
         emit_json({**plan.to_dict(), "dry_run": dry_run, "committed": report.committed if report else []})
     elif report is not None:
-        click.echo(f"rebuilt: the log lists {plural(len(report.committed), 'checkpoint')} again, in {plural(report.records, 'record')}")
+        click.echo(
+            f"rebuilt: the log lists {plural(len(report.committed), 'checkpoint')} again, in {plural(report.records, 'record')}"
+        )
         warn("tags, holds and notes were lost with the log: set them again (relight tag, relight hold)")
     elif plan.is_needed:
         click.echo("dry run: nothing was done" if dry_run else "nothing was done")

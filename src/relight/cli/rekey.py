@@ -14,15 +14,30 @@ from relight.transfer.keys import rekey
 
 @click.command("rekey")
 @click.argument("path")
-@click.option("--leaked", default="", metavar="KEY", help="Id or label of the leaked key, which may be revoked already.")
+@click.option(
+    "--leaked", default="", metavar="KEY", help="Id or label of the leaked key, which may be revoked already."
+)
 @click.option("--all", "everything", is_flag=True, help="Encrypt everything again.")
-@click.option("--keep", "kept", multiple=True, metavar="SPEC", help="A key that must open the store afterwards; by default those given.")
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="SPEC",
+    help="A key that must open the store afterwards; by default those given.",
+)
 @click.option("--plain", is_flag=True, help="Also encrypt plain files in an encrypted store, after an interruption.")
 @click.option("--dry-run", is_flag=True, help="Only show how much would be encrypted.")
 @key_option
 @json_option
 def command(
-    path: str, leaked: str, everything: bool, kept: tuple[str, ...], plain: bool, dry_run: bool, specs: tuple[str, ...], as_json: bool
+    path: str,
+    leaked: str,
+    everything: bool,
+    kept: tuple[str, ...],
+    plain: bool,
+    dry_run: bool,
+    specs: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Encrypt a store again, in place: after a leak what the leaked key could open; without --leaked or --all what is not encrypted.
 
@@ -50,11 +65,17 @@ def command(
                    "plain": report.plain, "damaged": report.damaged})  # fmt: skip
     else:
         verb = "would be encrypted" if dry_run else "encrypted"
-        click.echo(f"{plural(report.files, 'file')}, {size(report.bytes)}, {verb} again" if report.files else "nothing to do")
+        click.echo(
+            f"{plural(report.files, 'file')}, {size(report.bytes)}, {verb} again" if report.files else "nothing to do"
+        )
         if report.left:
-            click.echo(f"{plural(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command")
+            click.echo(
+                f"{plural(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command"
+            )
         if report.plain:
-            click.echo(f"{plural(report.plain, 'file')} not encrypted, and ignored: another program put them there, or a rekey")
+            click.echo(
+                f"{plural(report.plain, 'file')} not encrypted, and ignored: another program put them there, or a rekey"
+            )
             click.echo("was interrupted; then --plain continues it")
         if report.damaged:
             click.echo(f"{plural(report.damaged, 'file')} damaged: relight verify lists them")

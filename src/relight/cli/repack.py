@@ -29,9 +29,20 @@ def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> 
     plan = plan_repack(opened.run, {opened.choose(name).id for name in names} if names else None)
     if dry_run:
         if as_json:
-            emit_json({"repacked": [checkpoint.id for checkpoint in plan.chosen], "bytes": plan.bytes, "freed": [], "dry_run": True})
+            emit_json(
+                {
+                    "repacked": [checkpoint.id for checkpoint in plan.chosen],
+                    "bytes": plan.bytes,
+                    "freed": [],
+                    "dry_run": True,
+                }
+            )
         else:
-            click.echo(f"{plural(len(plan.chosen), 'checkpoint')} would be written out, {size(plan.bytes)}" if plan.chosen else _NOTHING)
+            click.echo(
+                f"{plural(len(plan.chosen), 'checkpoint')} would be written out, {size(plan.bytes)}"
+                if plan.chosen
+                else _NOTHING
+            )
         return
     with progress("repacking", plan.bytes) as meter:
         report = execute_repack(plan, meter)

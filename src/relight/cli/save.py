@@ -19,7 +19,14 @@ _WIDE = 84
 @click.command("save")
 @click.argument("path", metavar="RUN")
 @click.option("--why", default="", metavar="TEXT", help="Purpose: part of the checkpoint's reason, after your name.")
-@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="S", help="How long to wait for it.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="How long to wait for it.",
+)
 @json_option
 def command(path: str, why: str, timeout: float, as_json: bool) -> int:
     """Request a save from a training job on any machine, and wait until the checkpoint exists.

@@ -40,12 +40,16 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
     keep_events(place.store.url, place.run)
     with progress("reading", total) as meter:
-        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, notify=_emit)
+        report = scrub(
+            place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, notify=_emit
+        )
     lost = [damage for damage in report.damage if not damage.repaired_from]
     if as_json:
         silent = {name: {"kind": error.kind, "detail": error.what} for name, error in report.silent.items()}
         rows = [damage._asdict() for damage in report.damage]
-        emit_json({"ok": not lost, "checkpoints": report.checkpoints, "bytes": report.bytes, "damage": rows, "silent": silent})
+        emit_json(
+            {"ok": not lost, "checkpoints": report.checkpoints, "bytes": report.bytes, "damage": rows, "silent": silent}
+        )
         return 1 if lost else 0
     for damage in report.damage:
         word = paint("REPAIRED", "yellow") if damage.repaired_from else paint("DAMAGED", "red")
@@ -55,7 +59,9 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
         click.echo(f"{paint('SILENT', 'yellow')}  {name}: {escape(error.what)}")
     scope = f"{plural(report.checkpoints, 'checkpoint')} in all tiers, {size(report.bytes)}"
     repaired = len(report.damage) - len(lost)
-    outcome = f"{plural(repaired, 'file')} repaired, {len(lost)} damaged" if report.damage else "as committed, to the byte"
+    outcome = (
+        f"{plural(repaired, 'file')} repaired, {len(lost)} damaged" if report.damage else "as committed, to the byte"
+    )
     click.echo(f"{scope}: {outcome}")
     return 1 if lost else 0
 

@@ -28,16 +28,31 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 
 @click.command("serve")
 @click.argument("stores", metavar="STORE…", nargs=-1, required=True)
-@click.option("--listen", default="127.0.0.1:8484", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A host name that browsers use, in addition to localhost. Repeatable.")
-@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate with its chain.")
+@click.option(
+    "--listen", default="127.0.0.1:8484", show_default=True, metavar="HOST:PORT", help="Address to listen on."
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A host name that browsers use, in addition to localhost. Repeatable.",
+)
+@click.option(
+    "--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate with its chain."
+)
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its key.")
 @click.option("--plain", is_flag=True, help="Listen for other machines without TLS: a proxy terminates TLS.")
-@click.option("--public", default="", metavar="https://NAME", help="The public address, if a TLS proxy forwards to this server.")
+@click.option(
+    "--public", default="", metavar="https://NAME", help="The public address, if a TLS proxy forwards to this server."
+)
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="File of the tokens.")
 @click.option("--audit", default="", metavar="STORE", help="Store of the audit log.")
 @click.option(
-    "--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="With [alerts], in place of ./relight.toml."
+    "--settings",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With [alerts], in place of ./relight.toml.",
 )
 @click.option("--anonymous-read", is_flag=True, help="Allow reading without a token; actions still need one.")
 @click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy sends the user's name.")
@@ -160,7 +175,9 @@ def _serve(
     try:
         listening = gate.listen((host, port))
     except OSError as error:
-        raise ConfigError(f"cannot listen there: {error.strerror or error}", where=f"{host}:{port}", hint="--listen HOST:PORT") from None
+        raise ConfigError(
+            f"cannot listen there: {error.strerror or error}", where=f"{host}:{port}", hint="--listen HOST:PORT"
+        ) from None
     ready()
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=list(listening))

@@ -16,7 +16,20 @@ from relight.catalog.spread import Pieces, numbers_of, pieces_named
 from relight.catalog.storage_stats import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
-from relight.cli.output import Styled, age, code_text, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table
+from relight.cli.output import (
+    Styled,
+    age,
+    code_text,
+    emit_json,
+    escape,
+    facts_list,
+    metrics_text,
+    paint,
+    plural,
+    progress,
+    size,
+    table,
+)
 from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Root, Tensor, decode_tree
@@ -50,7 +63,12 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for ``--json``."""
         tensor = self.tensor
-        facts: dict[str, Any] = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "role": tensor.role}
+        facts: dict[str, Any] = {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "role": tensor.role,
+        }
         facts["bytes"] = self.bytes
         boxes = [(rank, piece.box) for rank, piece in self.pieces]
         facts["pieces"] = [{"rank": rank, "box": box and [list(box.start), list(box.size)]} for rank, box in boxes]
@@ -60,12 +78,20 @@ class Row:
 @click.command("show")
 @click.argument("path")
 @click.argument("which", required=False)
-@click.option("--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times.")
-@click.option("--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite.")
-@click.option("--codecs", is_flag=True, help="Show how chunks are stored: coded, as differences, with earlier checkpoints.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times."
+)
+@click.option(
+    "--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite."
+)
+@click.option(
+    "--codecs", is_flag=True, help="Show how chunks are stored: coded, as differences, with earlier checkpoints."
+)
 @click.option("--values", is_flag=True, help="Also show plain values: step counts, random states, settings.")
 @click.option("--metric", metavar="NAME", help="Metric of 'best', as in best:NAME. Default: the run's own metric.")
-@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether a lower or higher value is better, as in best:NAME:MODE.")
+@click.option(
+    "--mode", type=click.Choice(["min", "max"]), help="Whether a lower or higher value is better, as in best:NAME:MODE."
+)
 @json_option
 def command(
     path: str,
@@ -96,7 +122,9 @@ def command(
     plain = [(name, value) for name, value in _values(opened) if _matches(name, only)] if values else []
     if only and not rows and not plain:
         among = "tensor or value" if values else "tensor"
-        raise CheckpointNotFound(f"no {among} matches {' or '.join(only)}", where=opened.prefix, hint="without --only all are listed")
+        raise CheckpointNotFound(
+            f"no {among} matches {' or '.join(only)}", where=opened.prefix, hint="without --only all are listed"
+        )
     if with_stats:
         _read(opened, rows)
     root, known = opened.root, checked(run_opened.history).get(checkpoint.id)
@@ -126,9 +154,22 @@ def command(
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
         ("suspect", str(root.user.get(SUSPECT, "")) if checkpoint.body.suspect else ""),
-        ("damaged", f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else ""),
-        ("verified", f"{age(known.at)}, by {known.by}: every byte as committed" if known is not None and not known.damage else ""),
-        ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) and _is_own(opened) else ""),
+        (
+            "damaged",
+            f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else "",
+        ),
+        (
+            "verified",
+            f"{age(known.at)}, by {known.by}: every byte as committed"
+            if known is not None and not known.damage
+            else "",
+        ),
+        (
+            "stored so",
+            str(root.user[COMPACT].get("reason", ""))
+            if isinstance(root.user.get(COMPACT), dict) and _is_own(opened)
+            else "",
+        ),
         *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT, CLASSES)),
         ("classes", ", ".join(f"{name} {name_in(path)}" for name, path in recorded_classes(root.user).items())),
     ]
@@ -160,7 +201,11 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
     groups: dict[str, list[Row]] = {name: [] for name in components}
     for row in rows:
         groups.setdefault(row.tensor.name.split("/", 1)[0], []).append(row)
-    shown = [name for name in STATS if name not in ODD or any((row.stats or {}).get(name) for row in rows)] if with_stats else []
+    shown = (
+        [name for name in STATS if name not in ODD or any((row.stats or {}).get(name) for row in rows)]
+        if with_stats
+        else []
+    )
     columns = ["tensor", "shape", *shown] if with_stats else ["tensor", "shape", "dtype", "size"]
     cells: list[list[object]] = []
     for name, members in groups.items():
@@ -207,7 +252,19 @@ def _codecs(rows: Sequence[StoredAs]) -> None:
          size(row.stored_bytes), row.coded, row.differences, row.elsewhere, row.derived]
         for row in rows
     ]  # fmt: skip
-    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "to read", "coded", "diffs", "elsewhere", "derived"]
+    columns = [
+        "dtype",
+        "role",
+        "chunks",
+        "bytes",
+        "stored",
+        "of it",
+        "to read",
+        "coded",
+        "diffs",
+        "elsewhere",
+        "derived",
+    ]
     table(columns, cells, right=tuple(columns[2:]))
 
 
@@ -250,7 +307,9 @@ def _matches(name: str, only: Sequence[str]) -> bool:
 
 
 def _software(environment: dict[str, Any]) -> str:
-    named = [f"{key} {environment[key]}" for key in ("relight", "torch", "cuda", "numpy", "python") if environment.get(key)]
+    named = [
+        f"{key} {environment[key]}" for key in ("relight", "torch", "cuda", "numpy", "python") if environment.get(key)
+    ]
     code = environment.get("code")
     if isinstance(code, dict) and code.get("commit"):
         named.append(f"code {code_text(code)}")
@@ -259,7 +318,11 @@ def _software(environment: dict[str, Any]) -> str:
 
 def _machine(environment: dict[str, Any], world: int) -> str:
     devices = environment.get("devices")
-    listed = [f"{devices.count(name)}× {name}" for name in dict.fromkeys(map(str, devices))] if isinstance(devices, list) else []
+    listed = (
+        [f"{devices.count(name)}× {name}" for name in dict.fromkeys(map(str, devices))]
+        if isinstance(devices, list)
+        else []
+    )
     named = [str(environment[key]) for key in ("host", "machine") if environment.get(key)] + listed
     if environment.get("threads"):
         named.append(plural(int(environment["threads"]), "thread") if isinstance(environment["threads"], int) else "")

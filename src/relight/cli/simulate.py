@@ -30,21 +30,53 @@ _SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 @click.option("--gpus", type=click.IntRange(1, 1_000_000), help="Number of GPUs; by default the scenario's.")
 @click.option("--days", type=click.FloatRange(0, 3650, min_open=True), help="Days to simulate.")
 @click.option(
-    "--policy", "policies", multiple=True, metavar="POLICY", help="A policy to compare: adaptive, 30m, 500steps,last=3 … Repeatable."
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="POLICY",
+    help="A policy to compare: adaptive, 30m, 500steps,last=3 … Repeatable.",
 )
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the scenario: save.stall_s=2, spares=0 …")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the scenario: save.stall_s=2, spares=0 …"
+)
 @click.option("--sweep", metavar="KEY=V1,V2…", help="Try several values of one key.")
-@click.option("--seeds", type=click.IntRange(1, _SEEDS_MAX), default=5, show_default=True, help="Number of random seeds.")
-@click.option("--jobs", type=click.IntRange(1, 512), metavar="N", help="Processes at once; by default one for each core.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the simulations.")
+@click.option(
+    "--seeds", type=click.IntRange(1, _SEEDS_MAX), default=5, show_default=True, help="Number of random seeds."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 512), metavar="N", help="Processes at once; by default one for each core."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="What runs the simulations.",
+)
 @click.option("--replay", metavar="RUN", help="Use this run's recorded failures instead of random ones.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went, and storage.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PNG",
+    help="Draw where the time went, and storage.",
+)
 @click.option("--list", "listed", is_flag=True, help="List the shipped scenarios.")
 @json_option
 def command(
-    scenario: str | None, gpus: int | None, days: float | None, policies: tuple[str, ...], settings: tuple[str, ...], sweep: str | None,
-    seeds: int, jobs: int | None, engine: str, replay: str | None, plot: Path | None, listed: bool, as_json: bool,
-) -> int:  # fmt: skip
+    scenario: str | None,
+    gpus: int | None,
+    days: float | None,
+    policies: tuple[str, ...],
+    settings: tuple[str, ...],
+    sweep: str | None,
+    seeds: int,
+    jobs: int | None,
+    engine: str,
+    replay: str | None,
+    plot: Path | None,
+    listed: bool,
+    as_json: bool,
+) -> int:
     """Simulate months of a fleet in seconds, and compare policies on its failures.
 
     The policies are the real ones: the code that schedules, keeps, protects and recovers in a run also decides here. All policies of a seed
@@ -99,7 +131,10 @@ def _list(as_json: bool) -> int:
     scenarios = [read_scenario(name) for name in shipped()]
     if as_json:
         emit_json(
-            [{"name": scenario.name, "gpus": scenario.gpus, "days": scenario.days, "about": scenario.about} for scenario in scenarios]
+            [
+                {"name": scenario.name, "gpus": scenario.gpus, "days": scenario.days, "about": scenario.about}
+                for scenario in scenarios
+            ]
         )
     else:
         rows = [[scenario.name, f"{scenario.gpus:,}", f"{scenario.days:g}", scenario.about] for scenario in scenarios]
@@ -108,12 +143,19 @@ def _list(as_json: bool) -> int:
 
 
 def _cases(
-    named: str | None, flags: dict[str, Any], policies: Sequence[str], settings: Sequence[str], sweep: str | None, replay: str | None
+    named: str | None,
+    flags: dict[str, Any],
+    policies: Sequence[str],
+    settings: Sequence[str],
+    sweep: str | None,
+    replay: str | None,
 ) -> list[Case]:
     from relight.simulator.read import read_scenario, setting_of, value_of
     from relight.simulator.sweep import Case
 
-    changes = dict(setting_of(assignment) for assignment in settings) | {key: value for key, value in flags.items() if value is not None}
+    changes = dict(setting_of(assignment) for assignment in settings) | {
+        key: value for key, value in flags.items() if value is not None
+    }
     tried: list[dict[str, Any]] = [{}]
     if sweep is not None:
         key, _ = setting_of(sweep)
@@ -186,13 +228,19 @@ def _counting(total: int) -> Iterator[Callable[[int], None]]:
 
 def _title(case: Case) -> str:
     scenario = case.scenario
-    return f"{scenario.name}: {scenario.gpus:,} GPUs, {scenario.days:g} days" + (f", {case.about}" if case.about else "")
+    return f"{scenario.name}: {scenario.gpus:,} GPUs, {scenario.days:g} days" + (
+        f", {case.about}" if case.about else ""
+    )
 
 
 def _to_dict(case: Case, summaries: list[Summary]) -> dict[str, Any]:
     import msgspec
 
-    return {"scenario": msgspec.to_builtins(case.scenario), "sweep": case.about, "policies": [summary.to_dict() for summary in summaries]}
+    return {
+        "scenario": msgspec.to_builtins(case.scenario),
+        "sweep": case.about,
+        "policies": [summary.to_dict() for summary in summaries],
+    }
 
 
 def _percent(share: float) -> str:
@@ -204,7 +252,10 @@ def _show(case: Case, summaries: list[Summary], seeds: int) -> None:
     click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures")
     click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
     best = max(summary.goodput.median for summary in summaries)
-    rows = [_row(summary, summary.goodput.median == best and len(summaries) > 1, case.scenario.days) for summary in summaries]
+    rows = [
+        _row(summary, summary.goodput.median == best and len(summaries) > 1, case.scenario.days)
+        for summary in summaries
+    ]
     columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
     table([*columns], rows, right=columns[1:])
     click.echo()

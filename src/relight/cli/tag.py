@@ -35,7 +35,12 @@ def command(path: str, name: str | None, which: str | None, delete: bool, as_jso
         if as_json:
             emit_json(rows)
         elif rows:
-            table(["tag", "id", "step"], [[row["tag"], row["id"], row["step"]] for row in rows], right=("step",), wrap=("tag",))
+            table(
+                ["tag", "id", "step"],
+                [[row["tag"], row["id"], row["step"]] for row in rows],
+                right=("step",),
+                wrap=("tag",),
+            )
         else:
             click.echo("no tag yet")
         return

@@ -52,7 +52,9 @@ def command() -> None:
 @command.command("new")
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What the token allows.")
-@click.option("--scope", default="", metavar="STORE[/RUN]", help="Only for this store or run, by its name in relight serve.")
+@click.option(
+    "--scope", default="", metavar="STORE[/RUN]", help="Only for this store or run, by its name in relight serve."
+)
 @click.option("--expires", metavar="TIME", help="Lifetime: 12h, 30d; by default unlimited.")
 @state_option
 @json_option
@@ -103,7 +105,9 @@ def listed(path: Path | None, as_json: bool) -> None:
 @json_option
 def revoke(token_id: str, path: Path | None, as_json: bool) -> None:
     """Revoke a token, and the sessions that were begun with it."""
-    token_id = token_id.removeprefix("rl_").partition(".")[0]  # a whole token may have been pasted: its secret goes nowhere
+    token_id = token_id.removeprefix("rl_").partition(".")[
+        0
+    ]  # a whole token may have been pasted: its secret goes nowhere
     state = _state(path)
     before = next((token.state for token in state.tokens() if token.id == token_id), "")
     with recorded("token revoke", token_id, ActionFacts(before=before, after="revoked", given={"id": token_id})):

@@ -28,9 +28,20 @@ ALERTS_SHOWN = 8
 
 @click.command("top")
 @click.argument("paths", metavar="RUN…", nargs=-1, required=True)
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, metavar="S", help="Seconds between two updates; 2 by default.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.2, 3600),
+    default=2.0,
+    metavar="S",
+    help="Seconds between two updates; 2 by default.",
+)
 @click.option("--once", is_flag=True, help="Print once, and end: the default in a pipe.")
-@click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml, for alerts.")
+@click.option(
+    "--settings",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="In place of ./relight.toml, for alerts.",
+)
 @json_option
 def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | None, as_json: bool) -> int:
     """Watch runs live: newest checkpoint, saves, tiers, goodput, failures, risk, alerts. RUN may be a store: all its runs.
@@ -49,7 +60,11 @@ def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | N
         now = time.time()
         seen = watcher.poll(now)
         emit_json(
-            {"time": now, "runs": [as_value(item) for item in seen], "alerts": [as_dict(item) for item in _alerts(alerting, seen, now)]}
+            {
+                "time": now,
+                "runs": [as_value(item) for item in seen],
+                "alerts": [as_dict(item) for item in _alerts(alerting, seen, now)],
+            }
         )
         return 0
     if once or not sys.stdout.isatty():
@@ -76,7 +91,11 @@ def as_value(seen: RunSeen) -> dict[str, Any]:
 
 def _alerts(alerting: Alerting, seen: Sequence[RunSeen], now: float) -> list[Alert]:
     rules = [rule._replace(for_s=0.0) for rule in alerting.rules]
-    return [alert._replace(reason=clean(alert.reason)) for alert in judge(rules, seen, now, {}).state.values() if alert.state == FIRING]
+    return [
+        alert._replace(reason=clean(alert.reason))
+        for alert in judge(rules, seen, now, {}).state.values()
+        if alert.state == FIRING
+    ]
 
 
 def _print(watcher: Watcher, seen: Sequence[RunSeen], alerting: Alerting, now: float) -> None:
@@ -109,7 +128,11 @@ def _row(run: RunSeen) -> list[object]:
         "–" if run.step is None else run.step,
         "–" if run.good_age_s is None else format_duration(run.good_age_s),
         "–" if saving.blocked_s is None else format_duration(saving.blocked_s),
-        Styled("failed", "red") if saving.failed_in_a_row else "–" if saving.durable_s is None else format_duration(saving.durable_s),
+        Styled("failed", "red")
+        if saving.failed_in_a_row
+        else "–"
+        if saving.durable_s is None
+        else format_duration(saving.durable_s),
         size(run.stored_bytes) if run.step is not None else "–",
         Styled(tiers, "yellow") if lagging else tiers,
         "–" if run.goodput is None else f"{100 * run.goodput:.1f} %",
@@ -162,7 +185,9 @@ def _rich(rows: Sequence[Sequence[object]]) -> Table:
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
     for name in COLUMNS:
-        shown.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=name not in ("run", "tiers"), overflow="fold")
+        shown.add_column(
+            name, justify="right" if name in RIGHT else "left", no_wrap=name not in ("run", "tiers"), overflow="fold"
+        )
     for row in rows:
         shown.add_row(*(Text(escape(_text(cell)), cell.style if isinstance(cell, Styled) else "") for cell in row))
     return shown

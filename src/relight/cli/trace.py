@@ -18,14 +18,30 @@ from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, save
 from relight.observe.spans import PARTS
 
 LANE = 56
-MARKS = {"blocked": "b", "snapshot": "s", "held": "h", "write": "w", "wait": ".", "parts": "p", "commit": "c", "drain": "d"}
+MARKS = {
+    "blocked": "b",
+    "snapshot": "s",
+    "held": "h",
+    "write": "w",
+    "wait": ".",
+    "parts": "p",
+    "commit": "c",
+    "drain": "d",
+}
 RANKS_SHOWN = 16
 
 
 @click.command("trace")
 @click.argument("path", metavar="RUN[@WHICH]")
-@click.option("--otlp", metavar="URL", help="Send it to an OpenTelemetry receiver, http://127.0.0.1:4318/v1/traces for instance.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the lanes and the critical path.")
+@click.option(
+    "--otlp", metavar="URL", help="Send it to an OpenTelemetry receiver, http://127.0.0.1:4318/v1/traces for instance."
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PNG",
+    help="Draw the lanes and the critical path.",
+)
 @json_option
 def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> int:
     """Show where the time of a save went: each rank's stages up to the commit, the slowest rank, the critical path.
@@ -59,7 +75,9 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
             id_ = ""
     trace = trace_of(store, run, id_, saves[id_]) if id_ in saves else None
     if trace is None:
-        raise CheckpointNotFound(f"no trace of {which!r} here", where=base, hint=f"there are traces of {_listed(saves)}")
+        raise CheckpointNotFound(
+            f"no trace of {which!r} here", where=base, hint=f"there are traces of {_listed(saves)}"
+        )
     if otlp is not None:
         from relight.monitoring.otlp import export
 
@@ -96,7 +114,11 @@ def _chosen(saves: dict[str, list[FileEvent]], which: str) -> str | None:
     if which in saves:
         return which
     step = int(which) if which.isdecimal() and len(which) <= DIGITS_MAX else None
-    steps = [id_ for id_, events in saves.items() if step is not None and any(event.fields.get("step") == step for event in events)]
+    steps = [
+        id_
+        for id_, events in saves.items()
+        if step is not None and any(event.fields.get("step") == step for event in events)
+    ]
     starts = [id_ for id_ in saves if id_.startswith(which)] if len(which) >= 3 else []
     return steps[-1] if steps else starts[0] if len(starts) == 1 else None
 
@@ -109,7 +131,12 @@ def _listed(saves: dict[str, list[FileEvent]]) -> str:
 def _show(trace: SaveTrace) -> None:
     ranks = sorted({span.rank for span in trace.spans})
     head = [("save", f"{trace.id}, step {trace.step}"), ("ended", "committed" if trace.committed else "not committed")]
-    head.append(("took", f"{format_duration(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
+    head.append(
+        (
+            "took",
+            f"{format_duration(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}",
+        )
+    )
     if trace.slowest is not None and len(ranks) > 1:
         lag = max(trace.slack.values())
         head.append(("slowest", f"rank {trace.slowest}, {format_duration(lag)} after the first"))
@@ -131,7 +158,9 @@ def _lanes(trace: SaveTrace) -> None:
     lanes: dict[tuple[int, str], list[TraceSpan]] = {}
     for span in trace.spans:
         lanes.setdefault((span.rank, span.role), []).append(span)
-    shown = sorted(lanes, key=lambda lane: (lane[1] == "drain", trace.slack.get(lane[0], 0.0), lane[0], lane[1] != "trainer"))
+    shown = sorted(
+        lanes, key=lambda lane: (lane[1] == "drain", trace.slack.get(lane[0], 0.0), lane[0], lane[1] != "trainer")
+    )
     for rank, role in shown[: 2 * RANKS_SHOWN]:
         cells = [" "] * LANE
         for span in sorted(lanes[rank, role], key=lambda span: -PARTS.index(span.part)):

@@ -76,7 +76,9 @@ def _chosen(opened: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
             checkpoint for checkpoint in recallable if str(checkpoint.step) == text
         ]
         if not fit:
-            raise CheckpointNotFound(f"{text[:40]!r} is nothing that can be recalled", hint="relight undelete RUN lists what can be")
+            raise CheckpointNotFound(
+                f"{text[:40]!r} is nothing that can be recalled", hint="relight undelete RUN lists what can be"
+            )
         chosen.append(fit[-1])
     return chosen
 
@@ -109,4 +111,10 @@ def _list(opened: OpenedRun, as_json: bool) -> None:
 
 def _until(undo_s: object, due: bool) -> str:
     hours = float(str(undo_s)) / 3600
-    return "until the next save" if due else f"for {hours:g} h of the run" if hours >= 1 else f"for {hours * 60:g} min of the run"
+    return (
+        "until the next save"
+        if due
+        else f"for {hours:g} h of the run"
+        if hours >= 1
+        else f"for {hours * 60:g} min of the run"
+    )

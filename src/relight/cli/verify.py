@@ -64,7 +64,9 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         for opened, checkpoint in wanted:
             findings = verify_checkpoint(opened.run.store, opened.view, checkpoint, data=not quick, progress=meter)
             results.append((opened, checkpoint, findings))
-            _emit_findings(opened, checkpoint, [finding for finding in findings if not finding.is_silence], quick or bool(findings))
+            _emit_findings(
+                opened, checkpoint, [finding for finding in findings if not finding.is_silence], quick or bool(findings)
+            )
             if not as_json:
                 _print_findings(meter.print, _label(opened, checkpoint, runs).ljust(width), checkpoint, findings)
     ok = not log_findings and not any(findings for _, _, findings in results)
@@ -73,7 +75,11 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
             _remember(opened, [(checkpoint, findings) for run, checkpoint, findings in results if run is opened])
     if as_json:
         emit_json(
-            {"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [finding.to_dict() for finding in log_findings]}
+            {
+                "ok": ok,
+                "checkpoints": [_to_dict(*result) for result in results],
+                "log": [finding.to_dict() for finding in log_findings],
+            }
         )
         return 0 if ok else 1
     for finding in log_findings:
@@ -96,7 +102,15 @@ def _emit_findings(opened: OpenedRun, checkpoint: Checkpoint, findings: list[Ver
     if findings:
         first, more = findings[0], f", and {len(findings) - 1} more" if len(findings) > 1 else ""
         message = f"checkpoint {checkpoint.id} (step {checkpoint.step}) is damaged: {first.file}: {first.detail}{more}"
-        emit("verify.damaged", message, id=checkpoint.id, step=checkpoint.step, kind=first.kind, file=first.file, detail=first.detail)
+        emit(
+            "verify.damaged",
+            message,
+            id=checkpoint.id,
+            step=checkpoint.step,
+            kind=first.kind,
+            file=first.file,
+            detail=first.detail,
+        )
     elif not partly:
         emit(
             "verify.done",
@@ -108,8 +122,14 @@ def _emit_findings(opened: OpenedRun, checkpoint: Checkpoint, findings: list[Ver
 
 def _remember(opened: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFinding]]]) -> None:
     """Record the results with the run, if it can be written. A checkpoint that could not be read is skipped: it may be undamaged."""
-    read = [(checkpoint, findings) for checkpoint, findings in results if not any(finding.is_silence for finding in findings)]
-    record_checked(opened.run.store, opened.run.name, {checkpoint.id: _first(bad) for checkpoint, bad in read}, "relight verify")
+    read = [
+        (checkpoint, findings)
+        for checkpoint, findings in results
+        if not any(finding.is_silence for finding in findings)
+    ]
+    record_checked(
+        opened.run.store, opened.run.name, {checkpoint.id: _first(bad) for checkpoint, bad in read}, "relight verify"
+    )
     rows = tuple(Verified(checkpoint.id, checkpoint.step, _first(bad)) for checkpoint, bad in read)
     if rows:
         wrong = sum(bool(row.damage) for row in rows)
@@ -129,10 +149,16 @@ def _chosen(opened: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
 
 
 def _label(opened: OpenedRun, checkpoint: Checkpoint, runs: list[OpenedRun]) -> str:
-    return f"{opened.run.name}/{checkpoint.id}  step {checkpoint.step}" if len(runs) > 1 else f"{checkpoint.id}  step {checkpoint.step}"
+    return (
+        f"{opened.run.name}/{checkpoint.id}  step {checkpoint.step}"
+        if len(runs) > 1
+        else f"{checkpoint.id}  step {checkpoint.step}"
+    )
 
 
-def _print_findings(write: Callable[[str], None], label: str, checkpoint: Checkpoint, findings: list[VerifyFinding]) -> None:
+def _print_findings(
+    write: Callable[[str], None], label: str, checkpoint: Checkpoint, findings: list[VerifyFinding]
+) -> None:
     state = paint("DAMAGED", "red") if findings else paint("ok", "green")
     write(f"{label}  {size(checkpoint.body.stored_bytes):>9}  {state}")
     for finding in findings:

@@ -26,7 +26,9 @@ def command(as_json: bool) -> None:
       relight version --json
     """
     facts: dict[str, object] = {"relight": VERSION, "format": FORMAT_VERSION, "python": platform.python_version()}
-    facts |= {name: _installed(name) for name in NEIGHBOURS} | {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    facts |= {name: _installed(name) for name in NEIGHBOURS} | {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}"
+    }
     if as_json:
         emit_json(facts)
     else:

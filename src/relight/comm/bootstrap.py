@@ -13,7 +13,9 @@ def main() -> None:
     from importlib.util import module_from_spec, spec_from_file_location
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    spec = spec_from_file_location("relight", os.path.join(package, "__init__.py"), submodule_search_locations=[package])
+    spec = spec_from_file_location(
+        "relight", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
     if spec is None or spec.loader is None:
         raise SystemExit(f"relight: {package} is not a package")
     sys.modules["relight"] = module = module_from_spec(spec)

@@ -22,7 +22,9 @@ def child_command(module: str, *arguments: str, unbuffered: bool = False) -> lis
 
     The interpreter ignores the environment and the user's site directory if this one does.
     """
-    inherited = [flag for flag, is_set in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if is_set]
+    inherited = [
+        flag for flag, is_set in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if is_set
+    ]
     return [sys.executable, *inherited, "-P", *(["-u"] if unbuffered else []), _BOOTSTRAP, module, *arguments]
 
 

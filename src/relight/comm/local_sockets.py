@@ -77,7 +77,9 @@ class LocalDirectory:
     def __enter__(self) -> LocalDirectory:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self.fd)
 
     def secret(self) -> bytes:
@@ -96,7 +98,9 @@ class LocalDirectory:
         except NotPrivate:
             raise
         except OSError as error:
-            raise OSError(error.errno, f"{self.path}/secret cannot be read or made ({os.strerror(error.errno or 0)})") from error
+            raise OSError(
+                error.errno, f"{self.path}/secret cannot be read or made ({os.strerror(error.errno or 0)})"
+            ) from error
         if secret is None:
             raise NotPrivate(errno.EACCES, f"{self.path}/secret was removed right after it was made")
         return secret
@@ -173,7 +177,11 @@ class LocalDirectory:
         for name in own:
             with contextlib.suppress(OSError):
                 status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                old = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid() and time.time() - status.st_mtime > _STALE_S
+                old = (
+                    stat.S_ISSOCK(status.st_mode)
+                    and status.st_uid == os.geteuid()
+                    and time.time() - status.st_mtime > _STALE_S
+                )
                 if old and not self._has_listener(name.removesuffix(".sock")):
                     os.unlink(name, dir_fd=self.fd)
 
@@ -278,7 +286,9 @@ def name_of(*words: str) -> str:
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return process and user at the other end, from the kernel. The process is 0 if it is in another process namespace."""
-    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    pid, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     return pid, user & 0xFFFFFFFF
 
 
@@ -315,7 +325,11 @@ def _open(top: str) -> tuple[str, int]:
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     path = ""
     try:
-        trusted = {0, os.geteuid(), os.fstat(fd).st_uid}  # in a user namespace the superuser's files may have another number
+        trusted = {
+            0,
+            os.geteuid(),
+            os.fstat(fd).st_uid,
+        }  # in a user namespace the superuser's files may have another number
         for part in Path(top).parts[1:]:
             fd, path = _enter(fd, path, part)
             status = os.fstat(fd)

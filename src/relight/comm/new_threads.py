@@ -67,7 +67,9 @@ class ThreadPool:
     that runs out of memory between two tasks loses the next one.
     """
 
-    def __init__(self, size: int, name: str, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, size: int, name: str, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()
+    ) -> None:
         self._size, self._name = size, name
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
@@ -80,7 +82,9 @@ class ThreadPool:
     def __enter__(self) -> ThreadPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.shutdown()
 
     def submit(self, work: Callable[..., T], /, *words: Any, **named: Any) -> Future[T]:
@@ -96,7 +100,9 @@ class ThreadPool:
             if len(self._threads) >= self._size:
                 self._tasks.put(task)
                 return task.future
-            thread = threading.Thread(target=_work, args=self._words, name=f"{self._name}_{len(self._threads)}", daemon=True)
+            thread = threading.Thread(
+                target=_work, args=self._words, name=f"{self._name}_{len(self._threads)}", daemon=True
+            )
             if start(thread):
                 self._threads.append(thread)
                 _threads.add(thread)
@@ -144,7 +150,10 @@ class _Task:
 
 
 def _work(
-    tasks: SimpleQueue[_Task | None], idle: threading.Semaphore, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+    tasks: SimpleQueue[_Task | None],
+    idle: threading.Semaphore,
+    initializer: Callable[..., object] | None,
+    initargs: tuple[Any, ...],
 ) -> None:
     """Run tasks until the pool ends. Holds no reference to the pool, so that a pool without an owner ends."""
     if initializer is not None:

@@ -29,7 +29,9 @@ class ProofFailed(ConnectionError):
     """The process at the other end does not know the secret."""
 
 
-def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout_s: float, idle: Callable[[], None] = lambda: None) -> None:
+def prove_as_caller(
+    connection: socket.socket, secret: bytes, name: str, timeout_s: float, idle: Callable[[], None] = lambda: None
+) -> None:
     """Prove the secret to a listener, which proves it first.
 
     Raise ``ProofFailed`` if the listener does not know the secret, another ``OSError`` if it is gone. ``idle`` is

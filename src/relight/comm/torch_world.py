@@ -68,7 +68,9 @@ class TorchCommunicator:
                         dist.broadcast(rooms[rank], src=rank, group=self._group)
             else:
                 rooms = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
-                dist.all_gather(rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group)
+                dist.all_gather(
+                    rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group
+                )
         return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
 
     def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:

@@ -13,7 +13,17 @@ from relight.format.chunk_locations import CHAIN_MAX, OWN, ChunkLocation
 from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
-from relight.policy.compact import DRAG, EQUAL_MIN, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, choose
+from relight.policy.compact import (
+    DRAG,
+    EQUAL_MIN,
+    LONGER_MAX,
+    RECOVERS,
+    Choice,
+    Compact,
+    Conditions,
+    Experience,
+    choose,
+)
 
 if TYPE_CHECKING:
     from relight.commit.nvcomp import OnGpu
@@ -84,10 +94,17 @@ class KnownChunks(NamedTuple):
 
     def base(self, pack: int, number: int, offset: int, length: int) -> tuple[memoryview, IndexedChunk] | None:
         """Return bytes and location of the previous save's chunk at this place, as the base of a delta; None if it cannot be one."""
-        if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
+        if (
+            self.before is None
+            or pack >= len(self.rows)
+            or number >= len(self.rows[pack])
+            or pack >= len(self.before.packs)
+        ):
             return None
         data, where = self.before.packs[pack][offset : offset + length], self.rows[pack][number]
-        fits = len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived and not where.piece.lossy
+        fits = (
+            len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived and not where.piece.lossy
+        )
         return (data, where) if fits else None
 
 
@@ -161,9 +178,15 @@ class IncrementalState:
         """Forget chunks of checkpoints that are not ``live``: another process may have retired them."""
         if not set(self.donors) <= set(live):
             self.forget()
-        self.older = {key: entry for key, entry in self.older.items() if all(_id_of(directory) in live for directory, _ in entry[1].homes)}
+        self.older = {
+            key: entry
+            for key, entry in self.older.items()
+            if all(_id_of(directory) in live for directory, _ in entry[1].homes)
+        }
 
-    def known(self, before: PreviousSave | None, vouched: UnchangedTensors | None = None, *, older: bool = False) -> KnownChunks:
+    def known(
+        self, before: PreviousSave | None, vouched: UnchangedTensors | None = None, *, older: bool = False
+    ) -> KnownChunks:
         """Return what the chosen save may reuse. ``older``: include chunks of saves before the last one.
 
         Ranks that save together announce donors by their index in the last save's list, so they must leave ``older`` out.
@@ -220,7 +243,9 @@ class IncrementalState:
             return parsed is not None and parsed[0] == body.home and parsed[1].id in of_use
 
         stored = chunks_of(part.packs, rows_of(home_of(body), part.packs))
-        self.chunks = {key: where for key, where in stored.items() if all(is_kept(directory) for directory, _ in where.homes)}
+        self.chunks = {
+            key: where for key, where in stored.items() if all(is_kept(directory) for directory, _ in where.homes)
+        }
         if self.chunks:
             self.base, self.donors, self.seen.untrained = seq, (body.id, *body.requires), untrained
 
@@ -239,7 +264,9 @@ class IncrementalState:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)
             equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)
             self.seen.equal = equal / max(total, 1)
-        oldest = min((self.born[checkpoint_id] for checkpoint_id in requires if checkpoint_id in self.born), default=None)
+        oldest = min(
+            (self.born[checkpoint_id] for checkpoint_id in requires if checkpoint_id in self.born), default=None
+        )
         ages = self.seen.since_full + 1 if oldest is None else self.saves - oldest + 1
         self.seen.since_full = ages if requires else 1
         self.born = {
@@ -271,7 +298,11 @@ class IncrementalState:
 
     def _remember(self, before: Chunks) -> None:
         """Keep the previous save's chunks that the last one does not have: a later save may have them again."""
-        kept = {key: entry for key, entry in self.older.items() if key not in self.chunks and self.saves - entry[0] < OLDER_SAVES}
+        kept = {
+            key: entry
+            for key, entry in self.older.items()
+            if key not in self.chunks and self.saves - entry[0] < OLDER_SAVES
+        }
         for key, where in before.items():
             if key not in self.chunks:
                 kept.pop(key, None)
@@ -311,7 +342,9 @@ def rows_of(directory: str, packs: Iterable[Pack]) -> Rows:
         ]
         row = []
         for number, (length, value) in enumerate(pack.chunks):
-            piece = ChunkLocation(OWN, offset, length, False, value) if pack.stored is None else pack.stored.pieces[number]
+            piece = (
+                ChunkLocation(OWN, offset, length, False, value) if pack.stored is None else pack.stored.pieces[number]
+            )
             row.append(IndexedChunk(piece, tuple(homes[link.home] for link in piece.links())))
             offset += length
         rows.append(row)

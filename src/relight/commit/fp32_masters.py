@@ -34,7 +34,9 @@ class _Wide(NamedTuple):
 class Masters:
     """Masters in one pack in memory. Any thread. A chunk is derived only from tensors before it in the pack."""
 
-    def __init__(self, plan: PackPlan, tensors: list[Tensor], index: int, exact: Callable[[Tensor], bool] = lambda tensor: True) -> None:
+    def __init__(
+        self, plan: PackPlan, tensors: list[Tensor], index: int, exact: Callable[[Tensor], bool] = lambda tensor: True
+    ) -> None:
         """``exact``: returns whether a tensor is stored exactly. Nothing is derived from other tensors."""
         self._image = plan.image
         self._lock = threading.Lock()
@@ -56,7 +58,10 @@ class Masters:
         for number, (offset, inside) in enumerate(tensors_in(lengths, tensors, index)):
             kinds = {KINDS.get(tensor.dtype, 0) if self._before(tensor, offset) else 0 for tensor, _, _ in inside}
             if len(kinds) == 1 and kinds != {0}:
-                derivable[number] = kinds.pop(), [_Part(end - begin, tensor, begin - tensor.offset) for tensor, begin, end in inside]
+                derivable[number] = (
+                    kinds.pop(),
+                    [_Part(end - begin, tensor, begin - tensor.offset) for tensor, begin, end in inside],
+                )
         return derivable
 
     def derive(self, number: int, data: memoryview) -> bytes | None:
@@ -101,7 +106,9 @@ class Masters:
 
     def _before(self, tensor: Tensor, offset: int) -> list[_Wide]:
         return [
-            wide for wide in self._wide.get(_key(tensor), ()) if wide.offset + wide.length <= offset and wide.length == 2 * tensor.length
+            wide
+            for wide in self._wide.get(_key(tensor), ())
+            if wide.offset + wide.length <= offset and wide.length == 2 * tensor.length
         ]
 
 

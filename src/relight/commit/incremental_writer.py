@@ -135,7 +135,12 @@ class _Coder(NamedTuple):
     def _is_acceptable_delta(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
         """Return whether a delta to ``where`` keeps reads within ``READ_MAX``, and its base did not change in memory while it was coded."""
         before = self.known.before
-        return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()
+        return (
+            where is not None
+            and stored + where.piece.reach <= READ_MAX * length
+            and before is not None
+            and before.still()
+        )
 
 
 def _rooms() -> Rooms:
@@ -162,13 +167,21 @@ def write_smaller_packs(
     of planes.
     """
     written = [
-        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules, pace.spent)._replace(by=by), pace)
+        write_smaller(
+            store,
+            prefix,
+            pack,
+            _coder_of(pack, plan.tensors, index, known, choice, rules, pace.spent)._replace(by=by),
+            pace,
+        )
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
 
 
-def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, pace: WriteLimits) -> tuple[Pack, float]:
+def write_smaller(
+    store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, pace: WriteLimits
+) -> tuple[Pack, float]:
     """Write the new chunks of ``plan``. Return the pack for the part, and the seconds that finishing took.
 
     Memory: ``AHEAD`` chunks, twice where they are coded, and ``HELD_BYTES``.
@@ -203,17 +216,27 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
 
 
 def _coder_of(
-    plan: PackPlan, tensors: list[Tensor], index: int, known: KnownChunks, choice: Choice, rules: Compact, spent: WriteStats
+    plan: PackPlan,
+    tensors: list[Tensor],
+    index: int,
+    known: KnownChunks,
+    choice: Choice,
+    rules: Compact,
+    spent: WriteStats,
 ) -> _Coder:
     def exact(tensor: Tensor) -> bool:
         return not lossy_ways(rules, tensor.name, tensor.dtype)
 
     classes = [("uint8", "header"), *(of for of, _, _ in contents(plan.chunks, tensors, index))]
     kinds, elements = [_kind_name(of) for of in classes], [kind_of(dtype_named(dtype)) for dtype, _ in classes]
-    coded = [n for n, kind in enumerate(kinds) if choice.coded and (n == 0 or choice.kinds is None or kind in choice.kinds)]
+    coded = [
+        n for n, kind in enumerate(kinds) if choice.coded and (n == 0 or choice.kinds is None or kind in choice.kinds)
+    ]
     masters = Masters(plan, tensors, index, exact) if choice.coded else None
     same = same_chunks(plan, tensors, index, known)
-    return _Coder(elements, kinds, known, index, frozenset(coded), spent, masters, lossy_of(plan, tensors, index, rules), same)
+    return _Coder(
+        elements, kinds, known, index, frozenset(coded), spent, masters, lossy_of(plan, tensors, index, rules), same
+    )
 
 
 def _kind_name(of: tuple[str, str]) -> str:
@@ -221,7 +244,9 @@ def _kind_name(of: tuple[str, str]) -> str:
     return " ".join(of)
 
 
-def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: KnownChunks) -> dict[int, tuple[bytes, IndexedChunk]]:
+def same_chunks(
+    plan: PackPlan, tensors: list[Tensor], index: int, known: KnownChunks
+) -> dict[int, tuple[bytes, IndexedChunk]]:
     """Return hash and location of the chunks of pack ``index`` that have only unchanged tensors, by chunk number."""
     if not known.same:
         return {}
@@ -255,7 +280,9 @@ def audited(smaller: IncrementalState, plan: SavePlan, known: KnownChunks, wrong
                 next(
                     tensor.name
                     for tensor in plan.tensors
-                    if tensor.pack == index and tensor.offset < offset + length and offset < tensor.offset + tensor.length
+                    if tensor.pack == index
+                    and tensor.offset < offset + length
+                    and offset < tensor.offset + tensor.length
                 )
             )
             return known._replace(same=frozenset())
@@ -328,7 +355,9 @@ def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Cl
             if piece is None or (piece.home == OWN and not piece.lossy):
                 kind_chunks = classes.get(of) or _Class([], 0)
                 kind_chunks.chunks.append((pack, offset, length))
-                classes[of] = kind_chunks._replace(derived=kind_chunks.derived + (length if piece is not None and piece.derived else 0))
+                classes[of] = kind_chunks._replace(
+                    derived=kind_chunks.derived + (length if piece is not None and piece.derived else 0)
+                )
     return classes
 
 
@@ -360,9 +389,15 @@ def _marks(plan: SavePlan) -> Iterator[tuple[tuple[int, int], int, bytes]]:
             if number and pack.image is not None:
                 if pack.until is not None:
                     pack.until(offset + length)
-                yield (index, number), length, b"".join(pack.image[begin : min(begin + MARK_BYTES, offset + length)] for begin in starts)
+                yield (
+                    (index, number),
+                    length,
+                    b"".join(pack.image[begin : min(begin + MARK_BYTES, offset + length)] for begin in starts),
+                )
             elif number:
-                mark = b"".join(_piece(pack, edges, begin, min(MARK_BYTES, offset + length - begin)) for begin in starts)
+                mark = b"".join(
+                    _piece(pack, edges, begin, min(MARK_BYTES, offset + length - begin)) for begin in starts
+                )
                 yield (index, number), length, mark
             offset += length
 
@@ -489,8 +524,12 @@ class _Out:
         if self._writer is None:
             try:
                 self._writer = self._store.write(self._key, self._at_most)
-            except NoSpace:  # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
-                if self._at_most == self.size or encrypts(self._store):  # an encrypted file cannot exceed its announced size
+            except (
+                NoSpace
+            ):  # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
+                if self._at_most == self.size or encrypts(
+                    self._store
+                ):  # an encrypted file cannot exceed its announced size
                     raise
                 self._writer = self._store.write(self._key, self.size)
             self._writer = self._spent.timed(self._writer)

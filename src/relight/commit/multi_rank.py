@@ -38,7 +38,15 @@ from relight.commit.save import (
 )
 from relight.commit.seed_index import with_lenders
 from relight.decode import from_plain
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable, known
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    RelightError,
+    SaveFailed,
+    StoreUnavailable,
+    known,
+)
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
 from relight.format.manifest import OTHER_RUNS, SHORT_PARTS, STORED_CHUNKS, donors_of, storing
 from relight.format.names import (
@@ -61,7 +69,18 @@ from relight.observe import record_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 
-WORDS = ("created", "reason", "reason_kind", "reason_by", "parents", "metrics", "user", "environment", "components", "exact")
+WORDS = (
+    "created",
+    "reason",
+    "reason_kind",
+    "reason_by",
+    "parents",
+    "metrics",
+    "user",
+    "environment",
+    "components",
+    "exact",
+)
 """Fields of the root's draft. Every rank knows the other fields, or computes them from the parts."""
 VOID = b"void\n"
 """First line of a void ``root.json``. The reason follows as text."""
@@ -83,7 +102,10 @@ class OthersFailed(SaveFailed):
 
 
 def save_multi_rank(
-    place: CommitTarget, request: SaveRequest, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    place: CommitTarget,
+    request: SaveRequest,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> SaveReport:
     """Write this rank's part, wait for the other ranks' parts, and return after the commit. All ranks pass the same id and step.
 
@@ -99,7 +121,9 @@ def save_multi_rank(
             hint='let one rank write: writer="rank 0", with RELIGHT_SINGLE_WRITER=1',
         )
     started = time.perf_counter()
-    plan = request.plan or plan_save(request.items, id=request.id, rank=seat.rank, lanes=lanes_of_rank(place.store, seat.world))
+    plan = request.plan or plan_save(
+        request.items, id=request.id, rank=seat.rank, lanes=lanes_of_rank(place.store, seat.world)
+    )
     directory = CheckpointDir(request.step, request.id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
@@ -129,11 +153,19 @@ def save_multi_rank(
     record_span("commit", request.id, request.step, mark, mark + timings["commit"], rank=seat.rank, world=seat.world)
     timings["total"] = time.perf_counter() - started
     digest = trainable_digest(plan, part.packs)
-    return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)
+    return SaveReport(
+        request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest
+    )
 
 
 def _proven(
-    place: CommitTarget, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan
+    place: CommitTarget,
+    request: SaveRequest,
+    directory: CheckpointDir,
+    prefix: str,
+    part: Part,
+    data: bytes,
+    plan: SavePlan,
 ) -> Ready:
     """Verify that the durable part reads back as written, and return its ready file's name."""
     seat = request.seat
@@ -146,13 +178,17 @@ def _proven(
     donors, shares = donors_of(part.packs), any(pack.stored is not None for pack in part.packs)
     none = [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)]
     provisional = _with_parts(draft, none, 0, 0, 0, donors, storing(part.packs))
-    check_part_written(place.store, prefix, provisional, ref, (part, data) if plan.proven and not shares else (None, b""))
+    check_part_written(
+        place.store, prefix, provisional, ref, (part, data) if plan.proven and not shares else (None, b"")
+    )
     stored = sum(pack.stored_bytes for pack in part.packs) + len(data)
     ready = Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, stored, plan.logical_bytes)
     if not shares or request.smaller is None:
         return ready
     new = sum(pack.new_bytes for pack in part.packs) + len(data)
-    return ready._replace(new=new, base=request.smaller.base, donors=sum(1 << request.smaller.donors.index(donor) for donor in donors))
+    return ready._replace(
+        new=new, base=request.smaller.base, donors=sum(1 << request.smaller.donors.index(donor) for donor in donors)
+    )
 
 
 def _await(
@@ -167,14 +203,22 @@ def _await(
     """Wait until some rank has committed the checkpoint. Return its root or COMMIT, and the number of the record."""
     began = clock()
     ends = began + seat.timeout_s
-    pause, next_check, again, grace, missing = min(_POLL_S * max(1, seat.world // 2), _POLL_MAX_S), began, _RECHECK_S, -1.0, list[int]()
+    pause, next_check, again, grace, missing = (
+        min(_POLL_S * max(1, seat.world // 2), _POLL_MAX_S),
+        began,
+        _RECHECK_S,
+        -1.0,
+        list[int](),
+    )
     doubt: Uncertain | None = None  # after an uncertain commit, no later error may report that there is no commit
     while True:
         now = clock()
         if waits is not None and not waits(missing):
             ends = min(ends, now)
         try:
-            if now >= next_check or now >= ends:  # at first, and then repeatedly: the rank that should have completed it may have died
+            if (
+                now >= next_check or now >= ends
+            ):  # at first, and then repeatedly: the rank that should have completed it may have died
                 first, next_check, again = next_check == began, now + again, min(2 * again, _RECHECK_MAX_S)
                 missing, mine = _complete(place, directory, prefix, seat)
                 if mine is not None:
@@ -191,7 +235,9 @@ def _await(
                     place.store.sync(prefix)
                     return root, _append(place, directory, root)
             elif now >= ends:
-                error = late(missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began)
+                error = late(
+                    missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began
+                )
                 if _void(place.store, prefix, error.what):
                     raise error
         except StoreUnavailable as error:
@@ -202,7 +248,9 @@ def _await(
         pause = min(pause * 1.6, _POLL_MAX_S)
 
 
-def _complete(place: CommitTarget, directory: CheckpointDir, prefix: str, seat: Participant) -> tuple[list[int], Root | None]:
+def _complete(
+    place: CommitTarget, directory: CheckpointDir, prefix: str, seat: Participant
+) -> tuple[list[int], Root | None]:
     """Create ``root.json`` if all ranks are ready. Return the missing ranks, and the root if this rank created it."""
     store = place.store
     names = [entry.name for entry in store.list(f"{prefix}/{READY_DIR}")]
@@ -233,15 +281,28 @@ def _words(draft: Root) -> bytes:
 
 
 def _joined(place: CommitTarget, directory: CheckpointDir, words: Mapping[str, Any], ready: list[Ready]) -> Root:
-    known = {"store": place.store_id, "run": place.run_id, "id": directory.id, "step": directory.step, "epoch": directory.epoch}
+    known = {
+        "store": place.store_id,
+        "run": place.run_id,
+        "id": directory.id,
+        "step": directory.step,
+        "epoch": directory.epoch,
+    }
     draft = from_plain({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
     refs = [
-        PartRef(rank=rank_ready.rank, file=part_file(rank_ready.rank), size=rank_ready.size, hash=rank_ready.hash) for rank_ready in ready
+        PartRef(rank=rank_ready.rank, file=part_file(rank_ready.rank), size=rank_ready.size, hash=rank_ready.hash)
+        for rank_ready in ready
     ]
     new = sum(rank_ready.stored if rank_ready.new is None else rank_ready.new for rank_ready in ready)
     requires, stored = _donors(place, ready) if any(rank_ready.new is not None for rank_ready in ready) else ([], [])
     return _with_parts(
-        draft, refs, sum(rank_ready.logical for rank_ready in ready), sum(rank_ready.stored for rank_ready in ready), new, requires, stored
+        draft,
+        refs,
+        sum(rank_ready.logical for rank_ready in ready),
+        sum(rank_ready.stored for rank_ready in ready),
+        new,
+        requires,
+        stored,
     )
 
 
@@ -257,14 +318,18 @@ def _donors(place: CommitTarget, ready: list[Ready]) -> tuple[list[str], list[st
         base = live.get(rank_ready.base)
         names = [base.id, *base.body.requires] if base is not None else []
         if rank_ready.donors >> len(names):
-            raise DonorRetired(f"rank {rank_ready.rank} needs bytes of a checkpoint that was retired", where=place.log.run)
+            raise DonorRetired(
+                f"rank {rank_ready.rank} needs bytes of a checkpoint that was retired", where=place.log.run
+            )
         donors.update(name for bit, name in enumerate(names) if rank_ready.donors >> bit & 1)
     requires = with_lenders(history, donors)
     elsewhere = any(checkpoint.body.home and checkpoint.id in requires for checkpoint in history.live)
     return requires, [STORED_CHUNKS, OTHER_RUNS] if elsewhere else [STORED_CHUNKS]
 
 
-def _with_parts(draft: Root, parts: list[PartRef], logical: int, size: int, new: int, requires: list[str], stored: list[str]) -> Root:
+def _with_parts(
+    draft: Root, parts: list[PartRef], logical: int, size: int, new: int, requires: list[str], stored: list[str]
+) -> Root:
     """Return the root with these parts. ``stored``: the result of ``storing`` for all packs."""
     return msgspec.structs.replace(
         draft, features=[SHORT_PARTS, *stored], parts=parts, world=len(parts),

@@ -42,7 +42,9 @@ class OnGpu:
         codec = getattr(self._own, "codec", None)
         if codec is None:
             raw_frames = self._nvcomp.BitstreamKind.RAW
-            codec = self._own.codec = self._nvcomp.Codec(algorithm="Zstd", bitstream_kind=raw_frames, uncomp_chunk_size=PIECE_BYTES)
+            codec = self._own.codec = self._nvcomp.Codec(
+                algorithm="Zstd", bitstream_kind=raw_frames, uncomp_chunk_size=PIECE_BYTES
+            )
         plane = np.frombuffer(raw, np.uint8)
         begins = range(0, len(plane), PIECE_BYTES)
         lengths = [min(PIECE_BYTES, len(plane) - begin) for begin in begins]

@@ -123,7 +123,12 @@ class _SlabPiece(NamedTuple):
 
 
 def write_pack(
-    writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS, pace: WriteLimits | None = None
+    writer: Writer,
+    plan: PackPlan,
+    *,
+    slab_bytes: int = SLAB_BYTES,
+    threads: int = THREADS,
+    pace: WriteLimits | None = None,
 ) -> list[bytes]:
     """Write all of ``plan`` and return the hash of each of its chunks. The caller finishes or aborts ``writer``.
 
@@ -150,7 +155,9 @@ def write_pack(
         filled: tuple[int, memoryview] | None = None
         for turn, (offset, pieces) in enumerate(slabs):
             buffer = buffers[turn % 2]
-            jobs: list[Future[None]] = [pool.submit(_fill, buffer, piece, plan, hashers, hashes, pace.spent) for piece in pieces]
+            jobs: list[Future[None]] = [
+                pool.submit(_fill, buffer, piece, plan, hashers, hashes, pace.spent) for piece in pieces
+            ]
             try:
                 if filled:
                     _write(writer, *filled, slab_bytes)
@@ -194,7 +201,12 @@ def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_SlabPie
 
 
 def _fill(
-    buffer: memoryview, piece: _SlabPiece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes], spent: WriteStats
+    buffer: memoryview,
+    piece: _SlabPiece,
+    plan: PackPlan,
+    hashers: dict[int, tuple[Digest, int]],
+    hashes: list[bytes],
+    spent: WriteStats,
 ) -> None:
     filled = piece.start
     for source, start, length in piece.spans:
@@ -271,5 +283,7 @@ def _write(writer: Writer, offset: int, buffer: memoryview, length: int) -> None
 
 def _checked(hashes: list[bytes], plan: PackPlan) -> list[bytes]:
     if not all(hashes):
-        raise SaveFailed("the sources did not fill the pack they were planned for", where=plan.file, hint="a bug: please report it")
+        raise SaveFailed(
+            "the sources did not fill the pack they were planned for", where=plan.file, hint="a bug: please report it"
+        )
     return hashes

@@ -58,7 +58,9 @@ class SavePlan:
         return sum(pack.size for pack in self.packs)
 
 
-def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, pack_bytes_max: int = PACK_BYTES_MAX) -> SavePlan:
+def plan_save(
+    items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, pack_bytes_max: int = PACK_BYTES_MAX
+) -> SavePlan:
     """Lay out ``items``: by element size (so every tensor is aligned for foreign readers), then role and trainability, then name.
 
     ``lanes``: packs written in parallel. There are that many packs of about equal size, or a multiple, if there are enough bytes.
@@ -119,7 +121,9 @@ class _Share:
         self._packs -= 1
 
 
-def _plan_pack(items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int) -> PackPlan:
+def _plan_pack(
+    items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int
+) -> PackPlan:
     pack_items = [items[i] for i in group]
     names = header_names((item.name, item.box) for item in pack_items)
     shapes = [

@@ -182,16 +182,25 @@ def save(place: CommitTarget, request: SaveRequest) -> SaveReport:
     timings["total"] = time.perf_counter() - started
     if request.smaller is not None:
         read_back(request.smaller, plan, directory, part, record, root.requires)
-    return SaveReport(checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest)
+    return SaveReport(
+        checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest
+    )
 
 
 def _write(
-    place: CommitTarget, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
+    place: CommitTarget,
+    request: SaveRequest,
+    plan: SavePlan,
+    directory: CheckpointDir,
+    prefix: str,
+    timings: dict[str, float],
 ) -> tuple[Root, Part, bytes]:
     part, data = write_part(place, request, plan, directory, prefix, timings)
     mark = time.perf_counter()
     refs = [PartRef(rank=0, file=part_file(0), size=len(data), hash=hexdigest(data))]
-    root = root_of(place, request, directory, refs, plan.logical_bytes, sum(pack.stored_bytes for pack in part.packs) + len(data))
+    root = root_of(
+        place, request, directory, refs, plan.logical_bytes, sum(pack.stored_bytes for pack in part.packs) + len(data)
+    )
     if any(pack.stored is not None for pack in part.packs):
         new_bytes = sum(pack.new_bytes for pack in part.packs) + len(data)
         requires = with_lenders(fold(place.log.read()), donors_of(part.packs))
@@ -204,13 +213,26 @@ def _write(
 
 
 def write_part(
-    place: CommitTarget, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
+    place: CommitTarget,
+    request: SaveRequest,
+    plan: SavePlan,
+    directory: CheckpointDir,
+    prefix: str,
+    timings: dict[str, float],
 ) -> tuple[Part, bytes]:
     """Write packs and part of one rank, durably except for the names."""
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
     packs, fsync_s = _write_packs(place, request, plan, prefix)
-    record_span("write", directory.id, directory.step, mark, written := time.perf_counter(), rank=rank, fsync_s=round(fsync_s, 6))
+    record_span(
+        "write",
+        directory.id,
+        directory.step,
+        mark,
+        written := time.perf_counter(),
+        rank=rank,
+        fsync_s=round(fsync_s, 6),
+    )
     if request.packs_written is not None:
         request.packs_written()
     timings["fsync"] = fsync_s
@@ -275,7 +297,10 @@ def _inexact(request: SaveRequest) -> list[str]:
     """Return why a resume is not exact because of lossy tensors."""
     bounds = request.smaller.rules.max_error if request.smaller is not None else {}
     within = {pattern: f"with errors up to {bound}" for pattern, bound in bounds.items()}
-    ways = {pattern: within.get(pattern, "") if way == BOUNDED else f"as {way}" for pattern, way in _lossy_here(request).items()}
+    ways = {
+        pattern: within.get(pattern, "") if way == BOUNDED else f"as {way}"
+        for pattern, way in _lossy_here(request).items()
+    }
     return [f"{pattern} is stored {how}" for pattern, how in ways.items()]
 
 
@@ -306,14 +331,18 @@ def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, pref
         known = smaller.known(request.before, request.vouched, older=alone)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:
             known = audited(smaller, plan, known, request.vouched.wrong)
-        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice, pace, smaller.rules, smaller.coder())
+        packs, fsync_s = write_smaller_packs(
+            place.store, prefix, plan, known, choice, pace, smaller.rules, smaller.coder()
+        )
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
     smaller.record_cost(spent, under, lanes, plan.logical_bytes, time.perf_counter() - began)
     return packs, fsync_s
 
 
-def read_back(smaller: IncrementalState, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
+def read_back(
+    smaller: IncrementalState, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]
+) -> None:
     """Update the incremental state with a committed save, for the next one."""
     smaller.update(directory, part, seq, requires)
     if smaller.rules.reuse or smaller.rules.full_every is not None:
@@ -329,7 +358,12 @@ def read_back(smaller: IncrementalState, plan: SavePlan, directory: CheckpointDi
 
 
 def root_of(
-    place: CommitTarget, request: SaveRequest, directory: CheckpointDir, parts: list[PartRef], logical_bytes: int, stored_bytes: int
+    place: CommitTarget,
+    request: SaveRequest,
+    directory: CheckpointDir,
+    parts: list[PartRef],
+    logical_bytes: int,
+    stored_bytes: int,
 ) -> Root:
     """Return the root of a checkpoint with these parts."""
     return Root(
@@ -357,7 +391,12 @@ def root_of(
 
 
 def _commit(
-    place: CommitTarget, root: Root, prefix: str, directory: str, timings: dict[str, float], known: Mapping[str, tuple[Part, bytes]]
+    place: CommitTarget,
+    root: Root,
+    prefix: str,
+    directory: str,
+    timings: dict[str, float],
+    known: Mapping[str, tuple[Part, bytes]],
 ) -> int:
     mark = time.perf_counter()
     root_hash, root_bytes = check_written(place.store, prefix, root, known)
@@ -400,7 +439,11 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
 def _lossy(root: Root) -> float:
     """Return the largest relative error that a value may have; 0 if the checkpoint is exact."""
     recorded = root.user.get(LOSSY)
-    bounds = [way.get("relative_error") for way in recorded.values() if isinstance(way, dict)] if isinstance(recorded, dict) else []
+    bounds = (
+        [way.get("relative_error") for way in recorded.values() if isinstance(way, dict)]
+        if isinstance(recorded, dict)
+        else []
+    )
     return max((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=0.0)
 
 
@@ -428,11 +471,14 @@ def refuse_without_donors(view: LogView, body: CommitBody) -> None:
     if gone:
         raise DonorRetired(
             f"it needs chunks of {', '.join(gone)}, which was retired while it was written",
-            where=f"{view.run}/{body.dir}", hint="the next save stores all of them itself",
-        )  # fmt: skip
+            where=f"{view.run}/{body.dir}",
+            hint="the next save stores all of them itself",
+        )
 
 
-def check_written(store: ByteStore, prefix: str, expected: Root, known: Mapping[str, tuple[Part, bytes]] | None = None) -> tuple[str, int]:
+def check_written(
+    store: ByteStore, prefix: str, expected: Root, known: Mapping[str, tuple[Part, bytes]] | None = None
+) -> tuple[str, int]:
     """Read root and parts back from the store and verify them as a reader would, except for the chunks. Return the root's hash and length.
 
     ``known``: parts and their encoded bytes, by file, if a part with the same tensors at the same places was verified before. Then equal
@@ -457,7 +503,9 @@ def check_written(store: ByteStore, prefix: str, expected: Root, known: Mapping[
     return root_hash, root_bytes
 
 
-def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]) -> Part:
+def check_part_written(
+    store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]
+) -> Part:
     """Read one part back, and check the sizes of its packs."""
     store = without_cache(store)
     where = f"{prefix}/{ref.file}"
@@ -488,7 +536,9 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
                 if not announcement.is_dir and is_announcement_file(announcement.name):
                     store.delete(f"{prefix}/{READY_DIR}/{announcement.name}")
             store.delete_dir(f"{prefix}/{READY_DIR}")
-        if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):
+        if not entry.is_dir and (
+            is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE
+        ):
             store.delete(f"{prefix}/{entry.name}")
     return store.delete_dir(prefix)
 
@@ -515,11 +565,19 @@ def _trainable_chunks(plan: SavePlan, packs: list[Pack]) -> list[list[bool]]:
     marked = []
     for index, pack in enumerate(packs):
         trainable = (plan.tensors[i] for i in plan.trainable)
-        spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in trainable if tensor.pack == index and tensor.length)
+        spans = sorted(
+            (tensor.offset, tensor.offset + tensor.length)
+            for tensor in trainable
+            if tensor.pack == index and tensor.length
+        )
         ends = [end for _, end in spans]
         edges = [0, *accumulate(length for length, _ in pack.chunks)]
-        nearest = [bisect_right(ends, begin) for begin in edges[:-1]]  # the first span that ends after the chunk's start
-        marked.append([near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)])
+        nearest = [
+            bisect_right(ends, begin) for begin in edges[:-1]
+        ]  # the first span that ends after the chunk's start
+        marked.append(
+            [near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)]
+        )
     return marked
 
 

@@ -24,7 +24,11 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
     if smaller.searched or not smaller.rules.reuse:
         return
     smaller.searched = True
-    untrained = sum(tensor.length for number, tensor in enumerate(plan.tensors) if tensor.role == "param" and number not in plan.trainable)
+    untrained = sum(
+        tensor.length
+        for number, tensor in enumerate(plan.tensors)
+        if tensor.role == "param" and number not in plan.trainable
+    )
     with contextlib.suppress(RelightError):
         view = log.read()
         newest = next(iter(fold(view).live[-1:]), None)
@@ -39,7 +43,11 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
         where = f"{prefix}/{ref.file}"
         part = decode_part(store.get(where, min(PART_BYTES_MAX, max(ref.size, 1))), root, ref, where)
         home = newest.body.home
-        keeps = {checkpoint.id for checkpoint in fold(Log(store, home).read()).live} if home and newest.body.requires else set[str]()
+        keeps = (
+            {checkpoint.id for checkpoint in fold(Log(store, home).read()).live}
+            if home and newest.body.requires
+            else set[str]()
+        )
         smaller.seed_from(newest.body, newest.seq, part, untrained / max(plan.logical_bytes, 1), keeps)
 
 
@@ -55,5 +63,9 @@ def with_lenders(history: History, ids: Iterable[str]) -> list[str]:
     needed = set(ids)
     away = needed - history.by_id.keys()
     return sorted(
-        needed.union(checkpoint.id for checkpoint in history.live if checkpoint.body.home and not away.isdisjoint(checkpoint.body.requires))
+        needed.union(
+            checkpoint.id
+            for checkpoint in history.live
+            if checkpoint.body.home and not away.isdisjoint(checkpoint.body.requires)
+        )
     )

@@ -57,7 +57,11 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
     for name, value in tables.items():
         for keys, fault in _faults_of(name, value, str(path), named):
             line, column = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), (0, 0))
-            mistakes.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)))
+            mistakes.append(
+                Mistake(
+                    str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)
+                )
+            )
         if len(mistakes) >= _MISTAKES_MAX:
             break
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
@@ -65,7 +69,12 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
 
 def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple[Keys, ConfigError]]:
     if name not in TABLES:
-        yield (name,), ConfigError(f"there is no [{name[:80]}]", hint=f"there are {', '.join(f'[{table_name}]' for table_name in TABLES)}")
+        yield (
+            (name,),
+            ConfigError(
+                f"there is no [{name[:80]}]", hint=f"there are {', '.join(f'[{table_name}]' for table_name in TABLES)}"
+            ),
+        )
         return
     if not isinstance(table, dict):
         yield (name,), ConfigError(f"[{name}] is a table")
@@ -103,11 +112,22 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
         file = tables.get(name, {}) if isinstance(tables.get(name), dict) else {}
         right = {keys for keys, _ in faults(file, make)}
         for keys, fault in faults(merged(file, variables), make):
-            variable = next((each for under, each in variables.items() if keys[: len(under)] == under or under[: len(keys)] == keys), "")
+            variable = next(
+                (
+                    each
+                    for under, each in variables.items()
+                    if keys[: len(under)] == under or under[: len(keys)] == keys
+                ),
+                "",
+            )
             if variable and (keys not in right or value_at(file, keys) is None):
                 path = (name, *keys)
-                mistakes.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault)))
-    for variable in sorted(each for each, value in os.environ.items() if each.startswith(PREFIX) and value and each not in judged):
+                mistakes.append(
+                    Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault))
+                )
+    for variable in sorted(
+        each for each, value in os.environ.items() if each.startswith(PREFIX) and value and each not in judged
+    ):
         if variable in VARIABLES:
             try:
                 _judge(variable, os.environ[variable])

@@ -17,18 +17,31 @@ def table_of_settings() -> str:
     """Return Markdown with one table for each table of the file."""
     blocks = []
     for name in TABLES:
-        those = [setting for setting in SETTINGS.values() if setting.name.startswith(f"{name}.") and not setting.name.startswith(_RULES)]
+        those = [
+            setting
+            for setting in SETTINGS.values()
+            if setting.name.startswith(f"{name}.") and not setting.name.startswith(_RULES)
+        ]
         rows = []
         for setting in those:
             key, argument = setting.name.removeprefix(f"{name}."), setting.argument and f"`{setting.argument}`"
             rows.append(f"| `{key}` | {argument} | {setting.kind} | {setting.default} | {setting.doc} |")
-        blocks.append("\n".join([f"### {name}", "", "| key | argument | what it may be | default | |", "|---|---|---|---|---|", *rows]))
+        blocks.append(
+            "\n".join(
+                [f"### {name}", "", "| key | argument | what it may be | default | |", "|---|---|---|---|---|", *rows]
+            )
+        )
     return "\n\n".join(blocks)
 
 
 def put_in(text: str) -> str:
     """Return ``text`` with the table of settings between its marks."""
-    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda match: f"{BEGIN}\n{table_of_settings()}\n{END}", text, flags=re.DOTALL)
+    return re.sub(
+        f"{re.escape(BEGIN)}.*{re.escape(END)}",
+        lambda match: f"{BEGIN}\n{table_of_settings()}\n{END}",
+        text,
+        flags=re.DOTALL,
+    )
 
 
 if __name__ == "__main__":

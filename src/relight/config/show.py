@@ -46,7 +46,9 @@ def effective_settings(path: Path | None) -> list[ShownSetting]:
     return [_shown(setting, path, tables, known) for setting in SETTINGS.values()]
 
 
-def _shown(setting: Setting, path: Path | None, tables: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> ShownSetting:
+def _shown(
+    setting: Setting, path: Path | None, tables: dict[str, Any], known: dict[Keys, tuple[int, int]]
+) -> ShownSetting:
     values = [*_by_variable(setting), *_by_file(setting, path, tables, known), Said(setting.default, "default")]
     return ShownSetting(setting, values[0], tuple(values[1:]))
 
@@ -56,13 +58,22 @@ def _by_variable(setting: Setting) -> Iterator[Said]:
     text = os.environ.get(variable, "")
     if text and not was_taken(variable):
         plain = setting.name.startswith("environment.") or variable in _SHORT
-        yield Said(_shown_value(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable)
+        yield Said(
+            _shown_value(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable
+        )
 
 
-def _by_file(setting: Setting, path: Path | None, tables: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Iterator[Said]:
+def _by_file(
+    setting: Setting, path: Path | None, tables: dict[str, Any], known: dict[Keys, tuple[int, int]]
+) -> Iterator[Said]:
     keys = tuple(setting.name.split("."))
     value = value_at(tables, keys)
-    if value is None and keys[:2] == ("alerts", "rules") and keys[3:] == ("enabled",) and value_at(tables, keys[:3]) is False:
+    if (
+        value is None
+        and keys[:2] == ("alerts", "rules")
+        and keys[3:] == ("enabled",)
+        and value_at(tables, keys[:3]) is False
+    ):
         value, keys = False, keys[:3]
     if value is not None:
         line = known.get(keys, (0, 0))[0]

@@ -43,7 +43,9 @@ class Levels:
     waste: float
 
 
-def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float = 0.0, at_most_s: float = math.inf) -> Levels:
+def best_levels(
+    rate_per_s: float, levels: Sequence[Level], *, at_least_s: float = 0.0, at_most_s: float = math.inf
+) -> Levels:
     """Return the intervals with the least waste, each a multiple of the one before, none shorter than its saves take to
     be durable.
 
@@ -54,7 +56,10 @@ def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float
     if not levels or not math.isclose(total, 1.0, abs_tol=1e-6) or any(level.share < 0 for level in levels):
         names = ", ".join(level.name for level in levels)
         raise ConfigError("the levels' shares of failures must be 0 or more, with a sum of 1", where=names)
-    alone = [best_interval(rate_per_s * level.share, level.costs, at_least_s=level.costs.durable_s).seconds for level in levels]
+    alone = [
+        best_interval(rate_per_s * level.share, level.costs, at_least_s=level.costs.durable_s).seconds
+        for level in levels
+    ]
     ratios = []
     for near, far in itertools.pairwise(alone):
         ratio = far / near if 0 < near < math.inf and far < math.inf else 1.0
@@ -64,9 +69,13 @@ def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float
         multiples = (1, *itertools.accumulate(chosen, lambda product, ratio: product * ratio))
         least = max(at_least_s, *(level.costs.durable_s / multiple for level, multiple in zip(levels, multiples)), 1e-3)
         base = _best_base(rate_per_s, levels, multiples, min(least, at_most_s), at_most_s)
-        candidates.append((total_waste(rate_per_s, levels, [base * multiple for multiple in multiples]), base, multiples))
+        candidates.append(
+            (total_waste(rate_per_s, levels, [base * multiple for multiple in multiples]), base, multiples)
+        )
     lost, base, multiples = min(candidates)
-    return Levels(tuple(Nested(level.name, base * multiple, multiple) for level, multiple in zip(levels, multiples)), lost)
+    return Levels(
+        tuple(Nested(level.name, base * multiple, multiple) for level, multiple in zip(levels, multiples)), lost
+    )
 
 
 def least_between(level: Nested, base_s: float) -> float:
@@ -80,7 +89,11 @@ MULTIPLE_MAX = 4096
 
 
 def level_intervals(
-    rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float | None = math.inf
+    rate_per_s: float,
+    base_s: float,
+    further: Sequence[Level],
+    overhead: float = 1.0,
+    at_most_s: float | None = math.inf,
 ) -> tuple[Nested, ...]:
     """Return an interval for each level after the nearest one. The nearest level has a save every ``base_s``. Each interval
     is a multiple of the one before.
@@ -111,7 +124,9 @@ def total_waste(rate_per_s: float, levels: Sequence[Level], intervals_s: Sequenc
     return 1.0 - useful
 
 
-def _best_base(rate_per_s: float, levels: Sequence[Level], multiples: Sequence[int], low_s: float, high_s: float) -> float:
+def _best_base(
+    rate_per_s: float, levels: Sequence[Level], multiples: Sequence[int], low_s: float, high_s: float
+) -> float:
     """Return the best interval of the nearest level, by golden-section search on its logarithm: the waste has one
     minimum."""
     if rate_per_s == 0:

@@ -84,7 +84,8 @@ class ParallelLayout:
                 raise ConfigError(f"{name} is a number from 1 to 10,000,000, not {getattr(self, name)}")
         if self.gpus % (self.tensor * self.pipeline):
             raise ConfigError(
-                f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}", hint="--gpus, --tp, --pp"
+                f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}",
+                hint="--gpus, --tp, --pp",
             )
         if self.zero not in (0, 1, 2, 3):
             raise ConfigError(f"zero is a stage from 0 to 3, not {self.zero}")
@@ -98,7 +99,9 @@ class ParallelLayout:
         """Return the bytes of the saved state that one GPU holds, and reads when it restores."""
         groups, data = self.tensor * self.pipeline, self.gpus // (self.tensor * self.pipeline)
         weights = size.parts.get("weights", 0)
-        return weights / groups / (data if self.zero == 3 else 1) + (size.bytes - weights) / groups / (data if self.zero else 1)
+        return weights / groups / (data if self.zero == 3 else 1) + (size.bytes - weights) / groups / (
+            data if self.zero else 1
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,9 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
-            raise ConfigError(f"an interval of at least {span(self.at_least_s)} and at most {span(self.at_most_s)} cannot be")
+            raise ConfigError(
+                f"an interval of at least {span(self.at_least_s)} and at most {span(self.at_most_s)} cannot be"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,9 @@ class JobPlan:
     def lost_at(self, interval_s: float) -> float:
         """Return the share of time lost if the nearest level saved at that interval, and the others at their multiples
         of it."""
-        return total_waste(self.question.belief.rate_per_s, self.levels, [interval_s * level.multiple for level in self.best.levels])
+        return total_waste(
+            self.question.belief.rate_per_s, self.levels, [interval_s * level.multiple for level in self.best.levels]
+        )
 
     def store_lost_at(self, interval_s: float, worse: float = 1.0) -> float:
         """Return the share of time lost with only the store, with saves at that interval, and ``worse`` times as many
@@ -189,7 +196,9 @@ class JobPlan:
         if self.question.store_tb_month is not None:
             costs["storage"] = self.kept_bytes / 1e12 * self.question.store_tb_month
         if self.question.gpu_hour is not None:
-            costs["lost GPU time"] = self.best.waste * self.question.layout.gpus * MONTH_S / 3600 * self.question.gpu_hour
+            costs["lost GPU time"] = (
+                self.best.waste * self.question.layout.gpus * MONTH_S / 3600 * self.question.gpu_hour
+            )
         return costs
 
 
@@ -203,7 +212,9 @@ def plan(question: Question) -> JobPlan:
     if question.start_s is not None:
         known["start"] = KnownNumber(question.start_s, "given")
     else:
-        known["start"] = KnownNumber(RESTART_S + RESTART_PER_DEVICE_S * layout.gpus, "FT-HSDP's cold restarts: 50 s and 9 ms a GPU")
+        known["start"] = KnownNumber(
+            RESTART_S + RESTART_PER_DEVICE_S * layout.gpus, "FT-HSDP's cold restarts: 50 s and 9 ms a GPU"
+        )
     known["mtbf"] = KnownNumber(question.belief.mtbf_s, question.rate_source)
     times = _times(question, {name: number.value for name, number in known.items()}, known)
     levels = _levels(question, times, known["start"].value)
@@ -245,10 +256,15 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
 
     Only the snapshot stalls the steps; it is then copied to the other levels without a further stall.
     """
-    wanted = [name for name in ("memory", "peers", "store") if name in question.levels and (name != "peers" or question.layout.nodes > 1)]
+    wanted = [
+        name
+        for name in ("memory", "peers", "store")
+        if name in question.levels and (name != "peers" or question.layout.nodes > 1)
+    ]
     if "store" not in wanted or set(question.levels) - {"memory", "peers", "store"}:
         raise ConfigError(
-            f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}", hint="--levels memory,store"
+            f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}",
+            hint="--levels memory,store",
         )
     stall = times["stall"]
     measured = "durable" in question.measured
@@ -256,7 +272,9 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
         "memory": Costs(stall, stall, start_s + times["load from memory"]),
         "peers": Costs(stall, stall + times["to peers"], start_s + times["from peers"]),
         "store": Costs(
-            stall, max(stall, times["to the store"]) if measured else stall + times["to the store"], start_s + times["from the store"]
+            stall,
+            max(stall, times["to the store"]) if measured else stall + times["to the store"],
+            start_s + times["from the store"],
         ),
     }
     shares = {"memory": SHARES["memory"], "store": SHARES["store"], "peers": 1 - SHARES["memory"] - SHARES["store"]}
@@ -283,9 +301,13 @@ def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:
     mean_y = sum(weight * seconds for weight, (_, seconds) in zip(weights, good)) / total
     spread = sum(weight * (count - mean_x) ** 2 for weight, (count, _) in zip(weights, good))
     slope = (
-        sum(weight * (count - mean_x) * (seconds - mean_y) for weight, (count, seconds) in zip(weights, good)) / spread if spread else -1.0
+        sum(weight * (count - mean_x) * (seconds - mean_y) for weight, (count, seconds) in zip(weights, good)) / spread
+        if spread
+        else -1.0
     )
     if len({count for count, _ in good}) == 1 or mean_y - slope * mean_x < 0:
         square = sum(weight * count**2 for weight, (count, _) in zip(weights, good))
-        return MeasuredTime(0.0, sum(weight * count * seconds for weight, (count, seconds) in zip(weights, good)) / square, source)
+        return MeasuredTime(
+            0.0, sum(weight * count * seconds for weight, (count, seconds) in zip(weights, good)) / square, source
+        )
     return MeasuredTime(mean_y - slope * mean_x, slope, source) if slope >= 0 else MeasuredTime(mean_y, 0.0, source)

@@ -62,12 +62,27 @@ SCENARIOS = {
     "high-performance": PresetScenario(
         "as little lost as can be: 70 billion parameters on 1,024 GPUs", "70B", 1024, slack=0.001, overhead=0.01
     ),
-    "large-model": PresetScenario("the largest: 405 billion parameters on 16,384 GPUs", "405B", 16384, slack=0.002, overhead=0.01, kept=5),
+    "large-model": PresetScenario(
+        "the largest: 405 billion parameters on 16,384 GPUs", "405B", 16384, slack=0.002, overhead=0.01, kept=5
+    ),
     "cost-efficient": PresetScenario(
-        "few bytes kept, nothing idle: 8 billion parameters on 64 GPUs", "8B", 64, slack=0.02, kept=2, cheap=True, peers=False
+        "few bytes kept, nothing idle: 8 billion parameters on 64 GPUs",
+        "8B",
+        64,
+        slack=0.02,
+        kept=2,
+        cheap=True,
+        peers=False,
     ),
     "resource-constrained": PresetScenario(
-        "one GPU in a machine with little memory and few cores", "1B", 1, 1, slack=0.02, kept=2, sparing=True, peers=False
+        "one GPU in a machine with little memory and few cores",
+        "1B",
+        1,
+        1,
+        slack=0.02,
+        kept=2,
+        sparing=True,
+        peers=False,
     ),
     "enterprise": PresetScenario(
         "checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs",
@@ -125,13 +140,21 @@ class Preset:
     def memory_bytes(self) -> float:
         """Return the bytes of a node's memory that snapshots take: the plan's number, or the limit in the file."""
         layout = self.plan.question.layout
-        limit = next((line.value for line in self.lines if (line.table, line.key) == ("checkpoint.limits", "memory")), None)
+        limit = next(
+            (line.value for line in self.lines if (line.table, line.key) == ("checkpoint.limits", "memory")), None
+        )
         own = limit * min(layout.gpus, layout.per_node) if isinstance(limit, int) else None
         return self.plan.host_bytes if own is None else min(own, self.plan.host_bytes)
 
 
 def preset(
-    name: str, *, model: str | None = None, gpus: int | None = None, per_node: int | None = None, copies: str = "", keys: str = ""
+    name: str,
+    *,
+    model: str | None = None,
+    gpus: int | None = None,
+    per_node: int | None = None,
+    copies: str = "",
+    keys: str = "",
 ) -> Preset:
     """Return one of ``SCENARIOS``, or its variant for another model or another number of GPUs.
 
@@ -143,9 +166,13 @@ def preset(
     model, gpus = model or scenario.model, gpus or scenario.gpus
     layout = ParallelLayout(gpus, per_node or scenario.per_node)
     question = Question(
-        size=size_of(from_count(model)), layout=layout, belief=prior(gpus), rate_source=f"published rates of {gpus:,} GPUs",
-        levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"), kept=scenario.kept,
-    )  # fmt: skip
+        size=size_of(from_count(model)),
+        layout=layout,
+        belief=prior(gpus),
+        rate_source=f"published rates of {gpus:,} GPUs",
+        levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"),
+        kept=scenario.kept,
+    )
     planned = plan(question)
     description = (
         scenario.summary
@@ -183,7 +210,12 @@ def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
 def _keeping(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     size = job_plan.question.size.bytes
     lines = [
-        PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(job_plan.kept_bytes)} with the one being written")
+        PresetLine(
+            "checkpoint.keep",
+            "last",
+            scenario.kept,
+            f"{_tb(size)} each, {_tb(job_plan.kept_bytes)} with the one being written",
+        )
     ]
     if scenario.lasting:
         lines += [
@@ -208,9 +240,12 @@ def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     share = size / layout.nodes
     if scenario.peers and layout.nodes > 1:
         near = Question(
-            size=job_plan.question.size, layout=layout, belief=job_plan.question.belief, rate_source=job_plan.question.rate_source,
+            size=job_plan.question.size,
+            layout=layout,
+            belief=job_plan.question.belief,
+            rate_source=job_plan.question.rate_source,
             levels=("memory", "store"),
-        )  # fmt: skip
+        )
         gain = job_plan.goodput - plan(near).goodput
         if gain >= GAIN or scenario.guarded:
             why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
@@ -250,7 +285,9 @@ def _guarding(scenario: PresetScenario, copies: str, keys: str) -> list[PresetLi
     return [
         PresetLine("environment", "key", f"file:{keys}/store.key", "what is stored is encrypted"),
         PresetLine("environment", "sign", f"ed25519:file:{keys}/signing.key", "records are signed"),
-        PresetLine("environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"),
+        PresetLine(
+            "environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"
+        ),
         PresetLine("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight alerts test sends one"),
     ]
 
@@ -268,7 +305,11 @@ def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     start, back = job_plan.known["start"].value, max(level.costs.restart_s for level in job_plan.levels)
     others = job_plan.question.layout.nodes > 1
     idle = scenario.cheap or scenario.sparing
-    waits = "processes that wait take memory" if idle else f"processes that wait spare a part of {span(start)} at each failure"
+    waits = (
+        "processes that wait take memory"
+        if idle
+        else f"processes that wait spare a part of {span(start)} at each failure"
+    )
     leaves = "if others can take its place" if others else "where there are others: not here"
     first, loading = (float(max(900, _up(PATIENCE * seconds))) for seconds in (back, back - start))
     return [
@@ -313,4 +354,10 @@ def _value(value: str | int | float | bool | tuple[str, ...]) -> str:
         return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else f"{value:_}" if isinstance(value, int) and value >= 10**6 else str(value)
+    return (
+        f'"{value}"'
+        if isinstance(value, str)
+        else f"{value:_}"
+        if isinstance(value, int) and value >= 10**6
+        else str(value)
+    )

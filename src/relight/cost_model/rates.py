@@ -23,7 +23,9 @@ class Belief:
 
     def __post_init__(self) -> None:
         if not (0 < self.shape < math.inf and 0 < self.exposure_s < math.inf):
-            raise ConfigError(f"a belief needs a shape and an exposure above 0, not {self.shape!r} and {self.exposure_s!r}")
+            raise ConfigError(
+                f"a belief needs a shape and an exposure above 0, not {self.shape!r} and {self.exposure_s!r}"
+            )
 
     @property
     def rate_per_s(self) -> float:
@@ -69,11 +71,19 @@ class PublishedRate:
 
 
 PUBLISHED = {
-    "llama3": PublishedRate("Llama 3 (Meta, 2024)", 16384, 19.7, "419 unexpected interruptions of 16,384 H100 in 54 days"),
-    "rsc-1": PublishedRate("RSC-1 (Kokolis et al., HPCA 2025)", 16384, 33.9, "6.50 failures in 1,000 node-days of 8 A100"),
-    "rsc-2": PublishedRate("RSC-2 (Kokolis et al., HPCA 2025)", 8192, 12.2, "2.34 failures in 1,000 node-days of 8 A100"),
+    "llama3": PublishedRate(
+        "Llama 3 (Meta, 2024)", 16384, 19.7, "419 unexpected interruptions of 16,384 H100 in 54 days"
+    ),
+    "rsc-1": PublishedRate(
+        "RSC-1 (Kokolis et al., HPCA 2025)", 16384, 33.9, "6.50 failures in 1,000 node-days of 8 A100"
+    ),
+    "rsc-2": PublishedRate(
+        "RSC-2 (Kokolis et al., HPCA 2025)", 8192, 12.2, "2.34 failures in 1,000 node-days of 8 A100"
+    ),
     "ft-hsdp-32k": PublishedRate("FT-HSDP (Meta), 32K", 32768, 12.0, "2.3 failures in 1,000 servers of 8 H100 a day"),
-    "ft-hsdp-98k": PublishedRate("FT-HSDP (Meta), 98K", 98304, 33.0, "18 minutes between failures of 98 to 100 thousand GPUs"),
+    "ft-hsdp-98k": PublishedRate(
+        "FT-HSDP (Meta), 98K", 98304, 33.0, "18 minutes between failures of 98 to 100 thousand GPUs"
+    ),
     "dgx-b200": PublishedRate("DGX B200", 504, 32.0, "21 failures of 504 GPUs in 55 days"),
 }
 """Rates of failures of hardware, or attributed to it.

@@ -144,7 +144,9 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
     why = (
         floor
         if floor_s >= most_s
-        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[best.bound]
+        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[
+            best.bound
+        ]
     )
     bound, lost, free_s = _costly_bound(seen, costs, limits, rate, best)
     if phase == "late" and seen.total_steps is not None and seen.step_s:
@@ -163,9 +165,13 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
     if seen.step_s > 0 and steps * seen.step_s > most_s:
         steps = max(1, math.floor(most_s / seen.step_s))
     if learned.aging is not None:
-        learned_text = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        learned_text = (
+            f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        )
         moved = f", {learned_text} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
-    reason = f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
+    reason = (
+        f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
+    )
     if bound:
         reason += f"; {costly(bound, lost, free_s)}"
     return ScheduleDecision(interval_s, steps, reason, numbers, bound)
@@ -182,7 +188,9 @@ def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: floa
     return max(0.0, waste(interval_s, rate_per_s, costs) - free.waste), free.seconds
 
 
-def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, interval: Interval) -> tuple[str, float, float]:
+def _costly_bound(
+    seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, interval: Interval
+) -> tuple[str, float, float]:
     """Return the user's bound that decided, what share of the time it costs, and the interval without it. Nothing below ``NOTICED``, and
     nothing before a save was measured: a guess is no reason for an alarm."""
     by: list[tuple[float, str]] = []
@@ -196,7 +204,9 @@ def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rat
     deciding = next((name for seconds, name in by if seconds >= interval.seconds), "")
     if not deciding or not seen.stalls_s:
         return "", 0.0, interval.seconds
-    cost, free_s = bound_cost(interval.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
+    cost, free_s = bound_cost(
+        interval.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s)
+    )
     return (deciding, cost, free_s) if cost >= NOTICED else ("", 0.0, free_s)
 
 
@@ -233,12 +243,20 @@ def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[f
     pressure = min(max(seen.pressure, 0.0), 1.0)
     floors = [
         (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
-        (costs.durable_s * (1 + pressure) if seen.durables_s else 0.0, f"a save takes {span(costs.durable_s)} until it is durable"),
-        (costs.stall_s / limits.overhead if seen.stalls_s else 0.0, f"saves may take {limits.overhead:.1%} of the steps' time"),
+        (
+            costs.durable_s * (1 + pressure) if seen.durables_s else 0.0,
+            f"a save takes {span(costs.durable_s)} until it is durable",
+        ),
+        (
+            costs.stall_s / limits.overhead if seen.stalls_s else 0.0,
+            f"saves may take {limits.overhead:.1%} of the steps' time",
+        ),
         (seen.step_s, "there is no save within a step"),
     ]
     if seen.bytes_per_s_most and seen.save_bytes:
-        floors.append((seen.save_bytes / seen.bytes_per_s_most, f"saves may write {seen.bytes_per_s_most / 1e6:,.0f} MB/s"))
+        floors.append(
+            (seen.save_bytes / seen.bytes_per_s_most, f"saves may write {seen.bytes_per_s_most / 1e6:,.0f} MB/s")
+        )
     seconds, why = max(floors)
     if pressure > 0 and why == floors[1][1]:
         why += f", and {pressure:.0%} of them wait for the one before"
@@ -253,7 +271,9 @@ def _move(target_s: float, before: ScheduleDecision | None, floor_s: float) -> t
     if before is None or before.interval_s <= 0:
         return target_s, ""
     if before.interval_s / STILL < target_s < before.interval_s * STILL:
-        return before.interval_s, "" if span(target_s) == span(before.interval_s) else f"; {span(target_s)} would hardly differ"
+        return before.interval_s, "" if span(target_s) == span(
+            before.interval_s
+        ) else f"; {span(target_s)} would hardly differ"
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
     if least <= target_s <= most:
         return target_s, ""
@@ -262,7 +282,9 @@ def _move(target_s: float, before: ScheduleDecision | None, floor_s: float) -> t
     ), f"; on its way to {span(target_s)}, by a factor of {MOVE:g} at a time"
 
 
-def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
+def _reason_text(
+    seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float
+) -> str:
     low, high = belief.interval(0.9)
     sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
     parts = [

@@ -28,7 +28,12 @@ class ScheduleNote:
 def encode(step: int, decision: ScheduleDecision) -> dict[str, Value]:
     """Return the data of the NOTE for a decision."""
     numbers = {name: float(f"{value:.6g}") for name, value in decision.numbers.items() if math.isfinite(value)}
-    return {"step": step, "interval_s": float(f"{decision.interval_s:.6g}"), "reason": decision.reason[:_LONGEST], **numbers}
+    return {
+        "step": step,
+        "interval_s": float(f"{decision.interval_s:.6g}"),
+        "reason": decision.reason[:_LONGEST],
+        **numbers,
+    }
 
 
 def decode(data: Mapping[str, Value]) -> ScheduleNote | None:
@@ -36,5 +41,6 @@ def decode(data: Mapping[str, Value]) -> ScheduleNote | None:
     step, interval_s = data.get("step"), data.get("interval_s")
     if type(step) is not int or not isinstance(interval_s, (int, float)) or not 0 <= interval_s < math.inf:
         return None
-    numbers = {str(name): float(value) for name, value in data.items() if name not in _OWN and type(value) in (int, float)}  # type: ignore[arg-type]
+    known = {name: value for name, value in data.items() if name not in _OWN and type(value) in (int, float)}
+    numbers = {str(name): float(value) for name, value in known.items()}  # type: ignore[arg-type]
     return ScheduleNote(step, float(interval_s), str(data.get("reason", ""))[:_LONGEST], numbers)

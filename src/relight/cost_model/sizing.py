@@ -110,7 +110,8 @@ def _optimizer_bytes(model: ModelSize, how: Precision, optimizer: str) -> float:
         side = (model.parameters * 100 / 12) ** (1 / 3)
         return float(4 * 2 * model.parameters / side)
     return 4.0 * sum(
-        count * layers * (sum(shape[-2:]) * math.prod(shape[:-2]) if len(shape) > 1 else shape[0]) for count, layers, shape in model.shapes
+        count * layers * (sum(shape[-2:]) * math.prod(shape[:-2]) if len(shape) > 1 else shape[0])
+        for count, layers, shape in model.shapes
     )
 
 
@@ -195,7 +196,11 @@ def _attention(get: _ConfigReader, kind: str, hidden: int, layers: int) -> list[
         return _latent(get, hidden, layers, heads)
     side = get.one("head_dim", default=hidden // heads)
     keys = get.one("num_key_value_heads", default=heads) * side
-    shapes: list[Shape] = [(1, layers, (heads * side, hidden)), (2, layers, (keys, hidden)), (1, layers, (hidden, heads * side))]
+    shapes: list[Shape] = [
+        (1, layers, (heads * side, hidden)),
+        (2, layers, (keys, hidden)),
+        (1, layers, (hidden, heads * side)),
+    ]
     if kind in _OLD or get.flag("attention_bias", False):
         shapes += [(1, layers, (heads * side,)), (2, layers, (keys,)), (1, layers, (hidden,))]
     elif kind.startswith("qwen2"):

@@ -40,7 +40,9 @@ def compare(
     for step in range(steps):
         want, actual = expected.get(step), done.get(step, [])
         if want is None or not actual:
-            return DemoDifference(step, "steps done", "done" if want else "never done", "done" if actual else "never done")
+            return DemoDifference(
+                step, "steps done", "done" if want else "never done", "done" if actual else "never done"
+            )
         for entry in actual:
             if entry.samples != want.samples:
                 return DemoDifference(step, "samples", want.samples, entry.samples)

@@ -84,7 +84,9 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
     return report
 
 
-def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_if_asked: Callable[[], None]) -> list[Kill]:
+def _run_both(
+    straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_if_asked: Callable[[], None]
+) -> list[Kill]:
     kills: list[Kill] = []
 
     def on_killed_entry(entry: dict[str, Any]) -> None:
@@ -131,7 +133,9 @@ def _report(options: DemoOptions, shape: DemoSize, straight: DemoRun, killed: De
     inside = sum(kill.inside_save for kill in kills)
     problem = None
     if len(kills) < KILLS_MIN or inside < KILLS_SAVING_MIN:
-        problem = f"only {len(kills)} kills, {inside} of them inside a save; {KILLS_MIN} and {KILLS_SAVING_MIN} are needed"
+        problem = (
+            f"only {len(kills)} kills, {inside} of them inside a save; {KILLS_MIN} and {KILLS_SAVING_MIN} are needed"
+        )
     stalls = sorted([*straight.stalls_s, *killed.stalls_s])
     sizes = [*straight.save_bytes, *killed.save_bytes]
     return DemoReport(

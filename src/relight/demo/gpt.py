@@ -41,7 +41,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predicts the next byte. ``context``: the maximum number of input bytes."""
 
-    def __init__(self, *, vocabulary: int = 256, context: int, width: int, layers: int, heads: int, dropout: float = 0.1) -> None:
+    def __init__(
+        self, *, vocabulary: int = 256, context: int, width: int, layers: int, heads: int, dropout: float = 0.1
+    ) -> None:
         super().__init__()
         self.dropout = dropout
         self.tokens = nn.Embedding(vocabulary, width)
@@ -52,7 +54,9 @@ class GPT(nn.Module):
         self.output.weight = self.tokens.weight
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            if name.endswith(("attention_out.weight", "forward_out.weight")):  # as in GPT-2: keeps the scale of the sum over all blocks
+            if name.endswith(
+                ("attention_out.weight", "forward_out.weight")
+            ):  # as in GPT-2: keeps the scale of the sum over all blocks
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, bytes_in: Tensor) -> Tensor:

@@ -99,4 +99,6 @@ class Aim:
             self._plan.appendleft(replace(kill, step=next_step, moment=kill.moment / 2, tries=kill.tries - 1))
         if self._plan and self._plan[0].step <= last:  # each process must finish at least one step
             first = self._plan[0]
-            self._plan[0] = replace(first, step=next_save(last + 1, self._save_every) if first.inside_save else last + 1)
+            self._plan[0] = replace(
+                first, step=next_save(last + 1, self._save_every) if first.inside_save else last + 1
+            )

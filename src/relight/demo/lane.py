@@ -60,9 +60,13 @@ class DemoRun:
         self._last_entry_s = time.monotonic()
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(),
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment(),
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def kill(self) -> tuple[float, str | None]:
         """Send SIGKILL to the process and its loader's workers. Return the Unix time, and the directory of an unfinished save, if any."""

@@ -58,7 +58,9 @@ def _title(figure: Figure, report: DemoReport) -> None:
 
 def _curves(axes: Axes, report: DemoReport, straight: Sequence[Finished], killed: Sequence[Finished]) -> None:
     curve, killed_curve = _losses(straight), _losses(killed)
-    axes.plot(list(curve), list(curve.values()), color=STRAIGHT, linewidth=7, alpha=0.75, solid_capstyle="round", zorder=2)
+    axes.plot(
+        list(curve), list(curve.values()), color=STRAIGHT, linewidth=7, alpha=0.75, solid_capstyle="round", zorder=2
+    )
     axes.plot(list(killed_curve), list(killed_curve.values()), color=KILLED, linewidth=1.4, zorder=3)
     for kill in report.kills:
         colour, marker = _mark(kill)
@@ -90,7 +92,9 @@ def _lives(axes: Axes, report: DemoReport) -> None:
     for row, (start, end, lost_steps) in enumerate(zip(starts, ends, lost, strict=True)):
         kept_until = end + 1 if lost_steps is None else max(min(end + 1, lost_steps), start)
         if kept_until > start:
-            axes.barh(row, kept_until - start, left=start - 0.5, height=0.5, color=KILLED, alpha=0.85, linewidth=0, zorder=2)
+            axes.barh(
+                row, kept_until - start, left=start - 0.5, height=0.5, color=KILLED, alpha=0.85, linewidth=0, zorder=2
+            )
         if kept_until <= end:
             axes.barh(
                 row, end + 1 - kept_until, left=kept_until - 0.5, height=0.5,
@@ -132,11 +136,15 @@ def _mark(kill: Kill) -> tuple[str, str]:
 
 
 def _point(axes: Axes, x: float, y: float, marker: str, colour: str, *, size: float) -> None:
-    axes.plot([x], [y], marker=marker, markersize=size, color=colour, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=size)
+    axes.plot(
+        [x], [y], marker=marker, markersize=size, color=colour, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=size
+    )
 
 
 def _handle(colour: str, marker: str, label: str) -> Line2D:
-    return Line2D([], [], color=colour, marker=marker, markersize=9, linestyle="none", markeredgecolor=PAPER, label=label)
+    return Line2D(
+        [], [], color=colour, marker=marker, markersize=9, linestyle="none", markeredgecolor=PAPER, label=label
+    )
 
 
 def _plain(axes: Axes) -> None:

@@ -39,7 +39,9 @@ def read_text(limit: int = BYTES_MAX, *, stdlib: Path | None = None, zips: list[
     if len(text) < BYTES_MIN:
         text += _join(_docstrings(), limit - len(text))
     if len(text) < BYTES_MIN:
-        raise RuntimeError(f"this Python carries only {len(text)} bytes of text in {folder}: no source and no docstrings")
+        raise RuntimeError(
+            f"this Python carries only {len(text)} bytes of text in {folder}: no source and no docstrings"
+        )
     return text
 
 
@@ -76,6 +78,10 @@ def _docstrings() -> Iterator[bytes]:
         for name, value in sorted(vars(module).items()):
             members = sorted(vars(value).items()) if isinstance(value, type) else []
             for path, member_value in [(name, value), *((f"{name}.{member}", item) for member, item in members)]:
-                text = inspect.getdoc(member_value) if callable(member_value) or inspect.isdatadescriptor(member_value) else None
+                text = (
+                    inspect.getdoc(member_value)
+                    if callable(member_value) or inspect.isdatadescriptor(member_value)
+                    else None
+                )
                 if text:
                     yield f"{module_name}.{path}:\n{text}\n\n".encode()

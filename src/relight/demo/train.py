@@ -107,7 +107,10 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
 def warm_up_then_cosine(optimizer: torch.optim.Optimizer, steps: int) -> SequentialLR:
     """Return a learning-rate schedule: a linear warm-up in a tenth of the steps, then a cosine decay."""
     warm = max(1, steps // 10)
-    up, down = LinearLR(optimizer, 0.05, total_iters=warm), CosineAnnealingLR(optimizer, max(1, steps - warm), eta_min=1e-5)
+    up, down = (
+        LinearLR(optimizer, 0.05, total_iters=warm),
+        CosineAnnealingLR(optimizer, max(1, steps - warm), eta_min=1e-5),
+    )
     return SequentialLR(optimizer, [up, down], [warm])
 
 

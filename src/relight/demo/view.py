@@ -41,7 +41,9 @@ class DemoView:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bars.stop()
 
     def straight(self, entry: Mapping[str, Any]) -> None:
@@ -64,7 +66,9 @@ class DemoView:
 
     def back(self, kill: Kill) -> None:
         """Show that the run has resumed."""
-        self._print(Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}"))
+        self._print(
+            Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}")
+        )
 
     def _advance(self, task: Any, entry: Mapping[str, Any]) -> None:
         match entry["what"]:
@@ -104,14 +108,20 @@ def _numbers(report: DemoReport) -> Table:
     numbers.add_column()
     count = len(report.kills)
     numbers.add_row("kills", f"{count}, of them {report.kills_inside_save} inside a save; {report.redone} steps redone")
-    numbers.add_row("saves", f"{report.saves} of {report.bytes_per_save / 1e6:.1f} MB, one every {report.save_every} steps")
-    numbers.add_row("stall per save", f"{report.stall_ms_median:.0f} ms (median), {report.stall_ms_max:.0f} ms (longest)")
+    numbers.add_row(
+        "saves", f"{report.saves} of {report.bytes_per_save / 1e6:.1f} MB, one every {report.save_every} steps"
+    )
+    numbers.add_row(
+        "stall per save", f"{report.stall_ms_median:.0f} ms (median), {report.stall_ms_max:.0f} ms (longest)"
+    )
     numbers.add_row(
         "training",
         f"{report.steps} steps of a GPT, {report.parameters / 1e6:.1f} M parameters, on Python's own source",
     )
     machine = report.machine
-    numbers.add_row("machine", f"{machine.get('cores')} cores, Python {machine.get('python')}, torch {machine.get('torch')}")
+    numbers.add_row(
+        "machine", f"{machine.get('cores')} cores, Python {machine.get('python')}, torch {machine.get('torch')}"
+    )
     numbers.add_row("loader", f"{report.loader}, shuffled, with workers")
     numbers.add_row("took", f"{report.seconds:.0f} s; seed {report.seed}")
     numbers.add_row("picture", report.picture)

@@ -39,7 +39,13 @@ def _bad(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("toml", "error", "config", "`relight.toml` is not valid TOML, or has an unknown table or key, or an invalid value", "config")
+@check(
+    "toml",
+    "error",
+    "config",
+    "`relight.toml` is not valid TOML, or has an unknown table or key, or an invalid value",
+    "config",
+)
 def _toml(facts: DoctorFacts) -> Iterator[CheckHit]:
     error = facts.config.file_error
     if error is not None:

@@ -33,7 +33,9 @@ def _memory(facts: DoctorFacts) -> Iterator[CheckHit]:
     if need and available is not None and available < need:
         one_fits = available >= need // 2
         yield CheckHit(
-            "memory has room for only one copy of the state" if one_fits else "memory has no room for a copy of the state",
+            "memory has room for only one copy of the state"
+            if one_fits
+            else "memory has no room for a copy of the state",
             facts.machine.host,
             f"two copies of the newest checkpoint take {gb(need)}, {gb(available)} are available",
             "a save that is due while the previous one is being written has to wait"
@@ -90,7 +92,12 @@ def _shm_full(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("memlock", "warning", "machine", "the limit of locked memory is low, on a machine with accelerators or an RDMA fabric")
+@check(
+    "memlock",
+    "warning",
+    "machine",
+    "the limit of locked memory is low, on a machine with accelerators or an RDMA fabric",
+)
 def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("memlock")
     if (
@@ -150,7 +157,12 @@ def _file_size(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("address-space", "warning", "machine", "the limit of a process's address space is smaller than two copies of the state")
+@check(
+    "address-space",
+    "warning",
+    "machine",
+    "the limit of a process's address space is smaller than two copies of the state",
+)
 def _address_space(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("address space")
     if limit is not None and limit < max(slots_bytes(facts), 4 << 30):
@@ -191,7 +203,9 @@ def _clock_wrong(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("clock-records", "warning", "machine", "a run's newest record is more than 5 minutes ahead of this machine's clock")
+@check(
+    "clock-records", "warning", "machine", "a run's newest record is more than 5 minutes ahead of this machine's clock"
+)
 def _clock_records(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         ahead = (run.newest_record_s or 0.0) - facts.machine.now
@@ -225,7 +239,12 @@ def _clock_order(facts: DoctorFacts) -> Iterator[CheckHit]:
             )
 
 
-@check("kernel-log", "warning", "machine", "the kernel logged a failed device, disk or link, or lack of memory, within the last hour")
+@check(
+    "kernel-log",
+    "warning",
+    "machine",
+    "the kernel logged a failed device, disk or link, or lack of memory, within the last hour",
+)
 def _kernel(facts: DoctorFacts) -> Iterator[CheckHit]:
     seen: dict[str, list[str]] = {}
     for kind, line in facts.machine.kernel:
@@ -242,7 +261,12 @@ def _kernel(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("dead-supervisors", "note", "machine", "`relight run` was killed, and its ranks' heartbeat pages are still in memory")
+@check(
+    "dead-supervisors",
+    "note",
+    "machine",
+    "`relight run` was killed, and its ranks' heartbeat pages are still in memory",
+)
 def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
     dead = facts.machine.dead_supervisors
     if dead:
@@ -256,7 +280,9 @@ def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("package-missing", "error", "machine", "a package that the store, its keys or Relight itself need is not installed")
+@check(
+    "package-missing", "error", "machine", "a package that the store, its keys or Relight itself need is not installed"
+)
 def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
     for package in facts.machine.packages:
         if not package.installed:
@@ -298,7 +324,12 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(result)
 
 
-@check("names", "error", "machine", "a host in the settings does not resolve, or the address for peers is not this machine's")
+@check(
+    "names",
+    "error",
+    "machine",
+    "a host in the settings does not resolve, or the address for peers is not this machine's",
+)
 def _names(facts: DoctorFacts) -> Iterator[CheckHit]:
     for setting, host, why in facts.machine.names:
         yield CheckHit(

@@ -37,7 +37,9 @@ def _parted(nodes: list[NodeFacts], value: Callable[[NodeFacts], str]) -> tuple[
     return _names(others), "; ".join(f"{text or 'none'} on {_names(members)}" for text, members in order[:_SHOWN])
 
 
-def _differing(nodes: list[NodeFacts], table: Callable[[NodeFacts], Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
+def _differing(
+    nodes: list[NodeFacts], table: Callable[[NodeFacts], Mapping[str, str]]
+) -> Iterator[tuple[str, str, str]]:
     for name in sorted({name for node in nodes for name in table(node)}):
         where, seen = _parted(nodes, lambda node, name=name: table(node).get(name, ""))  # type: ignore[misc]
         if where:
@@ -49,19 +51,26 @@ def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
     missing = [node for node in facts.nodes if not node.there]
     if missing:
         yield CheckHit(
-            f"{len(missing)} of {len(facts.nodes)} nodes did not answer", _names(missing), f"no answer from {_names(missing)}",
-            "a job over these nodes does not start, or waits for them", "check that node, its network and firewall, and try again",
+            f"{len(missing)} of {len(facts.nodes)} nodes did not answer",
+            _names(missing),
+            f"no answer from {_names(missing)}",
+            "a job over these nodes does not start, or waits for them",
+            "check that node, its network and firewall, and try again",
             f"{_AGAIN} --within 120",
-        )  # fmt: skip
+        )
 
 
 @check("node-versions", "error", "nodes", "nodes have different versions of Python, Relight or a package")
 def _versions(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, where, seen in _differing(_answering(facts), lambda node: node.versions):
         yield CheckHit(
-            f"nodes have different versions of {name}", where, seen,
-            "ranks may fail to communicate, or train differently", "install the same version on all nodes", "relight version",
-        )  # fmt: skip
+            f"nodes have different versions of {name}",
+            where,
+            seen,
+            "ranks may fail to communicate, or train differently",
+            "install the same version on all nodes",
+            "relight version",
+        )
 
 
 @check("node-settings", "warning", "nodes", "a setting, or `relight.toml`, differs between nodes")
@@ -69,11 +78,13 @@ def _settings(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, where, _ in _differing(_answering(facts), lambda node: node.settings):
         _, seen = _parted(_answering(facts), lambda node, name=name: "set" if node.settings.get(name) else "")  # type: ignore[misc]
         yield CheckHit(
-            f"{name} is not the same on all nodes", where, seen or "set on all nodes, with different values (nodes do not exchange values)",
+            f"{name} is not the same on all nodes",
+            where,
+            seen or "set on all nodes, with different values (nodes do not exchange values)",
             "ranks behave differently where they must behave the same",
             "copy the file to all nodes" if name == FILE else f"set {name} to the same value on all nodes",
             f"env | grep {name}" if name != FILE else f"sha256sum {FILE}",
-        )  # fmt: skip
+        )
 
 
 @check("node-store", "error", "nodes", "a node does not see a file that another node has written into the store")
@@ -81,10 +92,13 @@ def _store(facts: DoctorFacts) -> Iterator[CheckHit]:
     blind = [node for node in _answering(facts) if node.sees is False]
     if blind:
         yield CheckHit(
-            "nodes do not have the same store at this path", _names(blind), "a file that node 0 has written does not exist there",
+            "nodes do not have the same store at this path",
+            _names(blind),
+            "a file that node 0 has written does not exist there",
             "each node would write its own run, or none: saves never become checkpoints",
-            "name a path that all nodes share; to use each node's own disk, use relight.Tiers with peers", "df -h",
-        )  # fmt: skip
+            "name a path that all nodes share; to use each node's own disk, use relight.Tiers with peers",
+            "df -h",
+        )
 
 
 @check("node-mounts", "warning", "nodes", "the store is mounted differently on some nodes")
@@ -95,9 +109,13 @@ def _mounts(facts: DoctorFacts) -> Iterator[CheckHit]:
     where, seen = _parted(_answering(facts), how)
     if where:
         yield CheckHit(
-            "the store is not mounted the same way on all nodes", where, seen[:300],
-            "durability, and when other nodes see a write, may differ by node", "mount it with the same options everywhere", "findmnt",
-        )  # fmt: skip
+            "the store is not mounted the same way on all nodes",
+            where,
+            seen[:300],
+            "durability, and when other nodes see a write, may differ by node",
+            "mount it with the same options everywhere",
+            "findmnt",
+        )
 
 
 @check("node-clocks", "warning", "nodes", "clocks of nodes are more than 10 seconds apart")
@@ -105,11 +123,18 @@ def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
     known = [node for node in _answering(facts) if node.ahead_s is not None]
     ahead = sorted(known, key=lambda node: node.ahead_s or 0.0)
     if len(ahead) > 1 and (apart_s := (ahead[-1].ahead_s or 0.0) - (ahead[0].ahead_s or 0.0)) > APART_S:
-        where, seen = _names([ahead[0], ahead[-1]]), f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}"
+        where, seen = (
+            _names([ahead[0], ahead[-1]]),
+            f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}",
+        )
         yield CheckHit(
-            "the nodes' clocks differ", where, seen,
-            "events and incidents of several nodes cannot be ordered, and ages are wrong", "synchronize all nodes with NTP", "timedatectl",
-        )  # fmt: skip
+            "the nodes' clocks differ",
+            where,
+            seen,
+            "events and incidents of several nodes cannot be ordered, and ages are wrong",
+            "synchronize all nodes with NTP",
+            "timedatectl",
+        )
 
 
 @check("node-machines", "note", "nodes", "nodes differ in accelerators, limits, or in memory by more than a tenth")
@@ -124,4 +149,11 @@ def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
         seen = f"{gb(least.memory_bytes or 0)} on {_names([least])}, {gb(most.memory_bytes or 0)} on {_names([most])}"
         findings.append(("available memory", _names([least]), seen))
     for what, where, seen in [*findings, *((f"limit of {name}", where, seen) for name, where, seen in limits)]:
-        yield CheckHit(f"nodes differ: {what}", where, seen, "the weakest node limits the job", "check whether this is intended", "")
+        yield CheckHit(
+            f"nodes differ: {what}",
+            where,
+            seen,
+            "the weakest node limits the job",
+            "check whether this is intended",
+            "",
+        )

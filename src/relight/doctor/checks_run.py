@@ -36,7 +36,13 @@ def _unreadable(facts: DoctorFacts) -> Iterator[CheckHit]:
             )
 
 
-@check("log-damaged", "error", "run", "a record of a run's log is damaged or missing", "A record of the log counts for nothing")
+@check(
+    "log-damaged",
+    "error",
+    "run",
+    "a record of a run's log is damaged or missing",
+    "A record of the log counts for nothing",
+)
 def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.faults:
@@ -52,7 +58,13 @@ def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
             )
 
 
-@check("checkpoint-damaged", "error", "run", "metadata or sizes of a checkpoint are not what was committed", "A checkpoint is skipped")
+@check(
+    "checkpoint-damaged",
+    "error",
+    "run",
+    "metadata or sizes of a checkpoint are not what was committed",
+    "A checkpoint is skipped",
+)
 def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         bad = [checkpoint for checkpoint in run.checkpoints if checkpoint.damage]
@@ -185,7 +197,11 @@ def _loss(facts: DoctorFacts) -> Iterator[CheckHit]:
         if run.newest is not None:
             odd = sorted(name for name, value in run.newest.metrics.items() if not math.isfinite(value))
             if odd:
-                good = [checkpoint for checkpoint in run.checkpoints if all(math.isfinite(value) for value in checkpoint.metrics.values())]
+                good = [
+                    checkpoint
+                    for checkpoint in run.checkpoints
+                    if all(math.isfinite(value) for value in checkpoint.metrics.values())
+                ]
                 yield CheckHit(
                     f"{odd[0]} is NaN or infinite",
                     f"{run.path}@{run.newest.id}",
@@ -267,7 +283,12 @@ def _stopped(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         last = run.incidents[-1] if run.incidents else None
         since = run.newest.time_s if run.newest is not None else None
-        if last is not None and last.action == "stop" and not _is_live(facts, run) and (last.time_s or 0.0) >= (since or 0.0):
+        if (
+            last is not None
+            and last.action == "stop"
+            and not _is_live(facts, run)
+            and (last.time_s or 0.0) >= (since or 0.0)
+        ):
             yield CheckHit(
                 "relight run gave up the job",
                 run.path,
@@ -281,7 +302,11 @@ def _stopped(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("again", "warning", "run", "a job failed three times within a day in the same way")
 def _again(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
-        recent = [incident for incident in run.incidents if incident.time_s is not None and facts.machine.now - incident.time_s < _DAY_S]
+        recent = [
+            incident
+            for incident in run.incidents
+            if incident.time_s is not None and facts.machine.now - incident.time_s < _DAY_S
+        ]
         for kind in sorted({incident.kind for incident in recent} - {"preemption"}):
             same = [incident for incident in recent if incident.kind == kind]
             if len(same) >= _SAME_MAX:
@@ -295,7 +320,13 @@ def _again(facts: DoctorFacts) -> Iterator[CheckHit]:
                 )
 
 
-@check("inexact", "note", "run", "the newest checkpoint states why a resume from it is not bit-exact", "This resume may not be bit-exact")
+@check(
+    "inexact",
+    "note",
+    "run",
+    "the newest checkpoint states why a resume from it is not bit-exact",
+    "This resume may not be bit-exact",
+)
 def _inexact(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.exact:
@@ -366,4 +397,6 @@ def _chain(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 def _is_live(facts: DoctorFacts, run: RunFacts) -> bool:
     """Return whether a process on this machine trains the run."""
-    return any(live.run == run.name and live.url.rstrip("/") == facts.store.url.rstrip("/") for live in facts.machine.live)
+    return any(
+        live.run == run.name and live.url.rstrip("/") == facts.store.url.rstrip("/") for live in facts.machine.live
+    )

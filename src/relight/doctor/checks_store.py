@@ -62,7 +62,13 @@ def _absent(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("wrong-key", "error", "store", "the store is encrypted and no given key opens it, or it is not and a key was given", "wrong_key")
+@check(
+    "wrong-key",
+    "error",
+    "store",
+    "the store is encrypted and no given key opens it, or it is not and a key was given",
+    "wrong_key",
+)
 def _wrong_key(facts: DoctorFacts) -> Iterator[CheckHit]:
     errors = [facts.store.error, facts.store.record, *(run.error for run in facts.runs)]
     error = next((problem for problem in errors if problem is not None and problem.kind == "wrong_key"), None)
@@ -90,7 +96,12 @@ def _not_a_directory(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("relight-json", "error", "store", "`relight.json`, which identifies the store, is damaged or missing, and the store has runs")
+@check(
+    "relight-json",
+    "error",
+    "store",
+    "`relight.json`, which identifies the store, is damaged or missing, and the store has runs",
+)
 def _record(facts: DoctorFacts) -> Iterator[CheckHit]:
     record = facts.store.record
     if record is not None and record.kind != "wrong_key" and facts.store.runs:
@@ -196,7 +207,12 @@ def _space_low(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("space-soon", "warning", "store", "at the present rate of saves, and without any retention, the store is full within a day")
+@check(
+    "space-soon",
+    "warning",
+    "store",
+    "at the present rate of saves, and without any retention, the store is full within a day",
+)
 def _space_soon(facts: DoctorFacts) -> Iterator[CheckHit]:
     free, rate = facts.store.free_bytes, growth_bps(facts)
     if free is not None and rate and facts.newest_bytes <= free and free / rate < _SOON_S:
@@ -210,7 +226,12 @@ def _space_soon(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("retention", "warning", "store", "a run has never retired a checkpoint, and its checkpoints take more than half of the disk")
+@check(
+    "retention",
+    "warning",
+    "store",
+    "a run has never retired a checkpoint, and its checkpoints take more than half of the disk",
+)
 def _retention(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         taken = sum(checkpoint.new_bytes for checkpoint in run.checkpoints)
@@ -264,7 +285,10 @@ def _barriers(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is None:
         return
-    bad = sorted(mount.options & {"nobarrier", "barrier=0"} | (mount.options & {"volatile"} if mount.type == "overlay" else set()))
+    bad = sorted(
+        mount.options & {"nobarrier", "barrier=0"}
+        | (mount.options & {"volatile"} if mount.type == "overlay" else set())
+    )
     if bad:
         yield CheckHit(
             "the file system reports bytes as durable before they are",
@@ -276,7 +300,12 @@ def _barriers(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("fsync", "error", "store", "fsync on a disk returns faster than any disk can flush (in less than 20 µs): it does nothing")
+@check(
+    "fsync",
+    "error",
+    "store",
+    "fsync on a disk returns faster than any disk can flush (in less than 20 µs): it does nothing",
+)
 def _fsync(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount, took = facts.store.mount, facts.store.fsync_s
     backed = mount is not None and mount.source.startswith("/dev/")
@@ -291,7 +320,12 @@ def _fsync(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("hard-links", "error", "store", "a name can be created twice on this file system, or not at all: commits need `link`")
+@check(
+    "hard-links",
+    "error",
+    "store",
+    "a name can be created twice on this file system, or not at all: commits need `link`",
+)
 def _links(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.store.kind in ("disk", "stripe") and facts.store.exclusive is False:
         yield CheckHit(
@@ -304,14 +338,21 @@ def _links(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("conditional-writes", "error", "store", 'the object store ignores "create if absent"', "This server ignores 'create if absent'")
+@check(
+    "conditional-writes",
+    "error",
+    "store",
+    'the object store ignores "create if absent"',
+    "This server ignores 'create if absent'",
+)
 def _conditional(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.store.kind == "object" and facts.store.exclusive is False:
         promised = facts.config.single_writer
         yield CheckHit(
             "this server ignores 'create if absent'",
             facts.store.url,
-            "a name was created twice" + ("; RELIGHT_SINGLE_WRITER asserts that at most one process writes" if promised else ""),
+            "a name was created twice"
+            + ("; RELIGHT_SINGLE_WRITER asserts that at most one process writes" if promised else ""),
             "if two processes commit at once, each would believe that it alone did"
             + ("" if promised else "; Relight refuses to save there"),
             "upgrade the server, or choose another; or assert that at most one process ever writes there",
@@ -350,7 +391,11 @@ def _nfs_soft(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("nfs-old", "warning", "store", "NFS is mounted with version 2 or 3")
 def _nfs_old(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
-    version = (mount.option("vers") or mount.option("nfsvers") or "") if mount is not None and mount.type.startswith("nfs") else ""
+    version = (
+        (mount.option("vers") or mount.option("nfsvers") or "")
+        if mount is not None and mount.type.startswith("nfs")
+        else ""
+    )
     if mount is not None and version[:1] in ("2", "3"):
         yield CheckHit(
             "NFS is mounted with an old version",
@@ -362,7 +407,9 @@ def _nfs_old(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("nfs-nocto", "error", "store", "NFS is mounted `nocto`, so that one machine does not see what another has written")
+@check(
+    "nfs-nocto", "error", "store", "NFS is mounted `nocto`, so that one machine does not see what another has written"
+)
 def _nfs_nocto(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is not None and mount.type.startswith("nfs") and "nocto" in mount.options:
@@ -491,5 +538,7 @@ def _bench(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 def _run_or_store(facts: DoctorFacts) -> str:
     return (
-        max(facts.runs, key=lambda run: sum(checkpoint.new_bytes for checkpoint in run.checkpoints)).path if facts.runs else facts.store.url
+        max(facts.runs, key=lambda run: sum(checkpoint.new_bytes for checkpoint in run.checkpoints)).path
+        if facts.runs
+        else facts.store.url
     )

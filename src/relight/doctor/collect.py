@@ -59,21 +59,36 @@ def collect(
     if isinstance(location, ConfigError) and not config.bad and all(package.installed for package in machine.packages):
         raise location  # the path is wrong
     if not isinstance(location, Location):
-        error = Trouble.from_error(location, url) if isinstance(location, RelightError) else location._replace(what=probes.unseen["place"])
-        return DoctorFacts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=probes.unseen))
+        error = (
+            Trouble.from_error(location, url)
+            if isinstance(location, RelightError)
+            else location._replace(what=probes.unseen["place"])
+        )
+        return DoctorFacts(
+            machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=probes.unseen)
+        )
     place = location
     on_stage("store")
     store = replace(collect_store(place.store, quick=quick), absent=absent)
-    names = ([place.run] if place.run is not None else list(store.runs)) if (store.there or store.runs) and _opens(store) else []
+    names = (
+        ([place.run] if place.run is not None else list(store.runs))
+        if (store.there or store.runs) and _opens(store)
+        else []
+    )
     runs = []
     for name in names[:RUNS_MAX]:
         on_stage(f"run {name}")
         run = collect_run(
-            place.store, name, f"{path.rstrip('/')}/{name}" if place.run is None else _without_which(path, place), quick=quick
+            place.store,
+            name,
+            f"{path.rstrip('/')}/{name}" if place.run is None else _without_which(path, place),
+            quick=quick,
         )
         runs.append(_more(place.store, run, measure, drills, progress))
     if len(names) > RUNS_MAX:
-        store = replace(store, unseen={**store.unseen, "runs": f"only the first {RUNS_MAX} of {len(names)} runs were examined"})
+        store = replace(
+            store, unseen={**store.unseen, "runs": f"only the first {RUNS_MAX} of {len(names)} runs were examined"}
+        )
     return DoctorFacts(machine=machine, config=config, store=store, runs=tuple(runs))
 
 
@@ -99,7 +114,9 @@ def _without_which(path: str, place: Location) -> str:
     return path.rstrip("/") if place.which is None else f"{place.store.url}/{place.run}"
 
 
-def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | None, progress: Callable[[int], None]) -> RunFacts:
+def _more(
+    store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | None, progress: Callable[[int], None]
+) -> RunFacts:
     if run.error is not None:
         return run
     unseen = dict(run.unseen)
@@ -117,7 +134,9 @@ def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | N
     measured = None
     if measure:
         try:
-            measured = measure_restore(store, run.name, bytes_max=MEASURE_BYTES, seconds_max=MEASURE_S, progress=progress)
+            measured = measure_restore(
+                store, run.name, bytes_max=MEASURE_BYTES, seconds_max=MEASURE_S, progress=progress
+            )
         except RelightError as error:
             unseen["restore"] = error.what
     return replace(run, drills=tuple(recorded), proofs=proofs, measured=measured, unseen=unseen)

@@ -10,7 +10,9 @@ PROGRAMS = "Words of other programs"
 SEEN = "What you see, without an error"
 COMPLAINT_MAX = 400
 """Largest number of characters of a user's own description; a log is longer."""
-_NUMBER = re.compile(r"\[(?:Errno|WinError) (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\b(?:OS|IO)Error\((\d{1,3}),")
+_NUMBER = re.compile(
+    r"\[(?:Errno|WinError) (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\b(?:OS|IO)Error\((\d{1,3}),"
+)
 
 
 class Complaint(NamedTuple):

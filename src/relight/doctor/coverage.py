@@ -98,7 +98,9 @@ class _WatchedFacts:
         self._facts = facts
         self.reads = {name: _Reads() for name in ("machine", "store", "config")}
         self.of_runs = [_Reads() for _ in facts.runs]
-        self.machine, self.store, self.config = (_ReadRecorder(getattr(facts, name), reads) for name, reads in self.reads.items())
+        self.machine, self.store, self.config = (
+            _ReadRecorder(getattr(facts, name), reads) for name, reads in self.reads.items()
+        )
         self._runs = tuple(_ReadRecorder(run, reads) for run, reads in zip(facts.runs, self.of_runs, strict=True))
         self.nodes = facts.nodes
         self.asked_runs = False
@@ -132,7 +134,10 @@ def coverage(facts: DoctorFacts) -> Coverage:
 
 def by_reason(checks: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     """Return the names of checks, grouped by their reason, the most frequent reason first."""
-    return [(why, [name for name, reason in checks.items() if reason == why]) for why, _ in Counter(checks.values()).most_common()]
+    return [
+        (why, [name for name, reason in checks.items() if reason == why])
+        for why, _ in Counter(checks.values()).most_common()
+    ]
 
 
 def _outcome(check: Check, facts: DoctorFacts) -> tuple[str, str]:
@@ -141,14 +146,20 @@ def _outcome(check: Check, facts: DoctorFacts) -> tuple[str, str]:
     findings = list(check.evaluate(watched))  # type: ignore[arg-type] # it has all that a check reads
     if check.part == "nodes":
         missing = sum(not node.there for node in facts.nodes)
-        return ("part", f"{missing} of {len(facts.nodes)} nodes did not answer") if missing else ("made" if facts.nodes else "idle", "")
+        return (
+            ("part", f"{missing} of {len(facts.nodes)} nodes did not answer")
+            if missing
+            else ("made" if facts.nodes else "idle", "")
+        )
     part = _why_partial(check, facts, watched)
     if findings:
         return ("part", part) if part else ("made", "")
     unseen = next((reads.unseen for reads in watched.reads.values() if reads.unseen), "")
     if unseen:
         return "left", unseen
-    if any(reads.blank for reads in watched.reads.values()) or (check.name in _NEED_A_CHECKPOINT and not facts.newest_bytes):
+    if any(reads.blank for reads in watched.reads.values()) or (
+        check.name in _NEED_A_CHECKPOINT and not facts.newest_bytes
+    ):
         return "idle", ""
     if watched.asked_runs and check.name not in _WITHOUT_RUNS:
         silent = [reads.unseen for reads in watched.of_runs if reads.unseen]
@@ -178,7 +189,9 @@ def _why_partial(check: Check, facts: DoctorFacts, watched: _WatchedFacts) -> st
 
 def _unseen(part: Any, name: str) -> str:
     """Return why the field ``name`` is unknown; "" if its probe succeeded."""
-    if name != "error" and getattr(part, "records", None) is not None and part.error is not None:  # a run that cannot be read
+    if (
+        name != "error" and getattr(part, "records", None) is not None and part.error is not None
+    ):  # a run that cannot be read
         return str(part.error.what)
     if getattr(part, "unseen", None) is None:
         return ""

@@ -267,7 +267,12 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "report the traceback; training continues, and later saves are tried",
         "relight doctor RUN",
     ),
-    _entry(r"\bConfigError\b|\[supervise\] has no ", "config", "an option or an argument is wrong", "follow the hint after the arrow"),
+    _entry(
+        r"\bConfigError\b|\[supervise\] has no ",
+        "config",
+        "an option or an argument is wrong",
+        "follow the hint after the arrow",
+    ),
     _entry(
         r"\bCheckpointNotFound\b|there is nothing here|no run '[^']*'|[Nn]o Relight store",
         "not_found",
@@ -311,13 +316,19 @@ _SILENT = ("unknown", "memory", "device memory", "killed")
 
 _BY_KIND: dict[str, tuple[str, str]] = {
     "user": ("fix the error: a restart would only repeat it", ""),
-    "memory": ("give the job more, or reduce its use: smaller batches, fewer workers, relight.Limits(memory=…)", "relight doctor RUN"),
+    "memory": (
+        "give the job more, or reduce its use: smaller batches, fewer workers, relight.Limits(memory=…)",
+        "relight doctor RUN",
+    ),
     "device memory": ("use a smaller micro-batch (ckpt.micro_batch_split), or activation checkpointing", ""),
     "hardware": ("take the machine out of the job and check it", "dmesg --level=err,crit"),
     "network": ("find the rank that ended first: the others only report that they lost it", "relight incidents RUN"),
     "storage": ("check the store's free space, its mount and its disk", "relight doctor STORE"),
     "data": ("check the sample or the worker that the error names", ""),
-    "numerical": ("roll back to before the error, and skip the samples that caused it: relight run does both", "relight incidents RUN"),
+    "numerical": (
+        "roll back to before the error, and skip the samples that caused it: relight run does both",
+        "relight incidents RUN",
+    ),
     "preemption": ("set the grace period: RELIGHT_GRACE_S; Relight then saves before the end", ""),
     "hang": ("check where each rank stood", "relight incidents RUN latest"),
     "crash": ("find the stack trace above the error; run with PYTHONFAULTHANDLER=1", ""),
@@ -400,4 +411,6 @@ def read_log(path: str) -> str:
             file.seek(max(0, size - LOG_BYTES_MAX))
             return file.read(LOG_BYTES_MAX).decode("utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"the log cannot be read: {error.strerror}", where=path, hint="name a log file of a job") from None
+        raise ConfigError(
+            f"the log cannot be read: {error.strerror}", where=path, hint="name a log file of a job"
+        ) from None

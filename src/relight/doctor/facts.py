@@ -91,7 +91,15 @@ class Mount(NamedTuple):
     def is_bucket(self) -> bool:
         """Whether it is an object store mounted as a file system."""
         return self.type.startswith(
-            ("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.goofys", "fuse.blobfuse", "fuse.geesefs", "fuse.mount-s3")
+            (
+                "fuse.s3fs",
+                "fuse.gcsfuse",
+                "fuse.rclone",
+                "fuse.goofys",
+                "fuse.blobfuse",
+                "fuse.geesefs",
+                "fuse.mount-s3",
+            )
         )
 
     @property
@@ -101,7 +109,9 @@ class Mount(NamedTuple):
 
     def option(self, name: str) -> str | None:
         """Return the value of option ``name``; None if it is not set."""
-        return next((option.partition("=")[2] for option in sorted(self.options) if option.startswith(f"{name}=")), None)
+        return next(
+            (option.partition("=")[2] for option in sorted(self.options) if option.startswith(f"{name}=")), None
+        )
 
 
 class StoreKey(NamedTuple):

@@ -43,7 +43,12 @@ def collect_config(url: str) -> ConfigFacts:
         file_error=error,
         key_files=tuple(_key_files(url)),
         endpoint=next(
-            (value for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if (value := os.environ.get(name, ""))), ""
+            (
+                value
+                for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+                if (value := os.environ.get(name, ""))
+            ),
+            "",
         ),
         cache=_cache(cache) if cache else None,
         cache_mount=mount_of(cache) if cache else None,

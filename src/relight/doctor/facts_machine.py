@@ -59,7 +59,11 @@ def collect_machine(url: str, *, quick: bool = False) -> Machine:
         commit_bytes=seen("overcommit", _commit_left, None),
         shm_bytes=shm.f_blocks * shm.f_frsize if shm is not None else None,
         shm_free_bytes=shm.f_bavail * shm.f_frsize if shm is not None else None,
-        limits={name: soft for name, which in _LIMITS.items() if (soft := resource.getrlimit(which)[0]) != resource.RLIM_INFINITY},
+        limits={
+            name: soft
+            for name, which in _LIMITS.items()
+            if (soft := resource.getrlimit(which)[0]) != resource.RLIM_INFINITY
+        },
         accelerators=seen("accelerators", _accelerators, 0),
         fabric=seen("fabric", lambda: any(Path("/sys/class/infiniband").glob("*")), False),
         preload=os.environ.get("LD_PRELOAD", ""),
@@ -86,7 +90,9 @@ def _commit_left() -> int | None:
     """Return the bytes that are left of the kernel's commit limit; None if the kernel overcommits."""
     if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() != "2":
         return None
-    table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if ":" in line)
+    table = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if ":" in line
+    )
     limit, taken = (int(table[name].split()[0]) << 10 for name in ("CommitLimit", "Committed_AS"))
     return max(0, limit - taken)
 
@@ -116,7 +122,9 @@ def _live() -> tuple[LiveProcess, ...]:
 
 def _packages(url: str) -> tuple[Package, ...]:
     """Return the required packages, those that this store and its keys need, and the installed optional ones."""
-    wanted = {_SCHEMES[scheme]: f"{scheme}://" for scheme in [url.partition("://")[0]] if scheme in _SCHEMES and "://" in url}
+    wanted = {
+        _SCHEMES[scheme]: f"{scheme}://" for scheme in [url.partition("://")[0]] if scheme in _SCHEMES and "://" in url
+    }
     for spec in os.environ.get("RELIGHT_KEY", "").split():
         wanted.setdefault("cryptography", "RELIGHT_KEY")
         kind = spec.partition(":")[0]

@@ -67,13 +67,23 @@ def report_of(facts: DoctorFacts) -> NodeReport:
     versions = {package.name: package.installed for package in machine.packages}
     versions |= {"python": platform.python_version(), "relight": VERSION}
     return NodeReport(
-        machine.host, versions, _settings(), (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
-        machine.memory_bytes, machine.accelerators, dict(machine.limits),
-    )  # fmt: skip
+        machine.host,
+        versions,
+        _settings(),
+        (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
+        machine.memory_bytes,
+        machine.accelerators,
+        dict(machine.limits),
+    )
 
 
 def collect_nodes(
-    facts: DoctorFacts, rank: int, count: int, exchange: Exchange, within_s: float, on_stage: Callable[[str], None] = lambda what: None
+    facts: DoctorFacts,
+    rank: int,
+    count: int,
+    exchange: Exchange,
+    within_s: float,
+    on_stage: Callable[[str], None] = lambda what: None,
 ) -> tuple[NodeFacts, ...]:
     """Return the facts of all nodes, also of those that did not answer. Takes at most ``within_s`` and some tens of seconds.
 
@@ -89,7 +99,9 @@ def collect_nodes(
     try:
         if rank == 0:
             exchange.send("go", mark.encode())
-        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(0)  # node 0 may still wait for other nodes
+        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(
+            0
+        )  # node 0 may still wait for other nodes
         if go is not None:
             now = time.time()
             exchange.send("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
@@ -109,7 +121,9 @@ def collect_nodes(
 def _node(rank: int, report: NodeReport | None, clock: Clock | None, first: Clock | None) -> NodeFacts:
     if report is None:
         return NodeFacts(rank, there=False)
-    mount = Mount(report.mount[0], "", report.mount[1], frozenset(report.mount[2])) if report.mount is not None else None
+    mount = (
+        Mount(report.mount[0], "", report.mount[1], frozenset(report.mount[2])) if report.mount is not None else None
+    )
     ahead_s = clock.at - first.at if clock is not None and first is not None else None
     return NodeFacts(
         rank, True, report.host, report.versions, report.settings, mount, clock.sees if clock is not None else None, ahead_s,

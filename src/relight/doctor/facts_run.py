@@ -18,7 +18,15 @@ from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, re
 from relight.catalog.tiers import open_tier as opened_tier
 from relight.catalog.verify import verify_checkpoint
 from relight.doctor.bounded import BoundedProbe
-from relight.doctor.facts import AttemptFacts, CheckpointFacts, IncidentFacts, MeasuredRestore, RunFacts, TierFacts, Trouble
+from relight.doctor.facts import (
+    AttemptFacts,
+    CheckpointFacts,
+    IncidentFacts,
+    MeasuredRestore,
+    RunFacts,
+    TierFacts,
+    Trouble,
+)
 from relight.errors import RelightError
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
@@ -61,8 +69,10 @@ def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
     opened = None
     if newest is not None and not damage.get(newest.id):
         opened = seen(
-            "newest checkpoint", lambda: open_checkpoint(store, name, newest, store_id=view.store_id, run_id=view.run_id), None
-        )  # fmt: skip
+            "newest checkpoint",
+            lambda: open_checkpoint(store, name, newest, store_id=view.store_id, run_id=view.run_id),
+            None,
+        )
     sweep = seen("leftovers", lambda: plan_sweep(store, name), SweepPlan(name, [], []))
     times = [time_s for record in view.records if (time_s := seconds_since_epoch(record.time)) is not None]
     holds = holds_of(history)
@@ -91,7 +101,12 @@ def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
 
 
 def measure_restore(
-    store: ByteStore, name: str, *, bytes_max: int, seconds_max: float, progress: Callable[[int], None] = lambda count: None
+    store: ByteStore,
+    name: str,
+    *,
+    bytes_max: int,
+    seconds_max: float,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> MeasuredRestore | None:
     """Read and hash the newest checkpoint as a restore does, without a destination. Return None if the run has no checkpoint.
 
@@ -115,7 +130,9 @@ def measure_restore(
     except _Enough:
         whole = done >= live[-1].body.stored_bytes
         return MeasuredRestore(done, time.perf_counter() - began, whole)
-    return MeasuredRestore(done, time.perf_counter() - began, True, tuple(f"{finding.file}: {finding.detail}" for finding in findings))
+    return MeasuredRestore(
+        done, time.perf_counter() - began, True, tuple(f"{finding.file}: {finding.detail}" for finding in findings)
+    )
 
 
 def _reason(store: ByteStore, name: str, probes: BoundedProbe) -> Trouble:
@@ -126,10 +143,14 @@ def _reason(store: ByteStore, name: str, probes: BoundedProbe) -> Trouble:
         whole_log(store, name)
     except RelightError as error:
         return Trouble.from_error(error, f"{store.url}/{name}")
-    return Trouble("store", probes.unseen["log"], f"{store.url}/{name}", "a second read succeeded: run relight doctor again")
+    return Trouble(
+        "store", probes.unseen["log"], f"{store.url}/{name}", "a second read succeeded: run relight doctor again"
+    )
 
 
-def _damage(store: ByteStore, view: LogView, history: History, probes: BoundedProbe, at_most: int) -> dict[str, tuple[str, ...]]:
+def _damage(
+    store: ByteStore, view: LogView, history: History, probes: BoundedProbe, at_most: int
+) -> dict[str, tuple[str, ...]]:
     """Return the damage of metadata and sizes by checkpoint ID, the newest first.
 
     Checks ``at_most`` checkpoints, and continues with older ones until a good one is found or ``_CHECK_S`` seconds have passed.
@@ -140,13 +161,17 @@ def _damage(store: ByteStore, view: LogView, history: History, probes: BoundedPr
         good = any(not damage for damage in damage_of.values())
         if (len(damage_of) >= at_most and good) or time.monotonic() > ends:
             break
-        findings = probes.at(f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None)
+        findings = probes.at(
+            f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None
+        )
         if findings is not None and not any(finding.is_silence for finding in findings):
             damage_of[checkpoint.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
     return damage_of
 
 
-def _stored(checkpoint: Checkpoint, history: History, damage: tuple[str, ...] | None, known: VerificationResult | None) -> CheckpointFacts:
+def _stored(
+    checkpoint: Checkpoint, history: History, damage: tuple[str, ...] | None, known: VerificationResult | None
+) -> CheckpointFacts:
     whole_s = seconds_since_epoch(known.at) if known is not None and not known.damage else None
     if known is not None and known.damage:  # a full read has found more than metadata and sizes show
         damage = (f"{known.damage} (found by {known.by}, {known.at})", *(damage or ()))
@@ -180,7 +205,9 @@ def _tier(store: ByteStore, history: History, tier: Tier) -> TierFacts:
     pace, had = pace_of(history, tier.name, copied), retired_among(history, copied)
     lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied), pace, had)) - copied
     since = [
-        time_s for checkpoint in history.live if checkpoint.id in lacks and (time_s := seconds_since_epoch(checkpoint.time)) is not None
+        time_s
+        for checkpoint in history.live
+        if checkpoint.id in lacks and (time_s := seconds_since_epoch(checkpoint.time)) is not None
     ]
     lacks_s = max(0.0, time.time() - min(since)) if since else 0.0
     return TierFacts(tier.name, tier.url, None, len(lacks), lacks_s, _on_one_device(store.url, tier.url))

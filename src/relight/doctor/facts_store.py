@@ -110,7 +110,9 @@ def mount_of(path: str) -> Mount | None:
             continue
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
         covers = where == point or where.startswith(point.rstrip("/") + "/")
-        if covers and (best is None or len(point) >= len(best.point)):  # of several mounts at one point, the last is on top
+        if covers and (
+            best is None or len(point) >= len(best.point)
+        ):  # of several mounts at one point, the last is on top
             best = Mount(rest[0], rest[1], point, frozenset(fields[5].split(",")) | frozenset(rest[2].split(",")))
     return best
 
@@ -199,5 +201,7 @@ def _keys(store: ByteStore, inner: ByteStore) -> tuple[StoreKey, ...]:
     rows = status(inner, guard.keys if guard is not None else None)
     newest = max((row.generation for row in rows), default=0)
     return tuple(
-        StoreKey(row.label or row.kek[:8], age_days(row.created), row.opens) for row in rows if not row.revoked and row.generation == newest
+        StoreKey(row.label or row.kek[:8], age_days(row.created), row.opens)
+        for row in rows
+        if not row.revoked and row.generation == newest
     )

@@ -49,7 +49,9 @@ def plan_fix(store: ByteStore | None, findings: Sequence[Finding], runs: Sequenc
     return FixPlan(tuple(sweep for sweep in sweeps if sweep.directories or sweep.temporaries), tuple(memory))
 
 
-def execute_fix(plan: FixPlan, store: ByteStore | None, on_stage: Callable[[str], None] = lambda what: None) -> FixReport:
+def execute_fix(
+    plan: FixPlan, store: ByteStore | None, on_stage: Callable[[str], None] = lambda what: None
+) -> FixReport:
     """Execute the plan. Its leftovers can never become a checkpoint: their attempt is superseded, or they are retired for good."""
     removed: list[str] = []
     left: list[str] = []

@@ -113,11 +113,19 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             f"relight verify {quote(path)} latest",
         )
     elif newest.damage is None:
-        yield named("the newest checkpoint can be restored", 10, None, "it could not be checked", f"relight verify {quote(path)} latest")
+        yield named(
+            "the newest checkpoint can be restored",
+            10,
+            None,
+            "it could not be checked",
+            f"relight verify {quote(path)} latest",
+        )
     else:
         assert run is not None
         score, evidence = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
-        yield named("the newest checkpoint can be restored", 10, score, evidence, f"relight ready {quote(path)} --measure")
+        yield named(
+            "the newest checkpoint can be restored", 10, score, evidence, f"relight ready {quote(path)} --measure"
+        )
     good = sum(not checkpoint.damage for checkpoint in run.checkpoints) if run is not None else 0
     yield named(
         "an older checkpoint exists to fall back on",
@@ -149,7 +157,9 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         "commits are exclusive",
         6,
         _score_of(facts.store.exclusive),
-        {None: "not tried", True: "the second creation of a name failed", False: "a name was created twice"}[facts.store.exclusive],
+        {None: "not tried", True: "the second creation of a name failed", False: "a name was created twice"}[
+            facts.store.exclusive
+        ],
         f"relight doctor {quote(facts.store.url)}",
     )
     if facts.store.kind == "disk":
@@ -192,9 +202,11 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         "checkpoints are encrypted",
         6,
         _score_of(store.encrypted),
-        {None: "the store cannot be opened", True: f"{many(len(store.keys), 'key')} for it", False: "the store is not encrypted"}[
-            store.encrypted
-        ],
+        {
+            None: "the store cannot be opened",
+            True: f"{many(len(store.keys), 'key')} for it",
+            False: "the store is not encrypted",
+        }[store.encrypted],
         f"relight rekey {quote(url)} --plain",
     )
     if store.encrypted:
@@ -236,7 +248,9 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         "a rolled back log would be detected",
         2,
         1.0 if "RELIGHT_ANCHOR" in facts.config.settings else 0.0,
-        "RELIGHT_ANCHOR is set" if "RELIGHT_ANCHOR" in facts.config.settings else "the log's newest record is recorded nowhere else",
+        "RELIGHT_ANCHOR is set"
+        if "RELIGHT_ANCHOR" in facts.config.settings
+        else "the log's newest record is recorded nowhere else",
         "export RELIGHT_ANCHOR=URL",
     )
     if store.kind == "disk":
@@ -350,7 +364,13 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if run is not None and len(run.checkpoints) + run.retired >= 4:
         growth = growth_bps(facts)
         lasts = free / growth if growth and free is not None else math.inf
-        score = 1.0 if run.retired else None if growth is None else _steps(-lasts, (-90 * _DAY_S, -30 * _DAY_S, -7 * _DAY_S, -_DAY_S))
+        score = (
+            1.0
+            if run.retired
+            else None
+            if growth is None
+            else _steps(-lasts, (-90 * _DAY_S, -30 * _DAY_S, -7 * _DAY_S, -_DAY_S))
+        )
         text = f"{many(run.retired, 'checkpoint')} retired so far" if run.retired else "no checkpoint was retired yet"
         yield named(
             "old checkpoints are deleted",
@@ -361,7 +381,11 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     else:
         yield named(
-            "old checkpoints are deleted", 5, None, "fewer than four checkpoints", f"relight prune {quote(path)} --keep-last 3 --dry-run"
+            "old checkpoints are deleted",
+            5,
+            None,
+            "fewer than four checkpoints",
+            f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
     files = facts.machine.limits.get("open files")
     yield named(
@@ -404,7 +428,9 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
     )
     packages = facts.machine.packages
     old = [
-        package for package in packages if not package.installed or (package.least and numbers(package.installed) < numbers(package.least))
+        package
+        for package in packages
+        if not package.installed or (package.least and numbers(package.installed) < numbers(package.least))
     ]
     yield named(
         "packages have tested versions",
@@ -429,22 +455,34 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         "the grace period is known",
         3,
         1.0 if facts.config.grace else 0.0,
-        "RELIGHT_GRACE_S or relight.toml sets it" if facts.config.grace else "no setting states the time between SIGTERM and SIGKILL",
+        "RELIGHT_GRACE_S or relight.toml sets it"
+        if facts.config.grace
+        else "no setting states the time between SIGTERM and SIGKILL",
         "export RELIGHT_GRACE_S=30",
     )
     if run is not None:
         left = len(run.leftovers) + len(run.temporaries)
-        yield named("no leftovers exist", 2, 1.0 if not left else 0.5, many(left, "leftover"), f"relight doctor {quote(target)} --fix")
+        yield named(
+            "no leftovers exist",
+            2,
+            1.0 if not left else 0.5,
+            many(left, "leftover"),
+            f"relight doctor {quote(target)} --fix",
+        )
         skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
         yield named(
             "clocks agree",
             3,
             0.0 if skew else 1.0,
-            "a record's time is in the future, or before the previous record" if skew else f"{run.records} records in order",
+            "a record's time is in the future, or before the previous record"
+            if skew
+            else f"{run.records} records in order",
             "chronyc tracking",
         )
         failed = [
-            incident for incident in run.incidents if incident.time_s is not None and facts.machine.now - incident.time_s < 7 * _DAY_S
+            incident
+            for incident in run.incidents
+            if incident.time_s is not None and facts.machine.now - incident.time_s < 7 * _DAY_S
         ]
         if run.supervised:
             yield named(
@@ -495,5 +533,6 @@ def _tiers_text(run: RunFacts | None) -> str:
     if not run.tiers:
         return "the run has no further tier"
     return ", ".join(
-        f"{tier.name}: {'does not answer' if tier.error else f'lacks {tier.lacks}' if tier.lacks else 'complete'}" for tier in run.tiers
+        f"{tier.name}: {'does not answer' if tier.error else f'lacks {tier.lacks}' if tier.lacks else 'complete'}"
+        for tier in run.tiers
     )

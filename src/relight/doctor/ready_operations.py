@@ -56,30 +56,43 @@ def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
     same_device = [tier for tier in far if tier.same_device]
     if far:
         yield named(
-            "a copy survives the loss of this disk", 6, 0.0 if len(same_device) == len(far) else 1.0,
+            "a copy survives the loss of this disk",
+            6,
+            0.0 if len(same_device) == len(far) else 1.0,
             f"{same_device[0].name} is on the same device as the store"
             if len(same_device) == len(far)
             else f"{far[0].name}: {far[0].url}",
             f"relight push {quote(path)} REMOTE",
-        )  # fmt: skip
+        )
     if run is not None and run.newest is not None:
-        good = sum(not checkpoint.damage and not checkpoint.suspect and not checkpoint.set_aside for checkpoint in run.checkpoints)
+        good = sum(
+            not checkpoint.damage and not checkpoint.suspect and not checkpoint.set_aside
+            for checkpoint in run.checkpoints
+        )
         rules = [name.rpartition(".")[2] for name in _VERSIONS if name in facts.config.assigned]
         kept = run.pinned > 0 or bool(rules) or good >= _BACK_STEPS
-        evidence = f"{many(good, 'good checkpoint')}, {run.pinned} tagged or held" + (f"; keep: {', '.join(rules)}" if rules else "")
+        evidence = f"{many(good, 'good checkpoint')}, {run.pinned} tagged or held" + (
+            f"; keep: {', '.join(rules)}" if rules else ""
+        )
         yield named(
-            "an older version can be restored", 4, 1.0 if kept else 0.5 if good >= 2 else 0.0, evidence,
+            "an older version can be restored",
+            4,
+            1.0 if kept else 0.5 if good >= 2 else 0.0,
+            evidence,
             f"relight tag {quote(path)} release latest",
-        )  # fmt: skip
+        )
 
 
 def security(facts: DoctorFacts, named: Named) -> Iterator[object]:
     """Yield lines about the audit log and roles."""
     is_set = _AUDIT in facts.config.assigned
     yield named(
-        "an audit log records actions", 4, 1.0 if is_set else 0.0, "an audit log is set" if is_set else "no audit log is set",
+        "an audit log records actions",
+        4,
+        1.0 if is_set else 0.0,
+        "an audit log is set" if is_set else "no audit log is set",
         "export RELIGHT_AUDIT=STORE",
-    )  # fmt: skip
+    )
     roles = facts.config.roles
     if roles is None:
         evidence, score = "the dashboard has no tokens, or they could not be read", None
@@ -94,20 +107,29 @@ def performance(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
     """Yield the line about background saves."""
     seen = run.environment.get("background") if run is not None else None
     score = 1.0 if seen is True else 0.0 if seen is False else None
-    evidence = {1.0: "the newest checkpoint was written in the background", 0.0: "the newest checkpoint was written in the foreground"}
+    evidence = {
+        1.0: "the newest checkpoint was written in the background",
+        0.0: "the newest checkpoint was written in the foreground",
+    }
     yield named(
-        "training does not wait for saves", 5, score,
-        "no checkpoint records it" if score is None else evidence[score], "export RELIGHT_BACKGROUND=1",
-    )  # fmt: skip
+        "training does not wait for saves",
+        5,
+        score,
+        "no checkpoint records it" if score is None else evidence[score],
+        "export RELIGHT_BACKGROUND=1",
+    )
 
 
 def operations(facts: DoctorFacts, named: Named) -> Iterator[object]:
     """Yield the line about alerts."""
     is_set = _ALERTS in facts.config.assigned
     yield named(
-        "alerts have a receiver", 6, 1.0 if is_set else 0.0,
-        "[alerts] names receivers" if is_set else "[alerts] names no receiver", "relight alerts test",
-    )  # fmt: skip
+        "alerts have a receiver",
+        6,
+        1.0 if is_set else 0.0,
+        "[alerts] names receivers" if is_set else "[alerts] names no receiver",
+        "relight alerts test",
+    )
 
 
 def _counts(drill: Drilled, script: str) -> tuple[str, str]:

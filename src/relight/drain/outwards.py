@@ -27,7 +27,15 @@ from relight.catalog.tiers import (
     tiers_of,
 )
 from relight.commit.attempt import take_over
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
+from relight.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    Fenced,
+    LeaseHeld,
+    RelightError,
+    StoreUnavailable,
+    UnsafeContent,
+)
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.policy.keep import Candidate, with_recorded
@@ -84,7 +92,9 @@ def drain(
         except RelightError as error:
             report.errors[tier.name] = error
             fields = {"tier": tier.name, "kind": error.kind}
-            notify("drain.fenced" if isinstance(error, Fenced) else "drain.failed", f"tier {tier.name}: {error}", fields)
+            notify(
+                "drain.fenced" if isinstance(error, Fenced) else "drain.failed", f"tier {tier.name}: {error}", fields
+            )
     return report
 
 
@@ -96,7 +106,14 @@ class _TierDrain:
         at_pace: bool,
     ) -> None:  # fmt: skip
         self._at_pace = at_pace
-        self._near, self._tier, self._notify, self._progress, self._stop, self._report = near, tier, notify, progress, stop, report
+        self._near, self._tier, self._notify, self._progress, self._stop, self._report = (
+            near,
+            tier,
+            notify,
+            progress,
+            stop,
+            report,
+        )
         self._attempt = ""
         self._log = Log(near.store, near.name)
         self._unreadable: set[str] = set()
@@ -160,7 +177,15 @@ class _TierDrain:
                 time.sleep(max(0.0, total / limit - (time.monotonic() - started)))
 
         try:
-            copy_one(self._near.open(checkpoint), store, log, progress, charge, gives_way=checkpoint.id not in self._given_up, sent=sent)
+            copy_one(
+                self._near.open(checkpoint),
+                store,
+                log,
+                progress,
+                charge,
+                gives_way=checkpoint.id not in self._given_up,
+                sent=sent,
+            )
         except Claimed as error:
             self._watch(checkpoint, store, log, error.prefix)
             return
@@ -176,19 +201,29 @@ class _TierDrain:
             return
         seconds = time.monotonic() - started
         near, far = self._near.history(), fold(log.read())
-        size = next((copy.body.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes)
+        size = next(
+            (copy.body.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes
+        )
         self._mine.add(checkpoint.id)
         self._report.copied.append((self._tier.name, checkpoint.id, size, seconds))
         self._note(near, far)
         self._notify(
             "drain.done",
             f"step {checkpoint.step} ({checkpoint.id}, {size / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
-            {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step, "bytes": size, "seconds": round(seconds, 3)},
+            {
+                "tier": self._tier.name,
+                "id": checkpoint.id,
+                "step": checkpoint.step,
+                "bytes": size,
+                "seconds": round(seconds, 3),
+            },
         )
 
     def _watch(self, checkpoint: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
         """Wait while another node copies the checkpoint, until it is committed, or the copy counts as abandoned."""
-        patience_s = ABANDONED_AFTER_S + checkpoint.body.alone_bytes / (self._tier.bytes_per_second or ABANDONED_BYTES_PER_S)
+        patience_s = ABANDONED_AFTER_S + checkpoint.body.alone_bytes / (
+            self._tier.bytes_per_second or ABANDONED_BYTES_PER_S
+        )
         seen: set[str] = set()
         changed = time.monotonic()
         while checkpoint.id not in _named(fold(log.read()), self._near.history()):
@@ -209,7 +244,9 @@ class _TierDrain:
         for checkpoint in history.live[-REPORTED_MAX:]:
             if checkpoint.id in present and checkpoint.id not in self._mine and checkpoint.epoch == history.epoch:
                 what = f"step {checkpoint.step} ({checkpoint.id}) is on {self._tier.name} too: another process has copied it"
-                self._notify("drain.found", what, {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step})
+                self._notify(
+                    "drain.found", what, {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step}
+                )
 
     def _note(self, history: History, far: History) -> None:
         """Record in the nearest tier's log what this tier holds, so that retention there need not read this tier.
@@ -260,14 +297,22 @@ def _forgotten(near: History, far: History) -> list[Candidate]:
     """Return a further tier's checkpoints that the nearest tier's log summary has left out: older than all that the log
     still has."""
     known = near.by_id.keys() | near.retired.keys()
-    return [Candidate(copy.original_id, copy.seq - _LONG_AGO, copy.step) for copy in far.live if copy.original_id not in known]
+    return [
+        Candidate(copy.original_id, copy.seq - _LONG_AGO, copy.step)
+        for copy in far.live
+        if copy.original_id not in known
+    ]
 
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:
     """Return where a run's checkpoints are stored: the tiers' names, nearest first; their merged history; the error of
     each tier or None."""
     reaches = reach_all(store, run)
-    return [reach.name for reach in reaches], merge([reach.history for reach in reaches]), [reach.error for reach in reaches]
+    return (
+        [reach.name for reach in reaches],
+        merge([reach.history for reach in reaches]),
+        [reach.error for reach in reaches],
+    )
 
 
 def _named(far: History | dict[str, Checkpoint], near: History) -> Sequence[str]:

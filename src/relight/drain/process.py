@@ -36,7 +36,14 @@ class Drainer:
     """
 
     def __init__(
-        self, url: str, run: str, notify: Notify, patient: Callable[[], bool], *, nice: int = 15, guard: StoreSecurity | None = None
+        self,
+        url: str,
+        run: str,
+        notify: Notify,
+        patient: Callable[[], bool],
+        *,
+        nice: int = 15,
+        guard: StoreSecurity | None = None,
     ) -> None:
         self._guard = guard or StoreSecurity()
         self._url, self._run, self._notify, self._patient, self._nice = url, run, notify, patient, nice
@@ -128,9 +135,13 @@ class Drainer:
                 return True
             child = self._child = subprocess.Popen(
                 child_command("relight.drain", self._url, self._run, str(self._nice)),
-                env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True, cwd="/",
-            )  # fmt: skip
+                env=child_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
         assert child.stdin is not None and child.stdout is not None
         with child.stdin, child.stdout:  # the child stops when its standard input ends, so it ends with this process
             child.stdin.write(self._guard.to_line())

@@ -89,7 +89,9 @@ def scrub(
             if stop():
                 record_checked(reach.store, reach.run, results, "relight scrub")
                 return report
-            results[checkpoint.id] = _scrub_one(_TierCheckpoint(reaches, merged, place, checkpoint), report, pace, repair, notify)
+            results[checkpoint.id] = _scrub_one(
+                _TierCheckpoint(reaches, merged, place, checkpoint), report, pace, repair, notify
+            )
         record_checked(reach.store, reach.run, results, "relight scrub")
     return report
 
@@ -164,8 +166,14 @@ def _scrub_one(target: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repa
     for file, finding in {finding.file: finding for finding in findings}.items():
         lost = Damage(target.here.name, target.checkpoint.id, file, finding.detail)
         report.damage.append(lost)
-        notify("scrub.damaged", f"{target.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
-    return f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}" if findings else ""
+        notify(
+            "scrub.damaged",
+            f"{target.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole",
+            lost._asdict(),
+        )
+    return (
+        f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}" if findings else ""
+    )
 
 
 def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
@@ -173,7 +181,10 @@ def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
     view = target.here.view
     assert view is not None
     findings = verify_checkpoint(target.here.store, view, target.checkpoint, progress=pace)
-    if findings and read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None:
+    if (
+        findings
+        and read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None
+    ):
         return []
     return [finding for finding in findings if not finding.is_silence]
 
@@ -216,7 +227,11 @@ def _ways(target: _TierCheckpoint) -> list[Ways]:
     if target.checkpoint.body.requires:
         with contextlib.suppress(RelightError):
             run = Run(target.here.store, target.here.run)
-            donors = [checkpoint for checkpoint in target.here.history.there if checkpoint.id in target.checkpoint.body.requires]
+            donors = [
+                checkpoint
+                for checkpoint in target.here.history.there
+                if checkpoint.id in target.checkpoint.body.requires
+            ]
             for order in (donors[::-1], donors):
                 chunks = own_chunks(run, order)
                 ways += [partial(packs_there, there=chunks, coded=coded) for coded in (True, False)]
@@ -281,7 +296,13 @@ def _root_of(reach: Reach, checkpoint: Checkpoint) -> Root:
 def _identity(target: _TierCheckpoint) -> dict[str, object]:
     view, body = target.here.view, target.checkpoint.body
     assert view is not None
-    return {"store": view.store_id, "run": view.run_id, "id": body.id, "step": body.step, "epoch": target.checkpoint.epoch}
+    return {
+        "store": view.store_id,
+        "run": view.run_id,
+        "id": body.id,
+        "step": body.step,
+        "epoch": target.checkpoint.epoch,
+    }
 
 
 def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:

@@ -142,7 +142,9 @@ def restored(copy: CopyLoads) -> RehearsalResult:
     if skipped:
         raise Wrong(f"{', '.join(sorted(skipped))} cannot be restored")
     newest = copy.live[-1]
-    return RehearsalResult(f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {took:.2f} s", back_s=round(took, 3))
+    return RehearsalResult(
+        f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {took:.2f} s", back_s=round(took, 3)
+    )
 
 
 def damaged(copy: CopyLoads) -> RehearsalResult:
@@ -205,7 +207,10 @@ def torn(copy: CopyLoads) -> RehearsalResult:
         record.write_bytes(whole)
     why = f"the log reports record {newest.seq} as damaged; step {before.step} was restored in {took:.2f} s"
     return RehearsalResult(
-        why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=f"half of record {newest.seq} was cut off"
+        why,
+        back_s=round(took, 3),
+        steps_lost=newest.step - before.step,
+        means=f"half of record {newest.seq} was cut off",
     )
 
 
@@ -251,7 +256,11 @@ def _check_fallback(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, mea
     except RelightError as error:
         raise Wrong(f"nothing could be restored: {error.what}") from error
     if skipped != {newest.id}:
-        raise Wrong("the damaged checkpoint was restored" if not skipped else f"the restore skipped {', '.join(sorted(skipped))}")
+        raise Wrong(
+            "the damaged checkpoint was restored"
+            if not skipped
+            else f"the restore skipped {', '.join(sorted(skipped))}"
+        )
     why = f"verify named it; a restore skipped it and restored step {before.step} in {took:.2f} s"
     return RehearsalResult(why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=means)
 

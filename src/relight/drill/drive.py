@@ -76,7 +76,13 @@ def run(options: DrillOptions) -> DrillReport:
         references = References(options.target, top, pace)
         for rehearsal in chosen:
             outcomes.append(
-                _in_time(options, rehearsal, began, pace, lambda one, limit: _rehearse(options.target, one, top, limit, references))
+                _in_time(
+                    options,
+                    rehearsal,
+                    began,
+                    pace,
+                    lambda one, limit: _rehearse(options.target, one, top, limit, references),
+                )
             )
             if options.keep is None and options.target.built_in:
                 shutil.rmtree(top / rehearsal.name, ignore_errors=True)
@@ -103,16 +109,21 @@ def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
             made.append(until.enter_context(copies.copied(run, top)))
             newest = made[0].live[-1]
             return RehearsalResult(
-                f"step {newest.step} is undamaged" + (f", and step {made[0].live[0].step} before it" if len(made[0].live) > 1 else "")
+                f"step {newest.step} is undamaged"
+                + (f", and step {made[0].live[0].step} before it" if len(made[0].live) > 1 else "")
             )
 
         outcomes.append(_tried(options, "copy", COPIED, bring_them))
         for rehearsal in chosen if made else ():
-            outcomes.append(_in_time(options, rehearsal, began, Pace(options.timeout_s), lambda one, _: one.do(made[0])))
+            outcomes.append(
+                _in_time(options, rehearsal, began, Pace(options.timeout_s), lambda one, _: one.do(made[0]))
+            )
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
 
 
-def _in_time(options: DrillOptions, rehearsal: R, began: float, pace: Pace, do: Callable[[R, Limit], RehearsalResult]) -> RehearsalOutcome:
+def _in_time(
+    options: DrillOptions, rehearsal: R, began: float, pace: Pace, do: Callable[[R, Limit], RehearsalResult]
+) -> RehearsalOutcome:
     name, what = rehearsal.name, rehearsal.what
     over_at = began + options.deadline_s
     if time.monotonic() < over_at:
@@ -120,7 +131,9 @@ def _in_time(options: DrillOptions, rehearsal: R, began: float, pace: Pace, do: 
         if outcome.verdict == PASSED:
             pace.passed(outcome.took_s)
         return outcome
-    outcome = RehearsalOutcome(name, what, SKIPPED, f"no time was left: the deadline of {options.deadline_s:.0f} s has passed")
+    outcome = RehearsalOutcome(
+        name, what, SKIPPED, f"no time was left: the deadline of {options.deadline_s:.0f} s has passed"
+    )
     options.on_progress(name, outcome)
     return outcome
 
@@ -145,7 +158,9 @@ def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Rehears
     return outcome
 
 
-def _report(options: DrillOptions, job: str, began: float, outcomes: list[RehearsalOutcome], made: MadeOf | None = None) -> DrillReport:
+def _report(
+    options: DrillOptions, job: str, began: float, outcomes: list[RehearsalOutcome], made: MadeOf | None = None
+) -> DrillReport:
     return DrillReport(
         f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), job, outcomes,
         round(time.monotonic() - began, 3), options.live is not None, str(options.keep) if options.keep is not None else "",
@@ -161,7 +176,9 @@ def bring(source: Run, store: Path) -> RehearsalResult:
     done = execute_copy(plan_copy(source, newest, own_store(store), source.name))
     if done.damaged:
         raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
-    return RehearsalResult(f"step {newest[-1].step} is undamaged" + (f", and step {newest[0].step} before it" if len(newest) > 1 else ""))
+    return RehearsalResult(
+        f"step {newest[-1].step} is undamaged" + (f", and step {newest[0].step} before it" if len(newest) > 1 else "")
+    )
 
 
 def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
@@ -172,7 +189,9 @@ def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
     return [rehearsal for rehearsal in REHEARSALS.values() if not names or rehearsal.name in names]
 
 
-def _rehearse(target: DrillTarget, rehearsal: Rehearsal, top: Path, limit: Limit, references: References) -> RehearsalResult:
+def _rehearse(
+    target: DrillTarget, rehearsal: Rehearsal, top: Path, limit: Limit, references: References
+) -> RehearsalResult:
     folder = top / rehearsal.name
     store = folder / "store" if target.built_in else top / "store"
     try:
@@ -204,8 +223,12 @@ class References:
             folder = self._top / ("undisturbed" if without < 0 else f"undisturbed-without-{without}")
             folder.mkdir(parents=True)
             alone = folder / "relight.toml"
-            alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # no rank will fail, so no spare is needed
-            with DrillJob(replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)) as job:
+            alone.write_text(
+                "[supervise]\nspares = false\n", encoding="ascii"
+            )  # no rank will fail, so no spare is needed
+            with DrillJob(
+                replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)
+            ) as job:
                 (folder / "out.go").touch()
                 job.start(without=without)
                 if code := job.has_ended():

@@ -33,7 +33,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     go = out.with_suffix(".go")
     with relight.Checkpointer(
-        store / "run", model=model, optimizer=optimizer, save=relight.every(steps=EVERY), keep=relight.keep(last=4), background=True
+        store / "run",
+        model=model,
+        optimizer=optimizer,
+        save=relight.every(steps=EVERY),
+        keep=relight.keep(last=4),
+        background=True,
     ) as ckpt:
         for step in range(ckpt.restore(), steps):
             if ckpt.should_skip(step) or step == without:

@@ -91,7 +91,9 @@ class LiveJob:
     def _wait_until_stable(self, limit: Limit) -> dict[int, Heartbeat]:
         def settled_beats() -> dict[int, Heartbeat] | None:
             beats = {rank: beat for rank, beat in self._pages.beats().items() if is_below(beat.pid, self._supervisor)}
-            settled = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())
+            settled = all(
+                beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values()
+            )
             return beats if beats and settled else None
 
         return _wait(settled_beats, "steps after a checkpoint", limit)
@@ -99,8 +101,17 @@ class LiveJob:
     def _finished_incident(self, before: set[str]) -> Incident | None:
         if not is_there(self._supervisor):
             raise Wrong("relight run has ended: relight incidents shows the reason")
-        incidents = [incident for incident in read_incidents(self._run.store, self._run.name) if incident.id not in before]
-        return next((incident for incident in incidents if incident.after is not None and incident.host == socket.gethostname()), None)
+        incidents = [
+            incident for incident in read_incidents(self._run.store, self._run.name) if incident.id not in before
+        ]
+        return next(
+            (
+                incident
+                for incident in incidents
+                if incident.after is not None and incident.host == socket.gethostname()
+            ),
+            None,
+        )
 
     def _end_it(self, limit: Limit) -> RehearsalResult:
         broken = time.monotonic()
@@ -119,7 +130,10 @@ def rehearsals_of(names: list[str]) -> list[Rehearsal]:
     """Return the named rehearsals; a kill if none is named."""
     for name in names:
         if name not in MAY:
-            raise ConfigError(f"{name!r} is not allowed on a running job", hint=f"use {', '.join(MAY)}; or drill a copy, without --live")
+            raise ConfigError(
+                f"{name!r} is not allowed on a running job",
+                hint=f"use {', '.join(MAY)}; or drill a copy, without --live",
+            )
     return [REHEARSALS[name] for name in MAY if name in (names or ["kill"])]
 
 

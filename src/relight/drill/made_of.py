@@ -38,13 +38,20 @@ def made_of(target: DrillTarget) -> MadeOf:
     return of_script(target.script, Path.cwd(), settings=settings, module=module)
 
 
-def of_script(script: Sequence[str], folder: Path, *, settings: dict[str, str] | None = None, module: bool = False) -> MadeOf:
+def of_script(
+    script: Sequence[str], folder: Path, *, settings: dict[str, str] | None = None, module: bool = False
+) -> MadeOf:
     """Return the description of a script that runs in ``folder``."""
     if not script:
         return MadeOf(settings=_settings(None) if settings is None else settings)
     name = f"{script[0].replace('.', '/')}.py" if module else script[0]
     path = str(folder / name)
-    return MadeOf(tuple(mask_arguments(list(script)))[:100], path, digest_of(path), _settings(None) if settings is None else settings)
+    return MadeOf(
+        tuple(mask_arguments(list(script)))[:100],
+        path,
+        digest_of(path),
+        _settings(None) if settings is None else settings,
+    )
 
 
 def why_not(made: MadeOf | None, settings: dict[str, str] | None = None) -> tuple[str, str]:

@@ -36,7 +36,9 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         noticed_within_s = max(_NOTICED_WITHIN_S, _ANSWER_S + 3 * stage.limit.pace.start_s)
         nodes.cut()
         broken = time.monotonic()
-        noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", noticed_within_s)
+        noticed = job.wait(
+            lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", noticed_within_s
+        )
         time.sleep(_LONGER_S)
         nodes.restore_link()
         repaired = time.monotonic()
@@ -50,12 +52,16 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         incidents = job.incidents()
         for incident in incidents:
             if incident.kind not in _KINDS or incident.action != "resume":
-                raise Wrong(f"the cut network was classified as {incident.kind}, and the action was {incident.action}: {incident.why}")
+                raise Wrong(
+                    f"the cut network was classified as {incident.kind}, and the action was {incident.action}: {incident.why}"
+                )
         and_then = ended(stage, job, incidents=len(incidents))
         again = "; the second node had ended, and was restarted" if nodes.starts > 1 else ""
         summary = f"{incidents[0].why.splitlines()[0]}{again}; both made steps {back - repaired:.1f} s after the link was restored"
         means = f"two network namespaces, with the link between them down for {repaired - broken:.1f} s"
-        return RehearsalResult(f"{summary}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
+        return RehearsalResult(
+            f"{summary}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means
+        )
 
 
 class TwoNodes:
@@ -76,13 +82,19 @@ class TwoNodes:
         """Start both nodes and the link between them."""
         job = self._job
         env = environment()
-        holder = job.warden.start(["unshare", "--net", "sleep", "infinity"], env=env, cwd="/", log=job.folder / "holder")
+        holder = job.warden.start(
+            ["unshare", "--net", "sleep", "infinity"], env=env, cwd="/", log=job.folder / "holder"
+        )
         ours = os.readlink(f"/proc/{job.warden.pid}/ns/net")
         job.wait(lambda: True if os.readlink(f"/proc/{holder}/ns/net") != ours else None, "second network", over=True)
         self._enter = ["nsenter", f"--net=/proc/{holder}/ns/net"]
         job.warden.call(["ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder)])
         for prefix, address in (([], _HERE), (self._enter, _THERE)):
-            for arguments in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
+            for arguments in (
+                ["addr", "add", f"{address}/24", "dev", _WIRE],
+                ["link", "set", "lo", "up"],
+                ["link", "set", _WIRE, "up"],
+            ):
                 job.warden.call([*prefix, "ip", *arguments])
         job.start(*_flags(_HERE), env=_env(_HERE))
         self._start_second()
@@ -105,7 +117,11 @@ class TwoNodes:
         beats = self._beats()
         if self.second_code is not None:
             raise Wrong(f"the second node ended with {self.second_code} before the link was cut")
-        return beats if len(beats) == 2 and all(beat.steps >= STEPS_BEFORE and beat.durable >= 0 for beat in beats) else None
+        return (
+            beats
+            if len(beats) == 2 and all(beat.steps >= STEPS_BEFORE and beat.durable >= 0 for beat in beats)
+            else None
+        )
 
     def back(self, before: list[Heartbeat]) -> list[Heartbeat] | None:
         """Return the heartbeats once both nodes have made a step in new processes; None before that.
@@ -125,7 +141,10 @@ class TwoNodes:
         job = self._job
         command = [*self._enter, *job.target.command(job.folder, job.store, *_flags(_THERE))]
         self._second = job.warden.start(
-            command, env={**environment(), **_env(_THERE)}, cwd=str(job.folder), log=job.folder / "log of the second node"
+            command,
+            env={**environment(), **_env(_THERE)},
+            cwd=str(job.folder),
+            log=job.folder / "log of the second node",
         )
         self._pages = Pages(self._second)
 
@@ -141,4 +160,8 @@ def _flags(address: str) -> list[str]:
 
 
 def _env(address: str) -> dict[str, str]:
-    return {"GLOO_SOCKET_IFNAME": _WIRE, "RELIGHT_NODE": address, "RELIGHT_JOB_SECRET": "none"}  # no other process is in these networks
+    return {
+        "GLOO_SOCKET_IFNAME": _WIRE,
+        "RELIGHT_NODE": address,
+        "RELIGHT_JOB_SECRET": "none",
+    }  # no other process is in these networks

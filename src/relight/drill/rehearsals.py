@@ -112,7 +112,9 @@ def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             str(step),
             f"{step}-{step}",
         ):
-            raise Wrong(f"the job returned to before step {settings.get('RELIGHT_BEFORE')}, and the loss was NaN at step {step}")
+            raise Wrong(
+                f"the job returned to before step {settings.get('RELIGHT_BEFORE')}, and the loss was NaN at step {step}"
+            )
         try:
             return _continued(stage, job, rehearsal, None, broken, without=step)
         except Wrong:
@@ -146,7 +148,9 @@ def _continued(
     return shown._replace(why=f"{shown.why}{and_then}")
 
 
-def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat], rank: int | None, broken: float) -> RehearsalResult:
+def judged(
+    rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat], rank: int | None, broken: float
+) -> RehearsalResult:
     """Raise ``Wrong`` if an incident is not as expected. Pure."""
     after = incident.after
     assert after is not None
@@ -186,7 +190,9 @@ def agent(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             job.send(pid, signal.SIGKILL)
         saved = job.saves_again(step, "save after the agent's death")
         and_then = ended(stage, job, incidents=0)
-        return RehearsalResult(f"training continued, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
+        return RehearsalResult(
+            f"training continued, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0
+        )
 
 
 def supervisor(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -196,9 +202,13 @@ def supervisor(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         beats = job.ready()
         broken = time.monotonic()
         job.send(job.supervisor, signal.SIGKILL)
-        job.wait(lambda: None if any(is_there(beat.pid) for beat in beats.values()) else True, "end of its ranks", over=True)
+        job.wait(
+            lambda: None if any(is_there(beat.pid) for beat in beats.values()) else True, "end of its ranks", over=True
+        )
         last = max(beat.step for beat in job.beats().values())
-        return _started_again(stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later")
+        return _started_again(
+            stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later"
+        )
 
 
 def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -254,7 +264,9 @@ def is_there(pid: int) -> bool:
 # -- the end -------------------------------------------------------------------------------------------------------------------
 
 
-def ended(stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int = -1, may_be_damaged: tuple[str, ...] = ()) -> str:
+def ended(
+    stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int = -1, may_be_damaged: tuple[str, ...] = ()
+) -> str:
     """Let the job end or make some steps, and check its results. Return a sentence about its final weights. Raise ``Wrong`` on a failure.
 
     ``incidents``: number of failures that relight run must have recorded. ``without``: a step with skipped samples.
@@ -267,7 +279,9 @@ def ended(stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int 
             raise Wrong(f"relight run ended with {code}: {job.last_words()}")
         if (stage.folder / "out.end").read_text(encoding="ascii") != stage.reference(without):
             raise Wrong("its final weights differ from those of an undisturbed run")
-        same = "; the final weights equal those of an undisturbed run" + (f" without step {without}" if without >= 0 else "")
+        same = "; the final weights equal those of an undisturbed run" + (
+            f" without step {without}" if without >= 0 else ""
+        )
     else:
         least = max(job.step(), without) + SETTLED_STEPS  # beyond a poisoned step, because it may fail again there
         job.wait(lambda: True if job.step() >= least or job.code == 0 else None, f"step {least}")
@@ -275,7 +289,9 @@ def ended(stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int 
     incidents_seen = job.incidents()
     if len(incidents_seen) != incidents:
         more = [f"{incident.kind} at step {incident.step}" for incident in incidents_seen]
-        raise Wrong(f"relight run recorded {len(incidents_seen)} failures, and there were {incidents}: {', '.join(more)}")
+        raise Wrong(
+            f"relight run recorded {len(incidents_seen)} failures, and there were {incidents}: {', '.join(more)}"
+        )
     job.warden.sweep()
     wrong = {checkpoint_id: what for checkpoint_id, what in job.damage().items() if checkpoint_id not in may_be_damaged}
     if wrong:

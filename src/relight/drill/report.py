@@ -91,7 +91,9 @@ def markdown(report: DrillReport) -> str:
     for outcome in report.outcomes:
         times = " | ".join(seconds_text(value) for value in (outcome.noticed_s, outcome.decided_s, outcome.back_s))
         lost = "–" if outcome.steps_lost is None else outcome.steps_lost
-        lines.append(f"| {outcome.name} | {'**failed**' if outcome.verdict == FAILED else outcome.verdict} | {times} | {lost} |")
+        lines.append(
+            f"| {outcome.name} | {'**failed**' if outcome.verdict == FAILED else outcome.verdict} | {times} | {lost} |"
+        )
     lines.append("")
     for outcome in report.outcomes:
         means = f" ({outcome.means})" if outcome.means else ""

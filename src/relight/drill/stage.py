@@ -49,7 +49,9 @@ def own_store(path: str | Path) -> ByteStore:
 class DrillJob:
     """A job in a directory of its own. Its processes end with the ``with`` block."""
 
-    def __init__(self, target: DrillTarget, folder: Path, store: Path, limit: Limit, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, target: DrillTarget, folder: Path, store: Path, limit: Limit, prefix: Sequence[str] = ()
+    ) -> None:
         """``limit``: deadline of the rehearsal; ``prefix``: command that encloses its processes."""
         folder.mkdir(parents=True, exist_ok=True)
         self.target, self.folder, self.store, self.limit = target, folder, store, limit
@@ -67,7 +69,9 @@ class DrillJob:
     def __enter__(self) -> DrillJob:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.warden.close()
         if self._pages is not None:
             self._pages.close()
@@ -134,7 +138,9 @@ class DrillJob:
             ends = min(self.limit.ends, began + within_s)
             if time.monotonic() > ends:
                 if self.limit.cut_short and ends < began + within_s:
-                    raise CannotTry(f"the drill's deadline (--deadline) passed while waiting for: {what}; {self._position_text()}")
+                    raise CannotTry(
+                        f"the drill's deadline (--deadline) passed while waiting for: {what}; {self._position_text()}"
+                    )
                 raise Wrong(f"no {what} within {ends - began:.0f} s: {self._position_text()}")
             time.sleep(POLL_INTERVAL_S)
 
@@ -242,7 +248,11 @@ class DrillJob:
     def last_words(self) -> str:
         """Return the last line of relight run's output."""
         lines = [line for line in self.output().splitlines() if line.strip()]
-        ours = [line.removeprefix("relight: ") for line in lines if line.startswith("relight: ") and "relight incidents" not in line]
+        ours = [
+            line.removeprefix("relight: ")
+            for line in lines
+            if line.startswith("relight: ") and "relight incidents" not in line
+        ]
         return (ours or lines or ["it printed nothing"])[-1][:300]
 
     def _position_text(self) -> str:

@@ -58,7 +58,9 @@ def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         if any(path.name == STORE_FILE for folder in meanwhile for path in folder.rglob("*")):
             raise Wrong("while its store was unavailable, the job created another store in its place")
         if stored_step > job.checkpoints()[-1].step:
-            raise Wrong(f"while its store was unavailable, the job reported step {stored_step} as stored, and it is not")
+            raise Wrong(
+                f"while its store was unavailable, the job reported step {stored_step} as stored, and it is not"
+            )
         saved = job.saves_again(job.durable(), "save after the store's return")
         left = sum(map(_bytes_in, meanwhile))
         and_then = ended(stage, job, incidents=0)
@@ -109,16 +111,29 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             before, again = len(job.output()), time.monotonic()
             job.start()
             beats = steps_again(job)
-            restored, back = max(beat.restored for beat in beats.values()), max(beat.first_at for beat in beats.values())
+            restored, back = (
+                max(beat.restored for beat in beats.values()),
+                max(beat.first_at for beat in beats.values()),
+            )
             if restored != whole[-1].step:
-                raise Wrong(f"step {whole[-1].step} is the newest undamaged checkpoint, and training continued from step {restored}")
-            reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is skipped" in job.output()[before:]
+                raise Wrong(
+                    f"step {whole[-1].step} is the newest undamaged checkpoint, and training continued from step {restored}"
+                )
+            reported = (
+                f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is skipped" in job.output()[before:]
+            )
             if not reported and stage.target.built_in:
-                raise Wrong(f"the checkpoint of step {checkpoints[-1].step} is damaged, and the job did not report that")
+                raise Wrong(
+                    f"the checkpoint of step {checkpoints[-1].step} is damaged, and the job did not report that"
+                )
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
         skipped = f"step {checkpoints[-1].step} was skipped, {'which the job reported' if reported else 'which its output does not report'}"
-        why = f"{skipped}; after a restart, training continued from step {restored}, {back - again:.1f} s later{and_then}"
-        return RehearsalResult(why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}")
+        why = (
+            f"{skipped}; after a restart, training continued from step {restored}, {back - again:.1f} s later{and_then}"
+        )
+        return RehearsalResult(
+            why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}"
+        )
 
 
 @contextlib.contextmanager
@@ -127,7 +142,9 @@ def spoiled(job: DrillJob, checkpoint: Checkpoint) -> Iterator[str]:
     run = job.run()
     folder = Path(run.store.url, run.name, checkpoint.body.dir)
     packs = sorted(folder.glob("*.safetensors"), key=lambda path: -path.stat().st_size)
-    places = [(pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)]  # unlikely to be a header or padding
+    places = [
+        (pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)
+    ]  # unlikely to be a header or padding
     for pack, offset in places:
         _flip(pack, offset)
         if checkpoint.id in job.damage():
@@ -204,7 +221,9 @@ def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
 def cannot(command: Sequence[str]) -> str:
     """Return why a command cannot run here; empty if it can."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False
+        )
     except FileNotFoundError:
         return f"there is no {command[0]}"
     except subprocess.TimeoutExpired:

@@ -74,10 +74,15 @@ def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Dr
     script_at = len(arguments) - len(rest) - 1
     script = [options.training_script, *rest]
     if list(arguments[script_at:]) != script:
-        raise ConfigError("the script's position in the arguments is ambiguous", hint="relight drill [TORCHRUN'S FLAGS] SCRIPT [ARGS]…")
+        raise ConfigError(
+            "the script's position in the arguments is ambiguous",
+            hint="relight drill [TORCHRUN'S FLAGS] SCRIPT [ARGS]…",
+        )
     if not any(STORE in argument for argument in [*rest, *named.values()]):
         raise ConfigError(
             "no argument names the drill's store for the script",
             hint="write {store} in place of its store: relight drill train.py --store {store}, or --env STORE={store}",
         )
-    return DrillTarget(tuple(arguments[:script_at]), tuple(script), settings, named, can_be_ordered=not options.no_python)
+    return DrillTarget(
+        tuple(arguments[:script_at]), tuple(script), settings, named, can_be_ordered=not options.no_python
+    )

@@ -32,9 +32,13 @@ class Warden:
     def __init__(self, prefix: Sequence[str] = ()) -> None:
         """``prefix``: a command that starts the warden, such as ``unshare``."""
         self._process = subprocess.Popen(
-            [*prefix, *child_command("relight.drill.warden")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env=environment(), start_new_session=True,
-        )  # fmt: skip
+            [*prefix, *child_command("relight.drill.warden")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Warden:
         return self
@@ -115,14 +119,24 @@ class _Owner:
         if "start" in command:
             with open(command["log"], "ab") as log:
                 process = subprocess.Popen(
-                    command["start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=command["env"], cwd=command["cwd"],
+                    command["start"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=command["env"],
+                    cwd=command["cwd"],
                     start_new_session=True,
-                )  # fmt: skip
+                )
             self._started[process.pid] = process
             return {"pid": process.pid}
         if "call" in command:
             done = subprocess.run(
-                command["call"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S, check=False
+                command["call"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=CALL_S,
+                check=False,
             )
             return {"code": done.returncode, "output": done.stdout.decode(errors="replace")}
         self.reap()

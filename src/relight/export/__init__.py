@@ -9,4 +9,14 @@ from relight.export.execute import ExportReport, execute_export
 from relight.export.plan import ExportPlan, plan_export
 from relight.export.selection import Options
 
-__all__ = ["ExportPlan", "ExportReport", "Mixture", "Options", "ema_weights", "execute_export", "mixture", "plan_export", "save_average"]
+__all__ = [
+    "ExportPlan",
+    "ExportReport",
+    "Mixture",
+    "Options",
+    "ema_weights",
+    "execute_export",
+    "mixture",
+    "plan_export",
+    "save_average",
+]

@@ -45,8 +45,15 @@ def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> ZipLayout
 
     ``value``: the pickle. ``storages``: the lengths in bytes of the storages ``0``, ``1`` …
     """
-    records = [ZipRecord("data.pkl", value), ZipRecord(".format_version", b"1"), ZipRecord(".storage_alignment", str(ALIGN).encode())]
-    records += [ZipRecord("byteorder", b"little"), *(ZipRecord(f"data/{key}", length) for key, length in enumerate(storages))]
+    records = [
+        ZipRecord("data.pkl", value),
+        ZipRecord(".format_version", b"1"),
+        ZipRecord(".storage_alignment", str(ALIGN).encode()),
+    ]
+    records += [
+        ZipRecord("byteorder", b"little"),
+        *(ZipRecord(f"data/{key}", length) for key, length in enumerate(storages)),
+    ]
     records += [ZipRecord("version", b"3\n")]
     return archive([ZipRecord(f"{name}/{record.name}", record.data) for record in records])
 
@@ -79,7 +86,11 @@ def archive(records: Sequence[ZipRecord]) -> ZipLayout:
         offset += len(entry)
     end = _end(len(records), start, offset - start)
     fixed.append((offset, end))
-    return ZipLayout(offset + len(end), tuple(fixed), tuple(ReservedBytes(begin, (local, central_)) for begin, local, central_ in rooms))
+    return ZipLayout(
+        offset + len(end),
+        tuple(fixed),
+        tuple(ReservedBytes(begin, (local, central_)) for begin, local, central_ in rooms),
+    )
 
 
 def _local(name: bytes, length: int, value: int, offset: int) -> bytes:
@@ -90,7 +101,11 @@ def _local(name: bytes, length: int, value: int, offset: int) -> bytes:
     padding = -begin % ALIGN
     extra += b"FB" + struct.pack("<H", padding) + b"Z" * padding
     size = _FULL if large else length
-    return _LOCAL.pack(b"PK\3\4", 45 if large else 20, 0, 0, 0, _DATE, value, size, size, len(name), len(extra)) + name + extra
+    return (
+        _LOCAL.pack(b"PK\3\4", 45 if large else 20, 0, 0, 0, _DATE, value, size, size, len(name), len(extra))
+        + name
+        + extra
+    )
 
 
 def _directory_entry(name: bytes, length: int, value: int, offset: int) -> bytes:
@@ -99,7 +114,23 @@ def _directory_entry(name: bytes, length: int, value: int, offset: int) -> bytes
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     size, version = _FULL if large else length, 45 if wide else 20
     head = _CENTRAL.pack(
-        b"PK\1\2", version, version, 0, 0, 0, _DATE, value, size, size, len(name), len(extra), 0, 0, 0, 0, _FULL if far else offset
+        b"PK\1\2",
+        version,
+        version,
+        0,
+        0,
+        0,
+        _DATE,
+        value,
+        size,
+        size,
+        len(name),
+        len(extra),
+        0,
+        0,
+        0,
+        0,
+        _FULL if far else offset,
     )
     return head + name + extra
 

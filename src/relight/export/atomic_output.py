@@ -82,7 +82,9 @@ class Landing:
 
     def _into(self, names: Sequence[str]) -> None:
         """Move the files into an existing directory. The index of old weights is removed first; the new index is moved last."""
-        old = sorted((name for name in os.listdir(self.path) if _is_ours(name)), key=lambda name: not name.endswith(".json"))
+        old = sorted(
+            (name for name in os.listdir(self.path) if _is_ours(name)), key=lambda name: not name.endswith(".json")
+        )
         for name in old:
             os.unlink(os.path.join(self.path, name))
         sync_dir(self._disk, self.path)
@@ -118,10 +120,16 @@ def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
         existing = sorted(name for name in os.listdir(path) if _is_ours(name))
         if not existing or overwrite:
             return
-        raise ConfigError(f"{existing[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")
+        raise ConfigError(
+            f"{existing[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory"
+        )
     if not overwrite:
         raise ConfigError("this is there already", where=path, hint="--overwrite replaces it")
 
 
 def _is_ours(name: str) -> bool:
-    return _WEIGHTS.match(name) is not None or name == ".metadata" or re.match(r"__[0-9]+_[0-9]+\.distcp\Z", name) is not None
+    return (
+        _WEIGHTS.match(name) is not None
+        or name == ".metadata"
+        or re.match(r"__[0-9]+_[0-9]+\.distcp\Z", name) is not None
+    )

@@ -61,7 +61,12 @@ class Mixture:
     def to_record(self) -> list[dict[str, Any]]:
         """Return the checkpoints and weights, for a root and for ``--json``."""
         return [
-            {"id": part.opened.root.id, "run": part.opened.root.run, "step": part.opened.root.step, "weight": part.weight}
+            {
+                "id": part.opened.root.id,
+                "run": part.opened.root.run,
+                "step": part.opened.root.step,
+                "weight": part.weight,
+            }
             for part in self.parts
         ]
 
@@ -80,18 +85,24 @@ def ema_weights(count: int, decay: float) -> list[float]:
 def mixture(checkpoints: Sequence[Opened], weights: Sequence[float]) -> Mixture:
     """Combine several checkpoints. Raise ``ConfigError`` for invalid weights."""
     if len(checkpoints) < 2:
-        raise ConfigError(f"an average of {len(checkpoints)}", hint="--average last:5, or several by id, step or tag, with commas")
+        raise ConfigError(
+            f"an average of {len(checkpoints)}", hint="--average last:5, or several by id, step or tag, with commas"
+        )
     parts = []
     for opened, weight in zip(checkpoints, _shares(weights), strict=True):
         whole = whole_of(opened)
-        parts.append(WeightedPart(opened, whole, weight, {tensor.name: index for index, tensor in enumerate(whole.tensors)}))
+        parts.append(
+            WeightedPart(opened, whole, weight, {tensor.name: index for index, tensor in enumerate(whole.tensors)})
+        )
     return Mixture(tuple(parts))
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
     total = math.fsum(weights)
     if not all(map(math.isfinite, weights)) or not math.isfinite(total) or total <= 0:
-        raise ConfigError("weights are not finite, or do not add up to a positive number", hint="--average 1000=0.3,2000=0.7")
+        raise ConfigError(
+            "weights are not finite, or do not add up to a positive number", hint="--average 1000=0.3,2000=0.7"
+        )
     return [weight / total for weight in weights]
 
 
@@ -111,7 +122,9 @@ def check_alike(mixed: Mixture, entries: Sequence[ExportEntry]) -> None:
                 )
                 problems.append(f"{shown(last_tensor.name)}: step {part.opened.root.step} {problem}")
     if problems:
-        raise IncompatibleState("these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common")
+        raise IncompatibleState(
+            "these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common"
+        )
 
 
 def readers_of(mixed: Mixture, batch_bytes: int = SLAB_BYTES) -> list[SlabReader]:
@@ -133,7 +146,9 @@ def read_average(
             if tensor.dtype in FLOATS:
                 with np.errstate(all="ignore"):
                     term = widened(data, tensor.dtype).astype("<f8") * part.weight
-                    results[index] = term if results[index] is None else np.add(results[index], term, out=results[index])
+                    results[index] = (
+                        term if results[index] is None else np.add(results[index], term, out=results[index])
+                    )
             else:
                 earlier = before[index]
                 if earlier is not None and earlier != data:
@@ -163,7 +178,12 @@ class _Averaged:
 
 
 def save_average(
-    mixed: Mixture, component: str | None, entries: Sequence[ExportEntry], store: ByteStore, run: str, progress: Progress | None
+    mixed: Mixture,
+    component: str | None,
+    entries: Sequence[ExportEntry],
+    store: ByteStore,
+    run: str,
+    progress: Progress | None,
 ) -> str:
     """Save the average as a checkpoint of ``run``, a new run or one with averages only. Return its id.
 
@@ -200,4 +220,6 @@ def _check_run(store: ByteStore, run: str) -> None:
         return
     last = history.fences[-1].body if history.fences else None
     if isinstance(last, FenceBody) and last.reason != REASON:
-        raise ConfigError("training saves to this run", where=run, hint="an average goes to a run of its own: --into runs/averages")
+        raise ConfigError(
+            "training saves to this run", where=run, hint="an average goes to a run of its own: --into runs/averages"
+        )

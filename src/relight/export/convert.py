@@ -42,7 +42,9 @@ def narrowed(values: np.ndarray[Any, Any], dtype: str) -> tuple[memoryview, int]
             out = _to_bfloat16(values)
             over = int(np.count_nonzero(((out & 0x7FFF) == 0x7F80) & np.isfinite(values)))
         else:
-            out = np.ascontiguousarray(values.astype({"float64": "<f8", "float32": "<f4", "float16": "<f2"}[dtype], copy=False))
+            out = np.ascontiguousarray(
+                values.astype({"float64": "<f8", "float32": "<f4", "float16": "<f2"}[dtype], copy=False)
+            )
             fits = out.dtype.itemsize >= values.dtype.itemsize
             over = 0 if fits else int(np.count_nonzero(np.isinf(out) & np.isfinite(values)))
     return out.reshape(-1).view(np.uint8).data, over

@@ -61,7 +61,12 @@ def _facts(plan: ExportPlan) -> ActionFacts:
     """Return the fields of the export's audit record."""
     checkpoint = plan.opened.checkpoint
     names = ", ".join(entry.name for entry in plan.entries)
-    return ActionFacts(plan.opened.prefix.partition("/")[0], checkpoint.id, after=plan.path, given={"target": plan.path, "names": names})
+    return ActionFacts(
+        plan.opened.prefix.partition("/")[0],
+        checkpoint.id,
+        after=plan.path,
+        given={"target": plan.path, "names": names},
+    )
 
 
 def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
@@ -124,7 +129,9 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
     direct: list[int] = []
     other_files: list[int] = []
     for number, indices in by_tensor.items():
-        plain = plan.mixed is None and len(indices) == 1 and plan.entries[indices[0]].shape == whole.tensors[number].shape
+        plain = (
+            plan.mixed is None and len(indices) == 1 and plan.entries[indices[0]].shape == whole.tensors[number].shape
+        )
         (direct if plain and is_straight(whole, number) else other_files).append(number)
     sinks: list[dict[int, Sink]] = [{} for _ in plan.opened.parts]
     for number in direct:
@@ -139,7 +146,9 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
     reader = SlabReader(plan.opened, whole)
     several = readers_of(plan.mixed) if plan.mixed is not None else []
     for batch in batches(_slabs(whole, other_files, undivided), [1] * len(whole.tensors), SLAB_ELEMENTS):
-        values = reader.read(batch, progress) if plan.mixed is None else read_average(plan.mixed, several, batch, progress)
+        values = (
+            reader.read(batch, progress) if plan.mixed is None else read_average(plan.mixed, several, batch, progress)
+        )
         for slab, data in zip(batch, values, strict=True):
             for index in by_tensor[slab.tensor]:
                 _put(tensors[index], slab.first, data, whole.tensors[slab.tensor].shape, plan.entries[index].shape)
@@ -153,7 +162,11 @@ def _slabs(whole: MergedCheckpoint, numbers: Sequence[int], undivided: Collectio
 
 
 def _put(
-    tensor: Outgoing, first: int, data: memoryview | np.ndarray[Any, Any], source_shape: tuple[int, ...], shape: tuple[int, ...]
+    tensor: Outgoing,
+    first: int,
+    data: memoryview | np.ndarray[Any, Any],
+    source_shape: tuple[int, ...],
+    shape: tuple[int, ...],
 ) -> None:
     """Write a slab. If ``shape`` differs, the slab is the whole tensor and is broadcast to it."""
     values = data if isinstance(data, np.ndarray) else None

@@ -32,14 +32,18 @@ class OutputFile(NamedTuple):
     slots: tuple[EntryOffset, ...]
 
 
-def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: int | None, name: str = MODEL) -> list[OutputFile]:
+def safetensors_files(
+    entries: Sequence[ExportEntry], tied: str, shard_bytes: int | None, name: str = MODEL
+) -> list[OutputFile]:
     """Return the layout of one file, or of shards of at most ``shard_bytes`` with their index, as transformers has it.
 
     A larger tensor is a shard by itself.
     """
     indices = [index for index, entry in enumerate(entries) if tied == "each" or entry.alias is None]
     _check(entries, indices)
-    aliases: dict[str, str] = {} if tied == "each" else {entry.name: entry.alias for entry in entries if entry.alias is not None}
+    aliases: dict[str, str] = (
+        {} if tied == "each" else {entry.name: entry.alias for entry in entries if entry.alias is not None}
+    )
     shards = _shards(entries, indices, shard_bytes)
     if shard_bytes is None or len(shards) == 1:
         return [_file_layout(entries, indices, name, aliases)]
@@ -56,7 +60,9 @@ def _check(entries: Sequence[ExportEntry], kept: Sequence[int]) -> None:
         entry = entries[index]
         if DTYPES[entry.dtype].safetensors is None:
             raise IncompatibleState(
-                f"safetensors has no dtype {entry.dtype}", where=entry.name, hint="--to pt has; or leave it out: --only, or --dtype"
+                f"safetensors has no dtype {entry.dtype}",
+                where=entry.name,
+                hint="--to pt has; or leave it out: --only, or --dtype",
             )
         if entry.name == "__metadata__":
             raise ConfigError("safetensors reserves the name __metadata__", hint="--rename it")
@@ -76,7 +82,9 @@ def _shards(entries: Sequence[ExportEntry], kept: Sequence[int], shard_bytes: in
     return shards
 
 
-def _file_layout(entries: Sequence[ExportEntry], indices: Sequence[int], name: str, aliases: Mapping[str, str]) -> OutputFile:
+def _file_layout(
+    entries: Sequence[ExportEntry], indices: Sequence[int], name: str, aliases: Mapping[str, str]
+) -> OutputFile:
     """Return the layout of one file: widest elements first, so that each tensor is aligned to its element size."""
     order = sorted(indices, key=lambda index: -DTYPES[entries[index].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": {**aliases, "format": "pt"}}
@@ -91,7 +99,9 @@ def _file_layout(entries: Sequence[ExportEntry], indices: Sequence[int], name: s
     body = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     body = body.ljust(-(-(8 + len(body)) // 64) * 64 - 8)
     if len(body) > HEADER_BYTES_MAX:
-        raise IncompatibleState(f"{len(indices)} names of {len(body)} bytes: more than a safetensors file may have", hint="--shard 5GB")
+        raise IncompatibleState(
+            f"{len(indices)} names of {len(body)} bytes: more than a safetensors file may have", hint="--shard 5GB"
+        )
     begin = 8 + len(body)
     slots = tuple(EntryOffset(index, begin + offset) for index, offset in zip(order, offsets, strict=True))
     return OutputFile(name, begin + position, ((0, len(body).to_bytes(8, "little") + body),), slots)

@@ -33,7 +33,10 @@ def check_rules(rules: Sequence[str]) -> None:
     """Raise ``ConfigError`` for an invalid rule."""
     for rule in rules:
         if "=" not in rule:
-            raise ConfigError(f"{rule[:80]!r} renames nothing", hint="FROM=TO: beginnings of names; re:PATTERN=TO: a regular expression")
+            raise ConfigError(
+                f"{rule[:80]!r} renames nothing",
+                hint="FROM=TO: beginnings of names; re:PATTERN=TO: a regular expression",
+            )
         if rule.startswith(PATTERN):
             old, new = _compiled(rule), rule.rpartition("=")[2]
             try:

@@ -62,7 +62,9 @@ class OutFile:
 
     def __init__(self, path: str, size: int, blocks: ExportBuffers) -> None:
         self._path, self._size, self._blocks = path, size, blocks
-        self._new = NewFile(Disk(), path, size, direct=size >= DIRECT_FROM_BYTES and not is_memory(os.path.dirname(path)))
+        self._new = NewFile(
+            Disk(), path, size, direct=size >= DIRECT_FROM_BYTES and not is_memory(os.path.dirname(path))
+        )
         self._plain = -1
         self.spilled: set[int] = set()
         """Blocks that are written through the page cache. Guarded by the lock."""

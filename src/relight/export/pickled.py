@@ -89,7 +89,9 @@ def _int(value: int, out: bytearray) -> None:
     else:
         data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         if len(data) > LONG_BYTES_MAX:
-            raise IncompatibleState(f"an integer of {value.bit_length()} bits cannot be in a file that torch reads without running it")
+            raise IncompatibleState(
+                f"an integer of {value.bit_length()} bits cannot be in a file that torch reads without running it"
+            )
         out += struct.pack("<cB", b"\x8a", len(data)) + data
 
 

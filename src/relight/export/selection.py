@@ -82,14 +82,18 @@ class SelectedTensors(NamedTuple):
     component: str | None
 
 
-def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[str, str], options: Options) -> SelectedTensors:
+def choose(
+    tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[str, str], options: Options
+) -> SelectedTensors:
     """Select what of ``tree`` is exported. ``kinds``: kind of each component, from the root.
 
     Raise ``ConfigError`` if names clash or a component does not exist, ``CheckpointNotFound`` if no tensor is left.
     """
     check_rules(options.rename)
     component = _component(tree, kinds, options)
-    values = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
+    values = (
+        list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
+    )
     chosen = SelectedTensors([], [], [], [], component)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     names_used: dict[str, str] = {}
@@ -106,7 +110,9 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
             name = renamed(plain, options.rename)
             if not name or name in names_used:
                 raise ConfigError(
-                    f"two tensors would be called {shown(name)!r}" if name else f"{shown(candidate.path)} would have no name",
+                    f"two tensors would be called {shown(name)!r}"
+                    if name
+                    else f"{shown(candidate.path)} would have no name",
                     where=f"{names_used.get(name, '')} {candidate.path}".strip(),
                     hint="change --rename, or leave one out: --only",
                 )
@@ -131,7 +137,9 @@ def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Optio
     names = [key for key in tree if isinstance(key, str)]
     if options.component is not None:
         if options.component not in names:
-            raise ConfigError(f"no component {options.component[:80]!r}", hint=f"there are {', '.join(map(shown, names[:12]))}")
+            raise ConfigError(
+                f"no component {options.component[:80]!r}", hint=f"there are {', '.join(map(shown, names[:12]))}"
+            )
         return options.component
     if "model" in names:
         return "model"
@@ -141,7 +149,9 @@ def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Optio
     others = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
     if len(others) == 1:
         return others[0]
-    raise ConfigError("the component to export is ambiguous", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
+    raise ConfigError(
+        "the component to export is ambiguous", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all"
+    )
 
 
 def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[TreeValue]:
@@ -173,7 +183,9 @@ def shape_of(value: Any, tensors: Sequence[Tensor]) -> tuple[int, ...] | str | N
             shape = tuple(int(extent) for extent in value.meta)
         except (TypeError, ValueError):
             return "an expanded tensor of no shape"
-        fits = len(shape) == len(stored.shape) and all(a in (1, b) and b >= 0 for a, b in zip(stored.shape, shape, strict=True))
+        fits = len(shape) == len(stored.shape) and all(
+            a in (1, b) and b >= 0 for a, b in zip(stored.shape, shape, strict=True)
+        )
         return shape if fits else "an expanded tensor of another shape"
     if value.kind == "numpy":
         return stored.shape if tuple(value.meta[1]) == stored.shape else f"an array of {shown(str(value.meta[0]))}"

@@ -39,7 +39,9 @@ def tensor_value(entry: ExportEntry, key: int) -> PickledCall:
     storage = PickledStorage(("storage", kind, str(key), "cpu", math.prod(entry.shape) if name else entry.length))
     shape, strides = tuple(entry.shape), strides_of(entry.shape)
     if name:
-        return PickledCall(PickledClass("torch._utils", "_rebuild_tensor_v2"), (storage, 0, shape, strides, False, _ORDERED))
+        return PickledCall(
+            PickledClass("torch._utils", "_rebuild_tensor_v2"), (storage, 0, shape, strides, False, _ORDERED)
+        )
     return PickledCall(
         PickledClass("torch._utils", "_rebuild_tensor_v3"),
         (storage, 0, shape, strides, False, _ORDERED, PickledClass("torch", entry.dtype)),
@@ -83,10 +85,14 @@ def split_values(chosen: SelectedTensors) -> SelectedTensors:
 def _owners(entries: Sequence[ExportEntry], tied: str) -> list[int]:
     """Return for each entry the index of the entry with its bytes: itself, or the earlier one that it is tied to."""
     by_name = {entry.name: index for index, entry in enumerate(entries)}
-    return [index if entry.alias is None or tied == "each" else by_name[entry.alias] for index, entry in enumerate(entries)]
+    return [
+        index if entry.alias is None or tied == "each" else by_name[entry.alias] for index, entry in enumerate(entries)
+    ]
 
 
-def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None, rules: Sequence[str], name: str) -> list[OutputFile]:
+def pt_files(
+    chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None, rules: Sequence[str], name: str
+) -> list[OutputFile]:
     """Return the layout of one file: a dict of names, or ``tree`` unchanged. Tied tensors share a storage."""
     owners = _owners(chosen.entries, tied)
     storages = sorted(set(owners))
@@ -97,10 +103,14 @@ def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None,
         value = _rendered(tree, (), dict(pairs))
     else:
         named = [(entry.name, tensor) for entry, tensor in zip(chosen.entries, tensor_values, strict=True)]
-        value = dict([*named, *((renamed(".".join(map(str, keys)), rules), exported) for keys, exported in chosen.values)])
+        value = dict(
+            [*named, *((renamed(".".join(map(str, keys)), rules), exported) for keys, exported in chosen.values)]
+        )
     lengths = [chosen.entries[owner].length for owner in storages]
     layout = torch_archive(name.rpartition(".")[0] or "archive", pickled(value), lengths)
-    slots = tuple(EntryOffset(owner, room.offset, room.sums) for owner, room in zip(storages, layout.rooms, strict=True))
+    slots = tuple(
+        EntryOffset(owner, room.offset, room.sums) for owner, room in zip(storages, layout.rooms, strict=True)
+    )
     return [OutputFile(name, layout.size, layout.fixed, slots)]
 
 
@@ -141,7 +151,9 @@ def dcp_files(chosen: SelectedTensors, tied: str, rules: Sequence[str]) -> list[
         offset += layout.size
     spans = [(entry.name, places[owners[index]], entry) for index, entry in enumerate(entries)]
     values: list[tuple[str, tuple[int, int], None]] = []
-    paths = {entry.name: (entry.name,) if rules else _path(keys) for entry, keys in zip(entries, chosen.keys, strict=True)}
+    paths = {
+        entry.name: (entry.name,) if rules else _path(keys) for entry, keys in zip(entries, chosen.keys, strict=True)
+    }
     for keys, value in chosen.values:
         name = renamed(".".join(map(str, keys)), rules)
         offset += -offset % 64
@@ -162,7 +174,9 @@ def _path(keys: Sequence[Any]) -> tuple[str | int, ...]:
     return tuple(int(key) if type(key) is At else str(key) for key in keys)
 
 
-def _padded(fixed: list[tuple[int, bytes]], slots: list[EntryOffset], entries: Sequence[ExportEntry], size: int) -> list[tuple[int, bytes]]:
+def _padded(
+    fixed: list[tuple[int, bytes]], slots: list[EntryOffset], entries: Sequence[ExportEntry], size: int
+) -> list[tuple[int, bytes]]:
     """Fill the gaps with zeros, so that every byte of a file is written."""
     chosen = sorted(
         [(begin_, begin_ + len(data)) for begin_, data in fixed]
@@ -176,17 +190,27 @@ def _padded(fixed: list[tuple[int, bytes]], slots: list[EntryOffset], entries: S
     return fixed + gaps
 
 
-def _metadata(spans: Sequence[tuple[str, tuple[int, int], ExportEntry | None]], paths: dict[str, tuple[Any, ...]]) -> PickledObject:
+def _metadata(
+    spans: Sequence[tuple[str, tuple[int, int], ExportEntry | None]], paths: dict[str, tuple[Any, ...]]
+) -> PickledObject:
     information = PickledClass(f"{_HOME}.filesystem", "_StorageInfo")
-    return PickledObject(PickledClass(f"{_HOME}.metadata", "Metadata"), {
-        "state_dict_metadata": {name: _described(entry) for name, _, entry in spans},
-        "planner_data": paths,
-        "storage_data": Items(tuple(
-            (_index(name, entry), PickledObject(information, {"relative_path": SHARD, "offset": offset, "length": length}))
-            for name, (offset, length), entry in spans
-        )),
-        "version": "1.0.0",
-    })  # fmt: skip
+    return PickledObject(
+        PickledClass(f"{_HOME}.metadata", "Metadata"),
+        {
+            "state_dict_metadata": {name: _described(entry) for name, _, entry in spans},
+            "planner_data": paths,
+            "storage_data": Items(
+                tuple(
+                    (
+                        _index(name, entry),
+                        PickledObject(information, {"relative_path": SHARD, "offset": offset, "length": length}),
+                    )
+                    for name, (offset, length), entry in spans
+                )
+            ),
+            "version": "1.0.0",
+        },
+    )
 
 
 def _described(entry: ExportEntry | None) -> PickledObject:
@@ -196,15 +220,20 @@ def _described(entry: ExportEntry | None) -> PickledObject:
     layout = PickledCall(PickledClass("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = PickledCall(PickledClass(home, "_MEM_FORMAT_ENCODING"), (0,))
     chunk = PickledObject(
-        PickledClass(home, "ChunkStorageMetadata"), {"offsets": _size((0,) * len(entry.shape)), "sizes": _size(entry.shape)}
+        PickledClass(home, "ChunkStorageMetadata"),
+        {"offsets": _size((0,) * len(entry.shape)), "sizes": _size(entry.shape)},
     )
-    return PickledObject(PickledClass(home, "TensorStorageMetadata"), {
-        "properties": PickledObject(
-            PickledClass(home, "TensorProperties"), (PickledClass("torch", entry.dtype), layout, False, contiguous, False)
-        ),
-        "size": _size(entry.shape),
-        "chunks": [chunk],
-    })  # fmt: skip
+    return PickledObject(
+        PickledClass(home, "TensorStorageMetadata"),
+        {
+            "properties": PickledObject(
+                PickledClass(home, "TensorProperties"),
+                (PickledClass("torch", entry.dtype), layout, False, contiguous, False),
+            ),
+            "size": _size(entry.shape),
+            "chunks": [chunk],
+        },
+    )
 
 
 def _index(name: str, entry: ExportEntry | None) -> PickledObject:

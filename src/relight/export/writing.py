@@ -51,7 +51,9 @@ class Outgoing:
             place.file.write_at(place.offset + start, out)
         if self._wants_sums:
             self._sums.append((start, len(out), zlib.crc32(out)))
-        self.overflowed += over  # not locked: concurrent runs of one tensor are few, and a lost update never hides all overflows
+        self.overflowed += (
+            over  # not locked: concurrent runs of one tensor are few, and a lost update never hides all overflows
+        )
 
     def _begin(self) -> None:
         """Write the fixed bytes before the tensor: the block that has them is being filled now."""

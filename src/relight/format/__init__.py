@@ -7,7 +7,17 @@ specifies the format for readers in other languages.
 
 from relight.format.digest import DIGEST_BYTES, Digest, digest, hexdigest
 from relight.format.dtypes import DTYPES, DType, dtype_named
-from relight.format.manifest import Pack, Part, PartRef, Root, Tensor, decode_part, decode_root, encode_part, encode_root
+from relight.format.manifest import (
+    Pack,
+    Part,
+    PartRef,
+    Root,
+    Tensor,
+    decode_part,
+    decode_root,
+    encode_part,
+    encode_root,
+)
 from relight.format.pack import encode_header, parse_header
 from relight.format.records import Record, StoreRecord, decode_record, decode_store, encode_record, encode_store
 from relight.format.tree import Leaf, decode_tree, encode_tree

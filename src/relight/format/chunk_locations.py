@@ -80,7 +80,9 @@ class PackChunks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     def donors(self) -> list[str]:
         """Return the ids of the donors of this pack."""
-        return sorted({parsed[1].id for directory, _ in self.homes if (parsed := names.parse_home(directory)) is not None})
+        return sorted(
+            {parsed[1].id for directory, _ in self.homes if (parsed := names.parse_home(directory)) is not None}
+        )
 
     @property
     def in_other_runs(self) -> bool:
@@ -95,7 +97,9 @@ def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: st
     for directory, file in stored.homes:
         parsed = names.parse_home(directory)
         if parsed is None or parsed[1].id == own or not names.is_pack_file(file):
-            raise UnsafeContent(f"stored chunks in {f'{directory}/{file}'[:120]!r}, which is not another checkpoint's pack", where=where)
+            raise UnsafeContent(
+                f"stored chunks in {f'{directory}/{file}'[:120]!r}, which is not another checkpoint's pack", where=where
+            )
     if len(set(stored.homes)) != len(stored.homes):
         raise UnsafeContent("duplicate donor", where=where)
     offset, used = 0, set[int]()
@@ -109,7 +113,9 @@ def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: st
                 raise UnsafeContent(f"chunk {number}: a delta against a chunk of its own checkpoint", where=where)
         if piece.home == OWN:
             if piece.offset != offset:
-                raise UnsafeContent(f"chunk {number}: a gap or an overlap at byte {offset} of the stored file", where=where)
+                raise UnsafeContent(
+                    f"chunk {number}: a gap or an overlap at byte {offset} of the stored file", where=where
+                )
             offset += piece.length
     if offset != stored.size:
         raise UnsafeContent(f"stored chunks end at {offset}, their file at {stored.size}", where=where)

@@ -166,7 +166,9 @@ def parse_trailer(data: bytes | memoryview, stored: int, where: str) -> Trailer:
     """Parse the last ``TRAILER_BYTES`` of a file of ``stored`` bytes. Raise ``CorruptCheckpoint`` if they are not a valid trailer."""
     if len(data) != TRAILER_BYTES or not is_encrypted(data):
         raise CorruptCheckpoint(
-            "it is not encrypted, and this store is", where=where, hint="it was truncated, or Relight did not write it: it is not used"
+            "it is not encrypted, and this store is",
+            where=where,
+            hint="it was truncated, or Relight did not write it: it is not used",
         )
     ring, wrapped, salt, commitment, size = _TRAILER.unpack_from(data)
     if not 0 < size < SIZE_MAX or stored_size(size) != stored:
@@ -199,7 +201,9 @@ def decrypt_pages(cipher: FileCipher, first: int, sealed: memoryview, tags: memo
         after_page = slice(offset + length, offset + length + TAG_BYTES)
         kept = bytes(sealed[after_page])
         sealed[after_page] = tags[number * TAG_BYTES : (number + 1) * TAG_BYTES]
-        cipher.decrypt_page(first + number, sealed[offset : offset + length + TAG_BYTES], into[offset : offset + length])
+        cipher.decrypt_page(
+            first + number, sealed[offset : offset + length + TAG_BYTES], into[offset : offset + length]
+        )
         sealed[after_page] = kept
         offset += length
 
@@ -274,4 +278,6 @@ def need_library() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise ConfigError("encryption needs the library cryptography", hint="pip install 'relight[encryption]'") from None
+        raise ConfigError(
+            "encryption needs the library cryptography", hint="pip install 'relight[encryption]'"
+        ) from None

@@ -78,7 +78,9 @@ class Way:
     share: float
 
 
-def choose(data: memoryview, kind: ElementKind, base: memoryview | None = None, trial: Compress = compress) -> Way | None:
+def choose(
+    data: memoryview, kind: ElementKind, base: memoryview | None = None, trial: Compress = compress
+) -> Way | None:
     """Return the best way to code ``data``; None if it would not become smaller.
 
     ``base`` is an earlier chunk of the same length and kind; it is used if that is better by 5%. ``trial`` codes the samples. Cost: codes
@@ -109,7 +111,9 @@ def difference(kind: ElementKind, length: int) -> Way:
     return Way(kind, True, (1,) * kind.width, ("repeats",) * kind.width, 0.0)
 
 
-def encode(data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress) -> bytes | None:
+def encode(
+    data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress
+) -> bytes | None:
     """Return ``data`` coded in this way; None if it did not become smaller.
 
     ``base``: required if the way uses differences. ``rooms``: this thread's buffers, reused between chunks. ``by``: compresses planes.
@@ -145,7 +149,13 @@ def decode(stored: memoryview, into: memoryview, base: memoryview | None = None,
     if difference and (base is None or len(base) != len(into)):
         raise _wrong("the base chunk of its differences is missing")
     values = np.frombuffer(into, np.dtype(f"<u{width}"))
-    join(planes, values, turned=floating, base=elements(base, width) if difference and base is not None else None, rooms=rooms)
+    join(
+        planes,
+        values,
+        turned=floating,
+        base=elements(base, width) if difference and base is not None else None,
+        rooms=rooms,
+    )
 
 
 def _planes(stored: memoryview, length: int, rooms: Rooms) -> tuple[int, bool, bool, list[Elements]]:
@@ -157,7 +167,9 @@ def _planes(stored: memoryview, length: int, rooms: Rooms) -> tuple[int, bool, b
         raise _wrong("its header is malformed")
     heads = [_PLANE.unpack_from(stored, _HEAD_BYTES + number * _PLANE.size) for number in range(count)]
     widths = tuple(head >> 4 for head, _ in heads)
-    if widths not in {widths_of(width, single) for single in range(width + 1)} or any(head & 15 > 1 for head, _ in heads):
+    if widths not in {widths_of(width, single) for single in range(width + 1)} or any(
+        head & 15 > 1 for head, _ in heads
+    ):
         raise _wrong("the widths of its planes are invalid")
     planes: list[Elements] = []
     for plane_width, (head, stored_length) in zip(widths, heads, strict=True):
@@ -215,4 +227,6 @@ def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
 
 
 def _wrong(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy")
+    return CorruptCheckpoint(
+        f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy"
+    )

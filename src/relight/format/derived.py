@@ -38,10 +38,17 @@ def encode_derived(kind: int, runs: Sequence[SourceRange]) -> bytes:
 
 def parse_derived(stored: memoryview, length: int) -> tuple[int, list[SourceRange]]:
     """Return kind and ranges of a derived chunk of the given length. Raise ``CorruptCheckpoint`` if they are malformed."""
-    if len(stored) < 2 + _RUN.size or (len(stored) - 2) % _RUN.size or stored[0] != _VERSION or stored[1] not in KINDS.values():
+    if (
+        len(stored) < 2 + _RUN.size
+        or (len(stored) - 2) % _RUN.size
+        or stored[0] != _VERSION
+        or stored[1] not in KINDS.values()
+    ):
         raise CorruptCheckpoint("a chunk cannot be derived: its header is malformed")
     runs = [SourceRange(*fields) for fields in _RUN.iter_unpack(stored[2:])]
-    if sum(run.length for run in runs) != length or any(run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs):
+    if sum(run.length for run in runs) != length or any(
+        run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs
+    ):
         raise CorruptCheckpoint("a chunk cannot be derived: its runs are malformed")
     if len(runs) > RUNS_MAX:
         raise CorruptCheckpoint(f"a chunk cannot be derived: more than {RUNS_MAX} runs")

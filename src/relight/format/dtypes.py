@@ -55,4 +55,6 @@ def dtype_named(name: str) -> DType:
     try:
         return DTYPES[name]
     except KeyError:
-        raise UnsafeContent(f"unknown dtype {name[:40]!r}", hint="a newer Relight or another program wrote it") from None
+        raise UnsafeContent(
+            f"unknown dtype {name[:40]!r}", hint="a newer Relight or another program wrote it"
+        ) from None

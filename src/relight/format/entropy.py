@@ -33,7 +33,12 @@ _LITERALS = 1002
 """zstd's parameter to compress literals at every level. zstd calls it experimental, and has it since version 1.3."""
 _C, _D = zstd.CompressionParameter, zstd.DecompressionParameter
 _REPEATING: Mapping[int, int] = {_C.compression_level: 1}
-_ENTROPY: Mapping[int, int] = {_C.strategy: zstd.Strategy.fast, _C.hash_log: 6, _C.min_match: 7, _C.window_log: _WINDOW_LOG}
+_ENTROPY: Mapping[int, int] = {
+    _C.strategy: zstd.Strategy.fast,
+    _C.hash_log: 6,
+    _C.min_match: 7,
+    _C.window_log: _WINDOW_LOG,
+}
 
 
 def compress(raw: memoryview, method: str) -> bytes:
@@ -96,4 +101,6 @@ def decompress(body: memoryview, into: memoryview) -> None:
 
 
 def _wrong(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy")
+    return CorruptCheckpoint(
+        f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy"
+    )

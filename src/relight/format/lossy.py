@@ -61,7 +61,9 @@ class LossyRange(NamedTuple):
     """Whether ``most`` is relative to the run's largest magnitude."""
 
 
-def encode_lossy(data: memoryview, runs: Sequence[LossyRange], by: Compress = compress) -> tuple[bytes, memoryview] | None:
+def encode_lossy(
+    data: memoryview, runs: Sequence[LossyRange], by: Compress = compress
+) -> tuple[bytes, memoryview] | None:
     """Return the stored bytes and the bytes that they decode to; None if they are not smaller, or no run is lossy.
 
     Memory: three times the chunk.
@@ -121,7 +123,9 @@ def _nearest(data: memoryview, run: LossyRange) -> tuple[str, tuple[memoryview, 
     """Return the first way of a run with errors within its bound, and the result of ``_near`` for it; "" and None without one."""
     for way in run.ways:
         near = _near(data, way)
-        if near is not None and (run.most == math.inf or _error(data, near[1]) <= run.most * (_largest(data) if run.relative else 1.0)):
+        if near is not None and (
+            run.most == math.inf or _error(data, near[1]) <= run.most * (_largest(data) if run.relative else 1.0)
+        ):
             return way, near
     return "", None
 

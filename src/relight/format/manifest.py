@@ -201,7 +201,8 @@ def encode_root(root: Root) -> bytes:
         data = to_json(value)
     except (TypeError, ValueError, RecursionError) as error:  # of Unicode too
         raise IncompatibleState(
-            f"metadata cannot be encoded as JSON: {shown(error)}", hint="use text, finite numbers, booleans, lists and dicts"
+            f"metadata cannot be encoded as JSON: {shown(error)}",
+            hint="use text, finite numbers, booleans, lists and dicts",
         ) from None
     if len(data) > ROOT_BYTES_MAX:
         raise UnsafeContent(
@@ -219,7 +220,9 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
     check_version(value, "root", where)
     features = value.get("features")
     unknown = (
-        [feature for feature in features if isinstance(feature, str) and feature not in FEATURES] if isinstance(features, list) else []
+        [feature for feature in features if isinstance(feature, str) and feature not in FEATURES]
+        if isinstance(features, list)
+        else []
     )
     if unknown:
         raise UnsafeContent(
@@ -252,12 +255,19 @@ def _shortened(ref: PartRef) -> str:
 
 
 def _lengthened(parts: Any, where: str) -> list[dict[str, Any]]:
-    matches = [_SHORT.match(text) if isinstance(text, str) else None for text in parts] if isinstance(parts, list) else [None]
+    matches = (
+        [_SHORT.match(text) if isinstance(text, str) else None for text in parts] if isinstance(parts, list) else [None]
+    )
     texts = [match.groups() for match in matches if match]
     if len(texts) < len(matches):
         raise UnsafeContent("the root has malformed parts", where=where)
     return [
-        {"rank": rank, "file": names.part_file(rank), "size": int(size, 36), "hash": base64.urlsafe_b64decode(f"{value}=").hex()}
+        {
+            "rank": rank,
+            "file": names.part_file(rank),
+            "size": int(size, 36),
+            "hash": base64.urlsafe_b64decode(f"{value}=").hex(),
+        }
         for rank, (value, size) in enumerate(texts)
     ]
 
@@ -302,7 +312,9 @@ def adopt_part(data: bytes, root: Root, ref: PartRef, where: str, ways: Iterable
     """
     try:
         part = _part_decoder.decode(data)
-        moved = msgspec.structs.replace(part, store=root.store, run=root.run, id=root.id, step=root.step, epoch=root.epoch)
+        moved = msgspec.structs.replace(
+            part, store=root.store, run=root.run, id=root.id, step=root.step, epoch=root.epoch
+        )
         mine = encode_part(moved)
         for way in ways:
             if hexdigest(mine) != ref.hash:
@@ -312,10 +324,16 @@ def adopt_part(data: bytes, root: Root, ref: PartRef, where: str, ways: Iterable
     return decode_part(mine, root, ref, where), mine
 
 
-def contents(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> Iterator[tuple[tuple[str, str], int, int]]:
+def contents(
+    lengths: Iterable[int], tensors: Iterable[Tensor], index: int
+) -> Iterator[tuple[tuple[str, str], int, int]]:
     """Yield for each chunk of pack ``index`` after the header chunk: dtype and role of its first tensor, offset, length."""
     spans = iter(
-        sorted((tensor.offset, tensor.length, tensor.dtype, tensor.role) for tensor in tensors if tensor.pack == index and tensor.length)
+        sorted(
+            (tensor.offset, tensor.length, tensor.dtype, tensor.role)
+            for tensor in tensors
+            if tensor.pack == index and tensor.length
+        )
     )
     position = end = 0
     dtype = role = ""
@@ -328,12 +346,16 @@ def contents(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> I
         position += length
 
 
-def tensors_in(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> Iterator[tuple[int, list[tuple[Tensor, int, int]]]]:
+def tensors_in(
+    lengths: Iterable[int], tensors: Iterable[Tensor], index: int
+) -> Iterator[tuple[int, list[tuple[Tensor, int, int]]]]:
     """Yield for each chunk of pack ``index``: its offset, and its tensors in order, each with begin and end of its bytes in this chunk.
 
     All offsets are relative to the pack.
     """
-    in_pack = sorted((tensor for tensor in tensors if tensor.pack == index and tensor.length), key=lambda tensor: tensor.offset)
+    in_pack = sorted(
+        (tensor for tensor in tensors if tensor.pack == index and tensor.length), key=lambda tensor: tensor.offset
+    )
     position = first = 0
     for length in lengths:
         while first < len(in_pack) and in_pack[first].offset + in_pack[first].length <= position:
@@ -401,7 +423,9 @@ def _check_spans(pack: Pack, tensors: Sequence[Tensor], where: str) -> None:
     starts = list(map(_offset, tensors))
     ends = [edges[0], *map(add, starts, map(_length, tensors))]
     if not all(map(eq, starts, ends)):
-        offset, expected = next((offset, expected) for offset, expected in zip(starts, ends, strict=False) if offset != expected)
+        offset, expected = next(
+            (offset, expected) for offset, expected in zip(starts, ends, strict=False) if offset != expected
+        )
         raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(expected, offset)}", where=where)
     if ends[-1] != pack.size:
         raise UnsafeContent(f"{pack.file}: tensors end at {ends[-1]}, the file at {pack.size}", where=where)

@@ -34,8 +34,10 @@ _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _STORED = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.chunks\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*\Z")
 _NUMBER = "(0|[1-9a-z][0-9a-z]{0,11})"
-_READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])"
-                    rf"(?:\.{_NUMBER}\.{_NUMBER}\.{_NUMBER})?\Z")  # fmt: skip
+_READY = re.compile(
+    rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])"
+    rf"(?:\.{_NUMBER}\.{_NUMBER}\.{_NUMBER})?\Z"
+)
 _FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PLAN_DIGITS = 6

@@ -49,7 +49,9 @@ def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...
         entries = json.loads(data[8:].decode("utf-8"), object_pairs_hook=_once)
         return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"not a safetensors header: {type(error).__name__}, {shown(error)}", where=where) from None
+        raise CorruptCheckpoint(
+            f"not a safetensors header: {type(error).__name__}, {shown(error)}", where=where
+        ) from None
 
 
 def header_metadata(data: bytes) -> dict[str, str] | None:
@@ -58,7 +60,9 @@ def header_metadata(data: bytes) -> dict[str, str] | None:
     if begin != 8:
         return None
     try:
-        text = data[begin + len(_METADATA) : begin + len(_METADATA) + METADATA_BYTES_MAX].decode("utf-8", errors="replace")
+        text = data[begin + len(_METADATA) : begin + len(_METADATA) + METADATA_BYTES_MAX].decode(
+            "utf-8", errors="replace"
+        )
         metadata, _ = json.JSONDecoder(object_pairs_hook=_once).raw_decode(text)
     except (ValueError, RecursionError):
         return None

@@ -77,7 +77,14 @@ def split(
     return planes
 
 
-def join(planes: Sequence[Elements], into: Elements, *, turned: bool, base: Elements | None = None, rooms: Rooms | None = None) -> None:
+def join(
+    planes: Sequence[Elements],
+    into: Elements,
+    *,
+    turned: bool,
+    base: Elements | None = None,
+    rooms: Rooms | None = None,
+) -> None:
     """Fill ``into`` from planes: the inverse of ``split``. ``base`` may be ``into`` itself."""
     top, rows, rooms = 8 * into.itemsize - 1, _rows(into), rooms or Rooms()
     bits, spare = rooms.pair("block", rows, into.itemsize)

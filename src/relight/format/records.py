@@ -15,7 +15,16 @@ from relight.save_reason import SaveReason, of_record
 
 VERSION = 1
 EPOCH_MAX = 10**12 - 1
-RUN, FENCE, COMMIT, RETIRE, RECALL, SWEEP, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG", "NOTE"
+RUN, FENCE, COMMIT, RETIRE, RECALL, SWEEP, TAG, NOTE = (
+    "RUN",
+    "FENCE",
+    "COMMIT",
+    "RETIRE",
+    "RECALL",
+    "SWEEP",
+    "TAG",
+    "NOTE",
+)
 UNDO_S_MAX = 10**9
 WORDS_MAX = 2000
 """Largest number of characters of a tag's owner and of its reason."""
@@ -143,7 +152,16 @@ _BODIES: dict[str, type[Any]] = {
     TAG: TagBody,
     NOTE: NoteBody,
 }
-_LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0, "home": "", "by": "", "why": "", "reason_kind": "", "reason_by": ""}
+_LEFT_OUT = {
+    "origin": "",
+    "undo_s": 0.0,
+    "lossy": 0.0,
+    "home": "",
+    "by": "",
+    "why": "",
+    "reason_kind": "",
+    "reason_by": "",
+}
 """Fields that are left out of a record if they have these defaults."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}
 
@@ -225,7 +243,9 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
     check_version(value, "record", where)
     frame = convert(value, _Frame, where)
     if frame.seq != seq:
-        raise CorruptCheckpoint(f"has record {frame.seq} instead of {seq}", where=where, hint="a file was moved or copied")
+        raise CorruptCheckpoint(
+            f"has record {frame.seq} instead of {seq}", where=where, hint="a file was moved or copied"
+        )
     body = body_of(frame.kind, frame.body, where)
     if not is_hex(frame.prev) or not names.RUN_ID.match(frame.store) or not names.RUN_ID.match(frame.run):
         raise UnsafeContent("malformed hash, store or run id", where=where)
@@ -259,7 +279,9 @@ def _check_body(body: Body, where: str) -> None:
     if isinstance(body, CommitBody):
         parsed = names.parse_dir(body.dir)
         if parsed is None or parsed.id != body.id or parsed.step != body.step:
-            raise UnsafeContent(f"directory {body.dir[:80]!r} does not belong to {body.id[:20]!r} at {body.step}", where=where)
+            raise UnsafeContent(
+                f"directory {body.dir[:80]!r} does not belong to {body.id[:20]!r} at {body.step}", where=where
+            )
         if not is_hex(body.root):
             raise UnsafeContent("malformed root hash", where=where)
         if body.home and not names.is_run_name(body.home):
@@ -304,7 +326,9 @@ def check_version(value: Any, kind: str, where: str) -> None:
     if type(version) is not int or version < 1:
         raise UnsafeContent("no usable format version", where=where)
     if version > VERSION:
-        raise UnsafeContent(f"format version {version}; this Relight reads up to {VERSION}", where=where, hint="upgrade relight")
+        raise UnsafeContent(
+            f"format version {version}; this Relight reads up to {VERSION}", where=where, hint="upgrade relight"
+        )
 
 
 def encode_store(record: StoreRecord) -> bytes:

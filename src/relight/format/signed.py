@@ -13,7 +13,9 @@ from typing import NamedTuple
 from relight.errors import CorruptCheckpoint
 from relight.format.digest import hexdigest
 
-_LINE = re.compile(rb'\{"by":"([a-z0-9]{1,16}:[0-9a-f]{16})","signature":"([A-Za-z0-9+/=]{4,200})","seal":"([0-9a-f]{64})"\}\n\Z')
+_LINE = re.compile(
+    rb'\{"by":"([a-z0-9]{1,16}:[0-9a-f]{16})","signature":"([A-Za-z0-9+/=]{4,200})","seal":"([0-9a-f]{64})"\}\n\Z'
+)
 DOMAIN = b"relight record\0"
 """Prefix of the signed bytes (domain separation): the signature is invalid for any other purpose."""
 
@@ -28,7 +30,16 @@ class Signature(NamedTuple):
 def with_signature(record: bytes, signature: Signature) -> bytes:
     """Return the file of a signed record."""
     by, value = signature.by.encode(), base64.b64encode(signature.value)
-    return record + b'{"by":"' + by + b'","signature":"' + value + b'","seal":"' + hexdigest(by + b"\n" + value).encode() + b'"}\n'
+    return (
+        record
+        + b'{"by":"'
+        + by
+        + b'","signature":"'
+        + value
+        + b'","seal":"'
+        + hexdigest(by + b"\n" + value).encode()
+        + b'"}\n'
+    )
 
 
 def apart(data: bytes, where: str) -> tuple[bytes, Signature | None]:

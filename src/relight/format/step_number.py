@@ -17,10 +17,16 @@ def step_of(value: Any, what: str = "step") -> int:
     """
     number = value if type(value) is int else _index_of(value)
     if number is None:
-        raise ConfigError(f"{what} is a whole number from 0 up, not {shown(value)}", where=what, hint=_way_out(value, what))
+        raise ConfigError(
+            f"{what} is a whole number from 0 up, not {shown(value)}", where=what, hint=_way_out(value, what)
+        )
     if not 0 <= number <= STEP_MAX:
         shown_number = number if abs(number) <= 10 * STEP_MAX else f"a number of {number.bit_length()} bits"
-        hint = f"{what}s count from 0" if number < 0 else f"a {what} is at most {STEP_MAX}: pass a count, and not a time or a hash"
+        hint = (
+            f"{what}s count from 0"
+            if number < 0
+            else f"a {what} is at most {STEP_MAX}: pass a count, and not a time or a hash"
+        )
         raise ConfigError(f"{what} is a whole number from 0 to {STEP_MAX}, not {shown_number}", where=what, hint=hint)
     return number
 
@@ -34,9 +40,13 @@ def which_of(which: Any) -> str | int:
         hint = "leave it out, or pass 'latest', for the newest; 'best', a tag, a step or an id for that one"
         raise ConfigError(f"{shown(which)} names no checkpoint", where="which", hint=hint)
     if number < 0:
-        raise ConfigError(f"{number} names no checkpoint", where="which", hint="'latest' is the newest; steps count from 0")
+        raise ConfigError(
+            f"{number} names no checkpoint", where="which", hint="'latest' is the newest; steps count from 0"
+        )
     if number > STEP_MAX:  # Python shows no number of thousands of digits
-        raise ConfigError(f"a number of {number.bit_length()} bits names no checkpoint", where="which", hint=f"steps go to {STEP_MAX}")
+        raise ConfigError(
+            f"a number of {number.bit_length()} bits names no checkpoint", where="which", hint=f"steps go to {STEP_MAX}"
+        )
     return number
 
 
@@ -56,4 +66,8 @@ def _way_out(value: Any, what: str) -> str:
     if isinstance(value, (str, bytes, float)):
         return f"pass int({what})"
     shape = getattr(value, "shape", ())
-    return f"pass one number: int({what}[…])" if isinstance(shape, tuple) and len(shape) else f"pass int({what}), or count in an int"
+    return (
+        f"pass one number: int({what}[…])"
+        if isinstance(shape, tuple) and len(shape)
+        else f"pass int({what}), or count in an int"
+    )

@@ -88,7 +88,9 @@ def encode_tree(tree: Any) -> bytes:
 
 def _encode(value: Any, path: str, level: int) -> Any:
     if level > LEVELS_MAX:
-        raise IncompatibleState(f"nested deeper than {LEVELS_MAX} levels", where=path[:200], hint="does it contain itself?")
+        raise IncompatibleState(
+            f"nested deeper than {LEVELS_MAX} levels", where=path[:200], hint="does it contain itself?"
+        )
     kind = type(value)
     if value is None or kind is bool or kind is float or kind is bytes:
         return value
@@ -119,7 +121,10 @@ def _encode(value: Any, path: str, level: int) -> Any:
         return out
     sequences: dict[type[Any], str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
     if kind in sequences:
-        return [sequences[kind], *(_encode(item, join_path(path, i, sequence=True), level + 1) for i, item in enumerate(value))]
+        return [
+            sequences[kind],
+            *(_encode(item, join_path(path, i, sequence=True), level + 1) for i, item in enumerate(value)),
+        ]
     raise IncompatibleState(
         f"cannot save a {kind.__module__}.{kind.__qualname__}",
         where=path,
@@ -195,7 +200,11 @@ class _Decoder:
         if set(map(len, nodes)) != {4}:
             return None
         tags, kinds, indices, metas = zip(*nodes, strict=True)
-        if not (all(map(eq, tags, repeat("@"))) and all(map(eq, kinds, repeat("tensor"))) and metas.count(None) == len(metas)):
+        if not (
+            all(map(eq, tags, repeat("@")))
+            and all(map(eq, kinds, repeat("tensor")))
+            and metas.count(None) == len(metas)
+        ):
             return None
         if set(map(type, indices)) != {list} or set(map(len, indices)) != {1}:
             return None

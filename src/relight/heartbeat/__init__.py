@@ -6,7 +6,14 @@ None. Torch-free; imports nothing of Relight but its errors.
 """
 
 from relight.heartbeat.heartbeat_page import LATE_AFTER, PAGE_BYTES, Heartbeat, HeartbeatPage, read_beat
-from relight.heartbeat.rank_state import RankState, RankStateWriter, lost_of, make_rank_state, rank_state_path, read_rank_state
+from relight.heartbeat.rank_state import (
+    RankState,
+    RankStateWriter,
+    lost_of,
+    make_rank_state,
+    rank_state_path,
+    read_rank_state,
+)
 from relight.heartbeat.risk import RiskWarning, read_risk, risk_path, write_risk
 from relight.heartbeat.save_request import request_path, take_request, write_request
 from relight.heartbeat.standby import assert_past_standby

@@ -39,7 +39,10 @@ def write_ease(page: str | os.PathLike[str], eased: Eased | None) -> None:
 
 def read_ease(page: str | os.PathLike[str]) -> Eased | None:
     """Return the last share; None without a file, or if it is invalid. Costs a few microseconds."""
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError), open(ease_path(page), "rb") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError),
+        open(ease_path(page), "rb") as file,
+    ):
         share, until = json.loads(file.read(_BYTES_MAX))
         eased = Eased(float(share), float(until))
         if 0 < eased.share <= SHARE_MAX and abs(eased.until) < float("inf"):

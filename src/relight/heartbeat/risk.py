@@ -51,4 +51,8 @@ def read_risk(page: str | os.PathLike[str]) -> RiskWarning | None:
         warning = RiskWarning(float(issued_at), float(likely), float(within_s), str(why))
     except (OSError, ValueError, TypeError, RecursionError, OverflowError):
         return None
-    return warning if 0 <= warning.likely <= 1 and 0 < warning.within_s < float("inf") and abs(warning.at) < float("inf") else None
+    return (
+        warning
+        if 0 <= warning.likely <= 1 and 0 < warning.within_s < float("inf") and abs(warning.at) < float("inf")
+        else None
+    )

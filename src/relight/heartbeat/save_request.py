@@ -48,4 +48,6 @@ def take_request(page: str | os.PathLike[str]) -> SaveReason | None:
         reason = from_msgpack(data, SaveReason)
     except (OSError, msgspec.MsgspecError):
         return None
-    return msgspec.structs.replace(reason, text="".join(character for character in reason.text if character.isprintable()))
+    return msgspec.structs.replace(
+        reason, text="".join(character for character in reason.text if character.isprintable())
+    )

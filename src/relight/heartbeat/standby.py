@@ -52,7 +52,9 @@ def assert_past_standby(what: str) -> None:
     needs a rank."""
     global _begun
     if _waits is not None and not _passed:
-        raise ConfigError(f"{what} is called before relight.standby()", hint="a spare ends here; call relight.standby() first")
+        raise ConfigError(
+            f"{what} is called before relight.standby()", hint="a spare ends here; call relight.standby() first"
+        )
     _begun = _begun or what
 
 

@@ -126,7 +126,13 @@ class HeartbeatWriter:
             return
         took = self._beat.saves_s if since is None else time.monotonic() - since
         beat = self._beat
-        self._write(save_since=waits, saves_s=took, saves=beat.saves + 1, durable=max(step, beat.durable), sealed=max(step, beat.sealed))
+        self._write(
+            save_since=waits,
+            saves_s=took,
+            saves=beat.saves + 1,
+            durable=max(step, beat.durable),
+            sealed=max(step, beat.sealed),
+        )
 
     def _write(self, **changes: object) -> None:
         if self._page is None or self._beat.pid != os.getpid():  # a forked child must not write to its parent's page
@@ -157,7 +163,9 @@ def heartbeat() -> HeartbeatWriter:
     """Return this process's heartbeat. A forked child does not inherit its parent's."""
     global _teller
     if _teller is None or _teller._beat.pid != os.getpid():
-        _teller = HeartbeatWriter(os.environ.pop(SETTING, "") if _teller is None else "")  # its children are not supervised
+        _teller = HeartbeatWriter(
+            os.environ.pop(SETTING, "") if _teller is None else ""
+        )  # its children are not supervised
     return _teller
 
 

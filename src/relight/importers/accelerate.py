@@ -6,7 +6,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from relight.importers.content import OPTIMIZER, SCALER, SCHEDULER, Content, ImportedComponent, is_optimizer, optimizer_of
+from relight.importers.content import (
+    OPTIMIZER,
+    SCALER,
+    SCHEDULER,
+    Content,
+    ImportedComponent,
+    is_optimizer,
+    optimizer_of,
+)
 from relight.importers.files import Files
 from relight.importers.hf import add_fsdp, read_weights, take_rng
 from relight.importers.torch_file import read_torch

@@ -63,7 +63,9 @@ class TorchArchive:
     def words(self) -> bytes:
         """Return its pickle and directory, which identify the content."""
         span = self._entries[f"{self._top}/data.pkl"]
-        listing = "".join(f"{name}\0{entry.offset}\0{entry.length}\0{entry.crc}\n" for name, entry in sorted(self._entries.items()))
+        listing = "".join(
+            f"{name}\0{entry.offset}\0{entry.length}\0{entry.crc}\n" for name, entry in sorted(self._entries.items())
+        )
         data = pread(self._handle, span.offset, min(span.length, PICKLE_BYTES_MAX), self._where)
         return data + listing.encode(errors="surrogatepass")
 
@@ -84,7 +86,12 @@ class TorchArchive:
         return value
 
     def _storage(self, reference: Any) -> Storage:
-        if not (isinstance(reference, tuple) and len(reference) == 5 and reference[0] == "storage" and isinstance(reference[2], str)):
+        if not (
+            isinstance(reference, tuple)
+            and len(reference) == 5
+            and reference[0] == "storage"
+            and isinstance(reference[2], str)
+        ):
             raise UnsafeContent("a storage reference that is not in torch's form", where=self._where)
         _, kind, key, _, count = reference
         if not isinstance(kind, StorageKind) or type(count) is not int or count < 0:
@@ -99,7 +106,11 @@ class TorchArchive:
         return Storage(kind.dtype, span, self._home)
 
     def _read_names(self) -> None:
-        tops = [name.removesuffix("/data.pkl") for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
+        tops = [
+            name.removesuffix("/data.pkl")
+            for name in self._entries
+            if name.endswith("/data.pkl") and name.count("/") == 1
+        ]
         if len(tops) != 1:
             raise ValueError("no data.pkl, or several")
         self._top = tops[0]
@@ -157,7 +168,11 @@ class TorchArchive:
         first = local + _LOCAL.size + header[9] + header[10]
         if first + size > self._span.length:
             raise ValueError("an entry outside the file")
-        return name, FileRange(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length
+        return (
+            name,
+            FileRange(self._span.offset + first, size, crc),
+            begin + name_length + extra_length + comment_length,
+        )
 
 
 def _wide(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
@@ -178,7 +193,9 @@ def _tensor_v2(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -
     return _spec(storage, storage.dtype, offset, shape, stride)
 
 
-def _tensor_v3(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Spec:
+def _tensor_v3(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> Spec:
     if not isinstance(dtype, Leaf) or dtype.kind != "torch_dtype" or dtype.meta not in DTYPES:
         raise ValueError("a dtype that the format has no name for")
     return _spec(storage, dtype.meta, offset, shape, stride)
@@ -186,7 +203,9 @@ def _tensor_v3(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, ho
 
 def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spec:
     """Return a tensor, after checking that all of its elements are inside the storage."""
-    shape, stride = (value.meta if isinstance(value, Leaf) and value.kind == "torch_size" else value for value in (shape, stride))
+    shape, stride = (
+        value.meta if isinstance(value, Leaf) and value.kind == "torch_size" else value for value in (shape, stride)
+    )
     if not isinstance(storage, Storage) or dtype not in DTYPES:
         raise ValueError("a tensor without a storage")
     for numbers in (shape, stride):
@@ -201,7 +220,9 @@ def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spe
     if not math.prod(shape):
         if math.prod(extent for extent in shape if extent) >= 2**63:
             raise ValueError("a shape no tensor can have")
-        return Spec(dtype, shape, row_major(shape), 0, storage.span, storage.home)  # its strides and offset have no meaning
+        return Spec(
+            dtype, shape, row_major(shape), 0, storage.span, storage.home
+        )  # its strides and offset have no meaning
     spec = Spec(dtype, shape, stride, offset, storage.span, storage.home)
     if not spec.is_inside or spec.length > 64 * max(storage.span.length, 1 << 20):
         raise ValueError("a tensor beyond its storage")
@@ -228,7 +249,11 @@ def _layout(name: Any) -> str:
 
 
 def _sized(numbers: Any = ()) -> Leaf:
-    if not isinstance(numbers, (list, tuple)) or len(numbers) > 64 or any(type(number) is not int for number in numbers):
+    if (
+        not isinstance(numbers, (list, tuple))
+        or len(numbers) > 64
+        or any(type(number) is not int for number in numbers)
+    ):
         raise ValueError("a size")
     return Leaf("torch_size", (), tuple(numbers))
 
@@ -263,7 +288,9 @@ def _latin(text: Any, encoding: Any) -> bytes:
 
 def _group(kind: Callable[[Any], Any]) -> AllowedCall:
     def make(items: Any = ()) -> Any:
-        if not isinstance(items, (list, tuple)) or (len(items) > EQUAL_MAX and any(type(item) is not str for item in items)):
+        if not isinstance(items, (list, tuple)) or (
+            len(items) > EQUAL_MAX and any(type(item) is not str for item in items)
+        ):
             raise ValueError("many members")
         return kind(items)
 
@@ -318,8 +345,14 @@ TABLE: dict[str, Any] = {
 }
 """Names that a file of ``torch.save`` may request, and what they become here."""
 for _home in ("builtins", "__builtin__"):  # protocol 2 uses the latter
-    TABLE |= {f"{_home}.complex": AllowedCall(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
-    TABLE |= {f"{_home}.{name}": AllowedClass(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")}
+    TABLE |= {
+        f"{_home}.complex": AllowedCall(_complex),
+        f"{_home}.set": _group(set),
+        f"{_home}.frozenset": _group(frozenset),
+    }
+    TABLE |= {
+        f"{_home}.{name}": AllowedClass(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")
+    }
 for _home in ("numpy.core.multiarray", "numpy._core.multiarray"):
     TABLE[f"{_home}._reconstruct"] = AllowedClass("array")
     TABLE[f"{_home}.scalar"] = AllowedClass("scalar")

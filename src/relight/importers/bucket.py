@@ -37,7 +37,11 @@ class Listing:
         self.url = url.rstrip("/")
         self.store = ObjectStore(self.url)
         listed = self.store.versions("", LISTED_MAX) if versions is None else versions
-        self.versions = {name: version for name, version in listed.items() if all(part not in ("", ".", "..") for part in name.split("/"))}
+        self.versions = {
+            name: version
+            for name, version in listed.items()
+            if all(part not in ("", ".", "..") for part in name.split("/"))
+        }
         self._names = sorted(self.versions)
 
     def below(self, folder: str) -> list[str]:
@@ -54,7 +58,11 @@ class Listing:
         """Return the names directly in ``folder``, sorted, and whether each is a folder. A name may be both."""
         start = len(folder) + 1 if folder else 0
         entries = {(name[start:].partition("/")[0], "/" in name[start:]) for name in self.below(folder)}
-        return sorted((entry, is_folder) for entry, is_folder in entries if is_folder or self.is_file(f"{folder}/{entry}".lstrip("/")))
+        return sorted(
+            (entry, is_folder)
+            for entry, is_folder in entries
+            if is_folder or self.is_file(f"{folder}/{entry}".lstrip("/"))
+        )
 
 
 class BucketFiles(Files):
@@ -111,7 +119,9 @@ class BucketFiles(Files):
         """See ``Files``. Sends no request: later reads do, for the version that was listed."""
         self._stamp(name)
         key = self._key(name)
-        yield _Far(self.listing.store.at(key, self.listing.versions[key]), lambda number, make: self._block(key, number, make))
+        yield _Far(
+            self.listing.store.at(key, self.listing.versions[key]), lambda number, make: self._block(key, number, make)
+        )
 
     @contextmanager
     def mapped(self, name: str, offset: int, length: int) -> Iterator[mmap.mmap]:
@@ -134,7 +144,9 @@ class BucketFiles(Files):
             version = now.get(name)
             if version is None or _stamp(version) != self.stamps[name]:
                 raise CorruptCheckpoint(
-                    "it has changed while it was read", where=self.where(name), hint="import it when no process writes to it"
+                    "it has changed while it was read",
+                    where=self.where(name),
+                    hint="import it when no process writes to it",
                 )
         for _, inner in self.within:
             inner.check_unchanged()
@@ -166,8 +178,9 @@ class BucketFiles(Files):
         except OSError as error:
             raise NoSpace(
                 f"{length:,} bytes of a non-contiguous tensor cannot be written to a temporary file: {error.strerror}",
-                where=self.where(name), hint=f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR",
-            ) from error  # fmt: skip
+                where=self.where(name),
+                hint=f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR",
+            ) from error
 
 
 class _Far:
@@ -185,7 +198,8 @@ class _Far:
         position = 0
         while position < len(into):
             number, skip = divmod(offset + position, BLOCK_BYTES)
-            data = memoryview(self._block(number, lambda number=number: self._fetch(number)))[skip : skip + len(into) - position]  # type: ignore[misc]
+            block = memoryview(self._block(number, lambda number=number: self._fetch(number)))  # type: ignore[misc]
+            data = block[skip : skip + len(into) - position]
             into[position : position + len(data)] = data
             position += len(data)
 

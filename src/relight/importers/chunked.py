@@ -40,7 +40,10 @@ def chunked_array(
     boxes = boxes_of(shape, chunks, dtype, where)
     reads = _Chunks(read, cache, where)
     return AssembledTensor(
-        dtype, shape, Tiled(dtype, shape, [(box, _ArrayChunkSource(reads, box, size)) for box in boxes], where), ("array", where)
+        dtype,
+        shape,
+        Tiled(dtype, shape, [(box, _ArrayChunkSource(reads, box, size)) for box in boxes], where),
+        ("array", where),
     )
 
 
@@ -54,18 +57,29 @@ def boxes_of(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where:
     boxes = []
     for numbers in product(*map(range, counts)):
         start = tuple(number * step for number, step in zip(numbers, chunks, strict=True))
-        boxes.append(Box(start, tuple(min(step, extent - begin) for step, extent, begin in zip(chunks, shape, start, strict=True))))
+        boxes.append(
+            Box(
+                start,
+                tuple(min(step, extent - begin) for step, extent, begin in zip(chunks, shape, start, strict=True)),
+            )
+        )
     return boxes
 
 
 def numbers_of(value: Any, where: str) -> tuple[int, ...]:
     """Return a shape, checked."""
-    if not isinstance(value, list) or len(value) > 64 or any(type(extent) is not int or not 0 <= extent < 2**62 for extent in value):
+    if (
+        not isinstance(value, list)
+        or len(value) > 64
+        or any(type(extent) is not int or not 0 <= extent < 2**62 for extent in value)
+    ):
         raise UnsafeContent("an impossible shape", where=where)
     return tuple(value)
 
 
-def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> Elements:
+def elements_of(
+    pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str
+) -> Elements:
     """Return a chunk's elements that are inside the array, of shape ``box.size``.
 
     ``pieces``: the chunk's bytes in the file, in order. Raise ``CorruptCheckpoint`` if their number is wrong.
@@ -88,10 +102,14 @@ def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], bo
                 length = f"more than {size}" if written > size else f"{written}"
                 raise CorruptCheckpoint(f"a chunk of {length} bytes instead of {size}", where=where)
             file.flush()
-            data = file.getvalue() if isinstance(file, io.BytesIO) else mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+            data = (
+                file.getvalue() if isinstance(file, io.BytesIO) else mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+            )
     except OSError as error:
         hint = f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR"
-        raise NoSpace(f"a chunk of {size:,} bytes cannot be decoded here: {error.strerror}", where=where, hint=hint) from error
+        raise NoSpace(
+            f"a chunk of {size:,} bytes cannot be decoded here: {error.strerror}", where=where, hint=hint
+        ) from error
     whole_chunk = np.frombuffer(data, f"V{DTYPES[dtype].itemsize}").reshape(chunks)
     inside: tuple[Any, ...] = (..., *(slice(extent) for extent in box.size))
     clipped: Elements = whole_chunk[inside]
@@ -130,7 +148,9 @@ class _Chunks:
     def get(self, box: Box) -> Elements:
         """Return a chunk's elements."""
         with self._lock:
-            elements: Elements = self._cache.get((self._where, box), lambda: self._read(box), lambda chunk: int(_owner(chunk).nbytes))
+            elements: Elements = self._cache.get(
+                (self._where, box), lambda: self._read(box), lambda chunk: int(_owner(chunk).nbytes)
+            )
             return elements
 
 

@@ -49,7 +49,9 @@ class Content:
         objects = {key: pickled_module(value) for key, value in entries.items()}
         entries = {key: value if objects[key] is None else objects[key] for key, value in entries.items()}
         self.notes += [
-            f"{key}: saved as an object; its state is taken, its class is not" for key, state in objects.items() if state is not None
+            f"{key}: saved as an object; its state is taken, its class is not"
+            for key, state in objects.items()
+            if state is not None
         ]
         entries = self._generators(entries)
         kinds = {key: kind_of(value) for key, value in entries.items()}
@@ -57,7 +59,12 @@ class Content:
         for key, value in entries.items():
             kind = kinds[key]
             name = usual_name(str(key), kind, alone=list(kinds.values()).count(kind) == 1)
-            if kind == VALUE or type(key) is not str or name in self.components or name in ("grad", "rank", "rng", KEPT):
+            if (
+                kind == VALUE
+                or type(key) is not str
+                or name in self.components
+                or name in ("grad", "rank", "rng", KEPT)
+            ):
                 self.kept[key if type(key) is str else repr(key)[:80]] = value
                 self._facts(key, value)
             elif kind == MODULE:
@@ -90,7 +97,9 @@ class Content:
         """Add a module's state, under its names without wrappers."""
         plain, wrapper = unwrapped(state)
         if wrapper:
-            self.notes.append(f"{name}: its names are without the {wrapper!r} that a wrapper had put before all of them")
+            self.notes.append(
+                f"{name}: its names are without the {wrapper!r} that a wrapper had put before all of them"
+            )
         self.components[name] = ImportedComponent(MODULE, plain)
 
     def name_trained(self) -> None:
@@ -108,7 +117,8 @@ class Content:
         return [
             name
             for name, part in self.components.items()
-            if part.kind == OPTIMIZER and any(type(key) is int for group in part.node["groups"] for key in group["params"])
+            if part.kind == OPTIMIZER
+            and any(type(key) is int for group in part.node["groups"] for key in group["params"])
         ]
 
     def _facts(self, key: Any, value: Any) -> None:
@@ -175,7 +185,9 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
         for key, tensor in (*attributes["_parameters"].items(), *attributes["_buffers"].items()):
             if is_tensor(tensor) and key not in attributes.get("_non_persistent_buffers_set", ()):
                 state[f"{prefix}{key}"] = tensor
-        inner = [(f"{prefix}{key}.", child) for key, child in attributes["_modules"].items() if _is_pickled_module(child)]
+        inner = [
+            (f"{prefix}{key}.", child) for key, child in attributes["_modules"].items() if _is_pickled_module(child)
+        ]
         if len(prefix) > 4096 or count > MODULES_MAX:  # a module may contain itself
             raise UnsafeContent("modules nested without end")
         pending += reversed(inner)
@@ -184,7 +196,9 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
 
 def _is_pickled_module(value: Any) -> bool:
     attributes = value.state if isinstance(value, UnpickledObject) else None
-    return isinstance(attributes, dict) and all(isinstance(attributes.get(name), dict) for name in ("_parameters", "_buffers", "_modules"))
+    return isinstance(attributes, dict) and all(
+        isinstance(attributes.get(name), dict) for name in ("_parameters", "_buffers", "_modules")
+    )
 
 
 def is_optimizer(value: Any) -> bool:
@@ -244,7 +258,9 @@ def usual_name(key: str, kind: str, *, alone: bool) -> str:
     bare = key
     for ending in ("_state_dict", "_state", "_states", "_dict"):
         bare = bare.removesuffix(ending)
-    if kind == MODULE and (bare in ("state", "model", "net", "network", "module", "weights", "params") or key == "state_dict"):
+    if kind == MODULE and (
+        bare in ("state", "model", "net", "network", "module", "weights", "params") or key == "state_dict"
+    ):
         return "model"
     if alone and kind == OPTIMIZER and bare in ("optimizer", "optim", "opt", "optimizers"):
         return "optimizer"
@@ -266,27 +282,47 @@ def host_rng(python: Any, numpy: Any, cpu: Any, devices: Mapping[str, list[Any]]
     legacy = numpy_state(numpy) if numpy is not None else None
     if numpy is not None and legacy is None:
         return None
-    return {"python": words, "numpy": legacy, "torch": cpu, **{kind: states for kind, states in devices.items() if states}}
+    return {
+        "python": words,
+        "numpy": legacy,
+        "torch": cpu,
+        **{kind: states for kind, states in devices.items() if states},
+    }
 
 
 def python_words(state: Any) -> dict[str, Any] | None:
     """Return the state of Python's generator in a component's form; None for other values."""
     import struct
 
-    if not isinstance(state, (tuple, list)) or len(state) != 3 or type(state[0]) is not int or not isinstance(state[1], (tuple, list)):
+    if (
+        not isinstance(state, (tuple, list))
+        or len(state) != 3
+        or type(state[0]) is not int
+        or not isinstance(state[1], (tuple, list))
+    ):
         return None
     if len(state[1]) != 625 or any(type(word) is not int or not 0 <= word < 2**32 for word in state[1]):
         return None
     data = struct.pack("<625q", *state[1])
     gauss = state[2] if type(state[2]) is float or state[2] is None else None
-    return {"version": state[0], "words": AssembledTensor("int64", (625,), Bytes(data), ("words", data)), "gauss": gauss}
+    return {
+        "version": state[0],
+        "words": AssembledTensor("int64", (625,), Bytes(data), ("words", data)),
+        "gauss": gauss,
+    }
 
 
 def numpy_state(state: Any) -> dict[str, Any] | None:
     """Return the state of numpy's legacy generator in a component's form; None for other values."""
     if isinstance(state, dict) and isinstance(state.get("state"), dict):  # get_state(legacy=False)
         inner = state["state"]
-        state = (state.get("bit_generator"), inner.get("key"), inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
+        state = (
+            state.get("bit_generator"),
+            inner.get("key"),
+            inner.get("pos"),
+            state.get("has_gauss"),
+            state.get("gauss"),
+        )
     if (
         not isinstance(state, (tuple, list))
         or len(state) != 5
@@ -297,7 +333,9 @@ def numpy_state(state: Any) -> dict[str, Any] | None:
     try:
         import numpy as np
 
-        key = np.ascontiguousarray(array_of(state[1]) if isinstance(state[1], UnpickledObject) else np.array(state[1], dtype=np.uint32))
+        key = np.ascontiguousarray(
+            array_of(state[1]) if isinstance(state[1], UnpickledObject) else np.array(state[1], dtype=np.uint32)
+        )
     except (TypeError, ValueError, KeyError, OverflowError):
         return None
     if (
@@ -309,4 +347,9 @@ def numpy_state(state: Any) -> dict[str, Any] | None:
     ):
         return None
     words = Numbers(key.tobytes(), key.dtype.str, key.shape)
-    return {"bit_generator": "MT19937", "state": {"key": words, "pos": state[2]}, "has_gauss": state[3], "gauss": state[4]}
+    return {
+        "bit_generator": "MT19937",
+        "state": {"key": words, "pos": state[2]},
+        "has_gauss": state[3],
+        "gauss": state[4],
+    }

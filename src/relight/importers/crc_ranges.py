@@ -43,7 +43,9 @@ class Sums:
                     break
                 crc, end = combined(crc, piece_crc, length), end + length
             if end == stretch.length and crc != stretch.crc:
-                raise CorruptCheckpoint("the checksum of these bytes is wrong", where=f"{where}/{stretch.name} at {stretch.offset}")
+                raise CorruptCheckpoint(
+                    "the checksum of these bytes is wrong", where=f"{where}/{stretch.name} at {stretch.offset}"
+                )
 
 
 def combined(first: int, second: int, length: int) -> int:

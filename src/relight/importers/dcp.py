@@ -52,7 +52,9 @@ class Metadata:
         try:
             self._take(self._metadata())
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            raise UnsafeContent(f"not DCP's metadata: {type(error).__name__}: {str(error)[:100]}", where=f"{self.path}/.metadata") from None
+            raise UnsafeContent(
+                f"not DCP's metadata: {type(error).__name__}: {str(error)[:100]}", where=f"{self.path}/.metadata"
+            ) from None
 
     def _metadata(self) -> UnpickledObject:
         where = f"{self.path}/.metadata"
@@ -65,7 +67,9 @@ class Metadata:
         except CorruptCheckpoint:
             if os.path.exists(f"{self.path}/__0.metadata"):
                 raise IncompatibleState("each rank saved for itself (use_collectives=False)", where=self.path) from None
-            raise CheckpointNotFound("no .metadata: not a DCP checkpoint, or an unfinished one", where=self.path) from None
+            raise CheckpointNotFound(
+                "no .metadata: not a DCP checkpoint, or an unfinished one", where=self.path
+            ) from None
         if not isinstance(metadata, UnpickledObject) or metadata.name != "Metadata":
             raise UnsafeContent("something other than DCP's metadata", where=where)
         return metadata
@@ -88,7 +92,9 @@ class Metadata:
             self.found[name] = path, len(self.tensors)
             self._tensor(name, path, entry, places)
 
-    def _tensor(self, name: str, path: Path, entry: UnpickledObject, places: Mapping[tuple[str, tuple[int, ...] | None], Value]) -> None:
+    def _tensor(
+        self, name: str, path: Path, entry: UnpickledObject, places: Mapping[tuple[str, tuple[int, ...] | None], Value]
+    ) -> None:
         shape, dtype = _numbers(entry["size"]), entry["properties"].state[0]
         kind = dtype.meta if isinstance(dtype, Leaf) and dtype.kind == "torch_dtype" else None
         if kind not in DTYPES:
@@ -101,7 +107,9 @@ class Metadata:
                 if place is None:
                     raise CorruptCheckpoint(f"no file has {list(box.size)} at {list(box.start)}", where=name[:80])
                 chunks.append(Chunk(place.file, place.span, box))
-        tensor = Tensor(name_of(path), kind, shape, "value", len(self.tensors), 0, math.prod(shape) * DTYPES[kind].itemsize)
+        tensor = Tensor(
+            name_of(path), kind, shape, "value", len(self.tensors), 0, math.prod(shape) * DTYPES[kind].itemsize
+        )
         check_tensor(tensor, self.path)
         problems = check_tiling(shape, [chunk.box for chunk in chunks])
         if problems is not None:

@@ -10,7 +10,16 @@ from typing import Any
 from relight.errors import CorruptCheckpoint, IncompatibleState
 from relight.format import Tensor
 from relight.importers.archive import TorchArchive
-from relight.importers.content import KEPT, OPTIMIZER, Content, ImportedComponent, check_walkable, is_optimizer, is_tensor, optimizer_of
+from relight.importers.content import (
+    KEPT,
+    OPTIMIZER,
+    Content,
+    ImportedComponent,
+    check_walkable,
+    is_optimizer,
+    is_tensor,
+    optimizer_of,
+)
 from relight.importers.dcp import Chunk, Metadata, Value
 from relight.importers.files import Files
 from relight.importers.nesting import OpaqueNode, Path, crowded, nested
@@ -108,7 +117,9 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
         if is_tensor(value):
             continue
         if _is_optimizer(value):
-            content.components[_name(key, "optimizer", tree)] = ImportedComponent(OPTIMIZER, _optimizer(value, files.where(".metadata")))
+            content.components[_name(key, "optimizer", tree)] = ImportedComponent(
+                OPTIMIZER, _optimizer(value, files.where(".metadata"))
+            )
         elif isinstance(value, dict) and _is_nested_module(value):
             content.module("model" if key in ("model", "state_dict", "module") else str(key), _unnested(value))
         else:
@@ -132,7 +143,8 @@ def _name(key: Any, usual: str, tree: Mapping[Any, Any]) -> str:
 def _is_nested_module(node: Mapping[Any, Any]) -> bool:
     """Return whether the node has only tensors, at any depth."""
     return bool(node) and all(
-        type(key) is str and (is_tensor(value) or key.endswith("_extra_state") or (isinstance(value, dict) and _is_nested_module(value)))
+        type(key) is str
+        and (is_tensor(value) or key.endswith("_extra_state") or (isinstance(value, dict) and _is_nested_module(value)))
         for key, value in node.items()
     )
 

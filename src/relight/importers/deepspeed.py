@@ -59,7 +59,9 @@ def detect_deepspeed(files: Files) -> Content | None:
     ranks = [name for _, name in sorted((int(match[1]), name) for match, name in optims.items())]
     if [int(_OPTIM.fullmatch(name)[1]) for name in ranks] != list(range(len(ranks))):  # type: ignore[index]
         raise CorruptCheckpoint("ranks are missing: there are " + ", ".join(ranks[:8]), where=where)
-    partitions = [_dict(_dict(read_torch(files, f"{prefix}{name}"), where).get("optimizer_state_dict"), where) for name in ranks]
+    partitions = [
+        _dict(_dict(read_torch(files, f"{prefix}{name}"), where).get("optimizer_state_dict"), where) for name in ranks
+    ]
     if not partitions:
         return _unpartitioned(files, model_state)
     stage = _stage(partitions[0].get("zero_stage"), where)
@@ -102,17 +104,28 @@ def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], cou
 
 
 def _stage12(
-    content: Content, model_state: Mapping[str, Any], partitions: list[dict[str, Any]],
-    shapes: list[dict[str, tuple[int, ...]]], where: str,
-) -> None:  # fmt: skip
-    runs = _runs_by_mappings(partitions, where) if all("param_slice_mappings" in partition for partition in partitions) else None
+    content: Content,
+    model_state: Mapping[str, Any],
+    partitions: list[dict[str, Any]],
+    shapes: list[dict[str, tuple[int, ...]]],
+    where: str,
+) -> None:
+    runs = (
+        _runs_by_mappings(partitions, where)
+        if all("param_slice_mappings" in partition for partition in partitions)
+        else None
+    )
     if runs is None:
         raise IncompatibleState(
-            "no param_slice_mappings: written by DeepSpeed before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
+            "no param_slice_mappings: written by DeepSpeed before 0.8",
+            where=where,
+            hint="convert it with its own zero_to_fp32.py",
         )
     shape_of = {name: shape for group in shapes for name, shape in group.items()}
     if set(shape_of) != set(runs):
-        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(shape_of)}", where=where)
+        raise CorruptCheckpoint(
+            f"partitions of {len(runs)} parameters, but param_shapes lists {len(shape_of)}", where=where
+        )
     model = dict(_dict(model_state.get("module"), where))
     names_of = {name: index for index, group in enumerate(shapes) for name in group}
     bases = [_base(partition, where) for partition in partitions]
@@ -121,7 +134,10 @@ def _stage12(
         group = names_of[name]
         flats = [_list(partition.get("single_partition_of_fp32_groups"), where) for partition in partitions]
         model[name] = _whole(
-            [FlatRange(_flat(flats[rank], group, where), *bounds) for rank, bounds in runs[name]], shape, ("fp32", name), where
+            [FlatRange(_flat(flats[rank], group, where), *bounds) for rank, bounds in runs[name]],
+            shape,
+            ("fp32", name),
+            where,
         )
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
     content.components["model"] = ImportedComponent(MODULE, model)
@@ -145,7 +161,12 @@ def _runs_by_mappings(partitions: list[dict[str, Any]], where: str) -> dict[str,
 
 
 def _moments(
-    bases: list[dict[str, Any]], group: int, runs: Mapping[int, tuple[int, int]], name: str, shape: tuple[int, ...], where: str
+    bases: list[dict[str, Any]],
+    group: int,
+    runs: Mapping[int, tuple[int, int]],
+    name: str,
+    shape: tuple[int, ...],
+    where: str,
 ) -> dict[str, Any]:
     """Return the optimizer state of one parameter. Partitioned tensors are merged; scalars come from its first rank."""
     moments: dict[str, Any] = {}
@@ -163,9 +184,13 @@ def _moments(
 
 
 def _stage3(
-    content: Content, model_state: Mapping[str, Any], others: list[dict[str, Any]], partitions: list[dict[str, Any]],
-    shapes: list[dict[str, tuple[int, ...]]], where: str,
-) -> None:  # fmt: skip
+    content: Content,
+    model_state: Mapping[str, Any],
+    others: list[dict[str, Any]],
+    partitions: list[dict[str, Any]],
+    shapes: list[dict[str, tuple[int, ...]]],
+    where: str,
+) -> None:
     """Merge a checkpoint of ZeRO stage 3.
 
     Each parameter is cut into equal pieces, one for each rank; the last piece is padded. A rank concatenates its pieces
@@ -174,11 +199,18 @@ def _stage3(
     world = len(partitions)
     shape_of = {name: shape for group in shapes for name, shape in group.items()}
     flats = [
-        [_flat(_list(partition.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(partition["fp32_flat_groups"], where)))]
+        [
+            _flat(_list(partition.get("fp32_flat_groups"), where), i, where)
+            for i in range(len(_list(partition["fp32_flat_groups"], where)))
+        ]
         for partition in partitions
     ]
     bases = [_dict(partition.get("optimizer_state_dict"), where) for partition in partitions]
-    model = {key: value for key, value in _dict(model_state.get("module"), where).items() if key in (model_state.get("buffer_names") or ())}
+    model = {
+        key: value
+        for key, value in _dict(model_state.get("module"), where).items()
+        if key in (model_state.get("buffer_names") or ())
+    }
     state: dict[str, dict[str, Any]] = {}
     offset = 0
     for name, shape in shape_of.items():
@@ -223,7 +255,9 @@ def _spread(flats: Sequence[Spec], offset: int, count: int, where: str) -> list[
     return ranges
 
 
-def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
+def _cut(
+    runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str
+) -> AssembledTensor:
     """Return one parameter, merged from all ranks' pieces, without the padding of the last."""
     elements_left = math.prod(shape)
     pieces: list[FlatRange] = []
@@ -235,7 +269,9 @@ def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int,
     return _whole(pieces, shape, key, where)
 
 
-def _frozen(model: dict[str, Any], model_state: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str) -> None:
+def _frozen(
+    model: dict[str, Any], model_state: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str
+) -> None:
     """Add the parameters that are not trained. Each rank's model file has a piece of them."""
     shapes = model_state.get("frozen_param_shapes")
     if not shapes:
@@ -284,13 +320,21 @@ def _universal(files: Files, prefix: str, model_state: Mapping[str, Any]) -> Con
             raise CorruptCheckpoint("no fp32.pt", where=f"{where}/{name[:80]}")
         model[name] = weight
         if parts:
-            state[name] = {key: value if is_tensor(value) else _scalar(value, (key, name)) for key, value in parts.items()}
+            state[name] = {
+                key: value if is_tensor(value) else _scalar(value, (key, name)) for key, value in parts.items()
+            }
     members = [[name for name in group if name in state] for group in shapes]
     if sum(map(len, members)) != len(state):
         raise CorruptCheckpoint("the optimizer has parameters that the model's file does not list", where=where)
     content.components["model"] = ImportedComponent(MODULE, model)
-    common = read_torch(files, f"{prefix}zero/optimizer_state.pt") if files.has(f"{prefix}zero/optimizer_state.pt") else {}
-    base = common.get("base_optimizer_state") or common.get("optimizer_state_dict") or common if isinstance(common, dict) else {}
+    common = (
+        read_torch(files, f"{prefix}zero/optimizer_state.pt") if files.has(f"{prefix}zero/optimizer_state.pt") else {}
+    )
+    base = (
+        common.get("base_optimizer_state") or common.get("optimizer_state_dict") or common
+        if isinstance(common, dict)
+        else {}
+    )
     base = _dict(base, where)
     _common_scalars(base.get("state"), members, state)
     _optimizer(content, base.get("param_groups"), members, state, where)
@@ -320,7 +364,10 @@ def _common_scalars(common: Any, members: list[list[str]], state: dict[str, dict
 
 
 def _frozen_shapes(model_state: Mapping[str, Any], where: str) -> dict[str, tuple[int, ...]]:
-    return {str(name): _shape(shape, where) for name, shape in _dict(model_state.get("frozen_param_shapes") or {}, where).items()}
+    return {
+        str(name): _shape(shape, where)
+        for name, shape in _dict(model_state.get("frozen_param_shapes") or {}, where).items()
+    }
 
 
 def _param(value: Any) -> Any:
@@ -347,7 +394,9 @@ def _unpartitioned(files: Files, model_state: Mapping[str, Any]) -> Content:
 # -- shared by all formats
 
 
-def _optimizer(content: Content, groups: Any, members: list[list[str]], state: dict[str, dict[str, Any]], where: str) -> None:
+def _optimizer(
+    content: Content, groups: Any, members: list[list[str]], state: dict[str, dict[str, Any]], where: str
+) -> None:
     """Add the optimizer under its parameters' names, group by group."""
     if not isinstance(groups, list) or len(groups) != len(members):
         if len(members) == 1 or not isinstance(groups, list):
@@ -373,7 +422,9 @@ def _take_rest(content: Content, model_state: Mapping[str, Any]) -> None:
     scheduler = model_state.get("lr_scheduler")
     if isinstance(scheduler, dict) and scheduler:
         content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
-    content.kept |= {key: value for key, value in model_state.items() if key not in _TAKEN and type(key) is str and value is not None}
+    content.kept |= {
+        key: value for key, value in model_state.items() if key not in _TAKEN and type(key) is str and value is not None
+    }
     if model_state.get("shared_params"):
         content.kept["shared_params"] = model_state["shared_params"]
     content.notes.append("DeepSpeed saves no random number generators")
@@ -382,16 +433,26 @@ def _take_rest(content: Content, model_state: Mapping[str, Any]) -> None:
 
 def _log_precision(content: Content, model_state: Mapping[str, Any], trained: set[str]) -> None:
     module = _dict(model_state.get("module") or {}, "")
-    halves = [key for key, value in module.items() if key in trained and is_tensor(value) and value.shape and math.prod(value.shape)]
+    halves = [
+        key
+        for key, value in module.items()
+        if key in trained and is_tensor(value) and value.shape and math.prod(value.shape)
+    ]
     if halves and any(module[key].dtype != "float32" for key in halves):
-        content.left_out.append((f"{len(halves)} weights in 16 bits", "the fp32 weights that they were rounded from are taken"))
+        content.left_out.append(
+            (f"{len(halves)} weights in 16 bits", "the fp32 weights that they were rounded from are taken")
+        )
 
 
 def _check_count(partitions: list[dict[str, Any]], where: str) -> None:
     counts = partitions[0].get("partition_count")
-    expected = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
+    expected = (
+        max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
+    )
     if expected != len(partitions):
-        raise CorruptCheckpoint(f"files of {_ranks(len(partitions))}, but {str(expected)[:20]} wrote the checkpoint", where=where)
+        raise CorruptCheckpoint(
+            f"files of {_ranks(len(partitions))}, but {str(expected)[:20]} wrote the checkpoint", where=where
+        )
 
 
 def _stage(value: Any, where: str) -> int:
@@ -416,7 +477,9 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
     dtype = pieces[0].flat.dtype if pieces else "float32"
     for flat, start, count in pieces:
         if flat.dtype != dtype or start + count > math.prod(flat.shape):
-            raise CorruptCheckpoint(f"{str(key[1])[:80]!r} is outside its partition, or in one of another dtype", where=where)
+            raise CorruptCheckpoint(
+                f"{str(key[1])[:80]!r} is outside its partition, or in one of another dtype", where=where
+            )
         runs.append((flat.source(), start * flat.itemsize, count * flat.itemsize))
     if sum(count for _, _, count in pieces) != math.prod(shape):
         raise CorruptCheckpoint(
@@ -427,7 +490,12 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
 
 def _scalar(value: Any, key: Any) -> Any:
     """Return a parameter's own copy of a scalar that its group shares."""
-    if isinstance(value, Spec) and value.home is not None and value.length <= _SMALL_BYTES and value.stride == row_major(value.shape):
+    if (
+        isinstance(value, Spec)
+        and value.home is not None
+        and value.length <= _SMALL_BYTES
+        and value.stride == row_major(value.shape)
+    ):
         with value.home.files.open(value.home.name) as handle:
             where = value.home.files.where(value.home.name)
             data = pread(handle, value.span.offset + value.offset * value.itemsize, value.length, where)
@@ -438,7 +506,9 @@ def _scalar(value: Any, key: Any) -> Any:
 def _shapes(model_state: Mapping[str, Any], where: str) -> list[dict[str, tuple[int, ...]]]:
     shapes = model_state.get("param_shapes")
     groups = shapes if isinstance(shapes, list) else [shapes]
-    groups_of_shapes = [{str(name): _shape(shape, where) for name, shape in _dict(group, where).items()} for group in groups]
+    groups_of_shapes = [
+        {str(name): _shape(shape, where) for name, shape in _dict(group, where).items()} for group in groups
+    ]
     if len({name for group in groups_of_shapes for name in group}) != sum(map(len, groups_of_shapes)):
         raise UnsafeContent("a parameter twice", where=where)
     return groups_of_shapes

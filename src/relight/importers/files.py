@@ -104,7 +104,9 @@ class Files:
         """Return the names of the files directly in ``folder``, sorted."""
         prefix = f"{folder}/" if folder else ""
         return sorted(
-            name[len(prefix) :] for name in self.stamps if name.startswith(prefix) and "/" not in name[len(prefix) :] and name != prefix
+            name[len(prefix) :]
+            for name in self.stamps
+            if name.startswith(prefix) and "/" not in name[len(prefix) :] and name != prefix
         )
 
     def size(self, name: str) -> int:
@@ -122,11 +124,15 @@ class Files:
         try:
             handle = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise StoreUnavailable(f"cannot be opened: {error.strerror}", where=where, hint="links are not followed") from error
+            raise StoreUnavailable(
+                f"cannot be opened: {error.strerror}", where=where, hint="links are not followed"
+            ) from error
         try:
             now = os.fstat(handle)
             if not stat.S_ISREG(now.st_mode) or Stamp(now.st_size, now.st_mtime_ns, now.st_ino) != stamp:
-                raise CorruptCheckpoint("it has changed while it was read", where=where, hint="import it when no process writes to it")
+                raise CorruptCheckpoint(
+                    "it has changed while it was read", where=where, hint="import it when no process writes to it"
+                )
             yield handle
         except OSError as error:
             raise StoreUnavailable(f"cannot be read: {error.strerror}", where=where) from error
@@ -216,7 +222,9 @@ class Files:
     def _stamp(self, name: str) -> Stamp:
         if name in self.others:
             raise UnsafeContent(
-                f"{self.others[name]}, which is not followed", where=self.where(name), hint="copy the files themselves: cp -rL"
+                f"{self.others[name]}, which is not followed",
+                where=self.where(name),
+                hint="copy the files themselves: cp -rL",
             )
         if name not in self.stamps:
             raise CorruptCheckpoint("the file is missing", where=self.where(name))

@@ -53,7 +53,9 @@ def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
     tree: dict[str, object] = {}
     kinds: dict[str, str] = {}
     parts: dict[str, str] = {}
-    ordered = sorted(content.components.items(), key=lambda pair: pair[1].kind != MODULE)  # a shared tensor gets its name from a module
+    ordered = sorted(
+        content.components.items(), key=lambda pair: pair[1].kind != MODULE
+    )  # a shared tensor gets its name from a module
     for name, part in ordered:
         path = join_path("", name)
         if not _touches(which, path):
@@ -83,7 +85,10 @@ def found_of(content: Content, files: Files) -> DetectedCheckpoint:
     content.name_trained()
     planted = plant(content, files)
     by_number = content.indexed()
-    notes = [*content.notes, *(f"{name}: parameters by number, taken in the live optimizer's order" for name in by_number)]
+    notes = [
+        *content.notes,
+        *(f"{name}: parameters by number, taken in the live optimizer's order" for name in by_number),
+    ]
     return DetectedCheckpoint(
         content.format, content.kind, files.path, content.step, sum(item.source.length for item in planted.items), len(planted.items),
         planted.parts, planted.left_out, dict(content.metrics), notes, files, content,
@@ -100,7 +105,9 @@ def _summary(kind: str, items: Sequence[Item], content: Content, name: str) -> s
 def _listed(names: Iterable[object]) -> str:
     """Return the first names, as many as fit on a line."""
     ordered = sorted(map(str, names))
-    shown = [name for index, name in enumerate(ordered) if len(", ".join(ordered[: index + 1])) <= 40] or [ordered[0][:40]]
+    shown = [name for index, name in enumerate(ordered) if len(", ".join(ordered[: index + 1])) <= 40] or [
+        ordered[0][:40]
+    ]
     return ", ".join(shown) + (f" and {len(ordered) - len(shown)} more" if len(ordered) > len(shown) else "")
 
 
@@ -111,7 +118,9 @@ def _tensors(items: Sequence[Item]) -> str:
 def _wanted(which: Sequence[str]) -> Callable[[str], bool] | None:
     if not which:
         return None
-    return lambda path: any(fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern.rstrip('/')}/*") for pattern in which)
+    return lambda path: any(
+        fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern.rstrip('/')}/*") for pattern in which
+    )
 
 
 def _touches(which: Sequence[str], path: str) -> bool:

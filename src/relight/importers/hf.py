@@ -65,7 +65,9 @@ def read_weights(files: Files, name: str, folder: str = "") -> dict[str, Any]:
         tensors_by_name[key] = shards[file][key]
     more = [key for tensors in shards.values() for key in tensors if key not in tensors_by_name]
     if more:
-        raise CorruptCheckpoint(f"the shards hold {len(more)} tensors that the index does not know, such as {more[0][:80]!r}", where=where)
+        raise CorruptCheckpoint(
+            f"the shards hold {len(more)} tensors that the index does not know, such as {more[0][:80]!r}", where=where
+        )
     return tensors_by_name
 
 

@@ -15,7 +15,14 @@ from relight.commit import CommitTarget, SaveInfo, SaveRequest
 from relight.commit.chunk_index import IncrementalState
 from relight.commit.pack_writer import WriteLimits
 from relight.commit.save import save
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, UnsafeContent, memory_refusals
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    IncompatibleState,
+    UnsafeContent,
+    memory_refusals,
+)
 from relight.format import hexdigest
 from relight.importers.found import DetectedCheckpoint, plant
 from relight.log import Log, fold
@@ -96,7 +103,9 @@ def _bring_in(
     step_number = step if step is not None else detected.step or 0
     planted = plant(detected.content, detected.files, which)
     if not planted.items and not planted.parts:
-        raise IncompatibleState("no part of it matches the selection", where=detected.path, hint=f"it has {', '.join(detected.parts)}")
+        raise IncompatibleState(
+            "no part of it matches the selection", where=detected.path, hint=f"it has {', '.join(detected.parts)}"
+        )
     origin = {
         "format": detected.format, "kind": detected.kind, "name": detected.files.name[:200], "bytes": detected.files.bytes_read,
         "digest": hexdigest("\0".join([detected.files.digest(), *sorted(which)]).encode()),
@@ -105,7 +114,9 @@ def _bring_in(
     earlier = _imported_before(store, run, origin, step_number, force, step is not None)
     size = sum(item.source.length for item in planted.items)
     if earlier is not None:
-        return ImportReport(earlier, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
+        return ImportReport(
+            earlier, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True
+        )
     log.start()
     view = log.read()
     history = fold(view)
@@ -116,7 +127,10 @@ def _bring_in(
                 step=step_number,
                 reason=SaveReason("import", "import"),
                 metrics=detected.metrics,
-                user={**(user or {}), IMPORTED: {**origin, "left_out": [list(entry) for entry in planted.left_out[:100]]}},
+                user={
+                    **(user or {}),
+                    IMPORTED: {**origin, "left_out": [list(entry) for entry in planted.left_out[:100]]},
+                },
                 components=planted.kinds,
                 exact=[f"imported from {detected.format}", *detected.notes],
             ),
@@ -130,7 +144,9 @@ def _bring_in(
     return ImportReport(report.id, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started)
 
 
-def _imported_before(store: ByteStore, run: str, source_facts: dict[str, object], step: int, force: bool, named: bool) -> str | None:
+def _imported_before(
+    store: ByteStore, run: str, source_facts: dict[str, object], step: int, force: bool, named: bool
+) -> str | None:
     """Return the id of an earlier import of the same source. Raise ``ConfigError`` if the run would resume from
     another checkpoint."""
     target = Run(store, run)
@@ -153,7 +169,11 @@ def _imported_before(store: ByteStore, run: str, source_facts: dict[str, object]
                 else other_name
             )
     newest = history.live[-1] if history.live else None
-    if newest is not None and not force and (newest.step > step or newest.body.save_reason.kind != "import" or other_name):
+    if (
+        newest is not None
+        and not force
+        and (newest.step > step or newest.body.save_reason.kind != "import" or other_name)
+    ):
         origin = (
             f"an import of {other_name[:80]!r}"
             if other_name
@@ -163,6 +183,7 @@ def _imported_before(store: ByteStore, run: str, source_facts: dict[str, object]
         )
         raise ConfigError(
             f"run {run!r} is at step {newest.step} ({newest.id}), {origin}: it would resume from the import of step {step} instead",
-            where=store.url, hint="import to a run of its own, name a later step with --step, or pass --force",
-        )  # fmt: skip
+            where=store.url,
+            hint="import to a run of its own, name a later step with --step, or pass --force",
+        )
     return None

@@ -38,7 +38,9 @@ def loose_rng(entries: Mapping[Any, Any]) -> LooseRng:
         parts = dict(_parts(key, value, 0))
         if not parts or None in parts:
             if _holds_state(value):
-                result.left_out.append((key, "not the state of one process's generators: kept as values, and not restored"))
+                result.left_out.append(
+                    (key, "not the state of one process's generators: kept as values, and not restored")
+                )
             continue
         if parts.keys() & result.node.keys():
             result.left_out.append((key, "a second state of the same generator: kept as values"))
@@ -48,7 +50,9 @@ def loose_rng(entries: Mapping[Any, Any]) -> LooseRng:
     if result.node:
         missing = [name for kind, name in _NAMES.items() if result.node.setdefault(kind, None) is None]
         if missing:
-            result.notes.append(f"rng: the file has no state of {', '.join(missing)} generator, which keeps its present state")
+            result.notes.append(
+                f"rng: the file has no state of {', '.join(missing)} generator, which keeps its present state"
+            )
     return result
 
 

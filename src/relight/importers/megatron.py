@@ -32,7 +32,9 @@ def detect_megatron(files: Files) -> Content | None:
         text = files.text(LATEST, 64)
         name = text if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,15}", text) else ""
         if name not in files.folders:
-            raise CorruptCheckpoint(f"it names the iteration {text[:20]!r}, which is missing", where=files.where(LATEST))
+            raise CorruptCheckpoint(
+                f"it names the iteration {text[:20]!r}, which is missing", where=files.where(LATEST)
+            )
         return _detect_in(files.below(name))
     return _detect_in(files)
 
@@ -48,10 +50,14 @@ def _torch_dist(files: Files) -> Content:
     metadata = files.json("metadata.json")
     backend = metadata.get("sharded_backend") if isinstance(metadata, dict) else None
     if backend != "torch_dist":
-        raise IncompatibleState(f"a Megatron checkpoint of format {str(backend)[:30]!r}", where=files.path, hint="torch_dist is understood")
+        raise IncompatibleState(
+            f"a Megatron checkpoint of format {str(backend)[:30]!r}", where=files.path, hint="torch_dist is understood"
+        )
     content = Content(
         "megatron",
-        f"Megatron torch_dist, version {str(metadata.get('sharded_backend_version'))[:10]}" if isinstance(metadata, dict) else "",
+        f"Megatron torch_dist, version {str(metadata.get('sharded_backend_version'))[:10]}"
+        if isinstance(metadata, dict)
+        else "",
     )
     common = read_torch(files, "common.pt")
     if not isinstance(common, dict):
@@ -75,7 +81,9 @@ def _torch_dist(files: Files) -> Content:
     take_rest(content, common)
     if "extra_states" in content.kept:
         content.left_out.append(("extra states", "of layers by number: kept as values"))
-    content.notes.append("names are Megatron's own: layers are stacked in one tensor each, and a script's modules have them one by one")
+    content.notes.append(
+        "names are Megatron's own: layers are stacked in one tensor each, and a script's modules have them one by one"
+    )
     return content
 
 
@@ -111,7 +119,9 @@ def _optimizer(content: Content, common: Any, state: dict[str, dict[str, Any]]) 
     moments = {name: {key: value for key, value in entry.items() if key != _MASTER} for name, entry in state.items()}
     single = groups[0] if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) else None
     if single is None:
-        content.left_out.append(("optimizer/groups", "the group of each parameter is not recorded: settings are kept as values"))
+        content.left_out.append(
+            ("optimizer/groups", "the group of each parameter is not recorded: settings are kept as values")
+        )
     settings = {key: value for key, value in (single or {}).items() if key != "params"}
     node: dict[str, Any] = {"state": moments, "groups": [{**settings, "params": list(state)}], "extra": {}}
     if masters:

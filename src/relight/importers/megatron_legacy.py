@@ -74,14 +74,25 @@ def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
     sizes = _Sizes(files, first, shown)
     missing = [(tp, pp) for tp in range(sizes.tensor) for pp in range(sizes.pipeline) if (tp, pp) not in states]
     if missing or len(states) != sizes.tensor * sizes.pipeline:
-        counts = f"{sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks by its arguments, {len(states)} files"
-        raise CorruptCheckpoint(f"{counts}: {f'rank {missing[0]} is missing' if missing else 'too many'}", where=files.path)
+        counts = (
+            f"{sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks by its arguments, {len(states)} files"
+        )
+        raise CorruptCheckpoint(
+            f"{counts}: {f'rank {missing[0]} is missing' if missing else 'too many'}", where=files.path
+        )
     stages = [_stage(files, states, place, sizes) for place in sizes.stages()]
-    content = Content("megatron", f"Megatron legacy checkpoint, {sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks")
+    content = Content(
+        "megatron", f"Megatron legacy checkpoint, {sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks"
+    )
     content.components["model"] = ImportedComponent(MODULE, _numbered(files, stages, sizes, content))
-    if any("optimizer" in state for state in states.values()) or any(name.endswith("/distrib_optim.pt") for name in files.stamps):
+    if any("optimizer" in state for state in states.values()) or any(
+        name.endswith("/distrib_optim.pt") for name in files.stamps
+    ):
         content.left_out.append(
-            ("optimizer", f"each of {len(states)} ranks numbers its parameters, and no file maps a number to a parameter")
+            (
+                "optimizer",
+                f"each of {len(states)} ranks numbers its parameters, and no file maps a number to a parameter",
+            )
         )
     content.notes.append("the vocabulary is padded, as Megatron pads it")
     take_rest(content, first)
@@ -101,7 +112,9 @@ def take_rest(content: Content, state: Mapping[Any, Any]) -> None:
         content.kept["args"] = _arguments(state["args"]) or state["args"]
     if "rng_state" in state:
         content.kept["rng_state"] = state["rng_state"]
-        content.left_out.append(("rng", "Megatron's generators of several ranks and regions: kept as values, and not restored"))
+        content.left_out.append(
+            ("rng", "Megatron's generators of several ranks and regions: kept as values, and not restored")
+        )
 
 
 class _Sizes:
@@ -110,7 +123,10 @@ class _Sizes:
     def __init__(self, files: Files, first: Mapping[Any, Any], shown: str) -> None:
         arguments = _arguments(first.get("args"))
         self._files, self._arguments, self._shown = files, arguments, shown
-        self.tensor, self.pipeline = self.number("tensor_model_parallel_size"), self.number("pipeline_model_parallel_size")
+        self.tensor, self.pipeline = (
+            self.number("tensor_model_parallel_size"),
+            self.number("pipeline_model_parallel_size"),
+        )
         self.layers, self.virtual = self.number("num_layers"), self.number("virtual_pipeline_model_parallel_size", 1)
         for name, usual in _USUAL.items():
             if (arguments.get(name) or usual) != usual:
@@ -126,7 +142,9 @@ class _Sizes:
         value = self._arguments.get(name)
         value = otherwise if value is None else value
         if type(value) is not int or not 0 < value < 2**40:
-            raise _refusal(self._files, f"{self._shown}, and its arguments lack {name}, without which they cannot be merged")
+            raise _refusal(
+                self._files, f"{self._shown}, and its arguments lack {name}, without which they cannot be merged"
+            )
         return value
 
     def stages(self) -> list[tuple[int, int]]:
@@ -137,13 +155,20 @@ class _Sizes:
         version, heads = first.get("checkpoint_version"), self.number("num_attention_heads")
         if not isinstance(version, (int, float)) or not version >= 2:
             old = str(version)[:10]
-            raise _refusal(self._files, f"{self._shown} of version {old}: before 2, queries, keys and values are in another order")
+            raise _refusal(
+                self._files, f"{self._shown} of version {old}: before 2, queries, keys and values are in another order"
+            )
         groups = self.number("num_query_groups", heads) if self._arguments.get("group_query_attention") else heads
         channels = self.number("kv_channels", max(1, self.number("hidden_size") // heads))
         if groups % self.tensor or self._arguments.get("attention_output_gate"):
-            raise _refusal(self._files, f"{self._shown} with {groups} groups of queries on {self.tensor} ranks, which is not supported")
+            raise _refusal(
+                self._files,
+                f"{self._shown} with {groups} groups of queries on {self.tensor} ranks, which is not supported",
+            )
         if type(self._arguments.get("swiglu")) is not bool:
-            raise _refusal(self._files, f"{self._shown}, and its arguments lack swiglu, without which they cannot be merged")
+            raise _refusal(
+                self._files, f"{self._shown}, and its arguments lack swiglu, without which they cannot be merged"
+            )
         self.gated, inner = self._arguments["swiglu"], self.number("ffn_hidden_size")
         self.whole = {
             "vocabulary": self.number("padded_vocab_size"), "qkv": channels * (heads + 2 * groups), "heads": channels * heads,
@@ -151,7 +176,9 @@ class _Sizes:
         }  # fmt: skip
 
 
-def _stage(files: Files, states: Mapping[tuple[int, int], Mapping[Any, Any]], place: tuple[int, int], sizes: _Sizes) -> dict[str, Any]:
+def _stage(
+    files: Files, states: Mapping[tuple[int, int], Mapping[Any, Any]], place: tuple[int, int], sizes: _Sizes
+) -> dict[str, Any]:
     """Return one range of layers, merged, under its own numbers."""
     virtual, pipeline = place
     key = f"model{virtual}" if sizes.virtual > 1 else "model"
@@ -159,7 +186,9 @@ def _stage(files: Files, states: Mapping[tuple[int, int], Mapping[Any, Any]], pl
     for tensor in range(sizes.tensor):
         share = states[tensor, pipeline].get(key)
         check_walkable(share, files.path)
-        shares.append({name: tensor_piece for name, tensor_piece in joined(share).items() if not name.endswith("_extra_state")})
+        shares.append(
+            {name: tensor_piece for name, tensor_piece in joined(share).items() if not name.endswith("_extra_state")}
+        )
     if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
         unshared = sorted({name for share in shares for name in share if not all(name in other for other in shares)})
         why = f"{unshared[0][:120]!r} is not on all tensor-parallel ranks" if unshared else f"no tensors in {key!r}"
@@ -175,7 +204,9 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
         raise CorruptCheckpoint("its shape or dtype differs between ranks", where=where)
     way, of = next(((way, of) for pattern, way, of in _WAYS if pattern.fullmatch(name)), ("", ""))
     if not way:
-        raise _refusal(files, f"unknown tensor {name[:120]!r}: how {sizes.tensor} tensor-parallel ranks shard it is not recorded")
+        raise _refusal(
+            files, f"unknown tensor {name[:120]!r}: how {sizes.tensor} tensor-parallel ranks shard it is not recorded"
+        )
     key = ("megatron", files.path, place, name)
     sources = [piece.source() for piece in pieces]
     if way == ALIKE:
@@ -183,7 +214,9 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
     across = 0 if way == ROWS else 1
     if len(first.shape) <= across or first.shape[across] * sizes.tensor != sizes.whole[of]:
         shard_shape, whole_shape = " × ".join(map(str, first.shape)), sizes.whole[of]
-        sizes_text = f"{shard_shape} on each of {sizes.tensor} ranks, {way}, do not make the {whole_shape} of its arguments"
+        sizes_text = (
+            f"{shard_shape} on each of {sizes.tensor} ranks, {way}, do not make the {whole_shape} of its arguments"
+        )
         raise _refusal(files, f"{name[:120]!r}: {sizes_text}")
     shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(first.shape))
     if way == COLUMNS:
@@ -213,7 +246,9 @@ def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, con
                 continue
             merged[name] = tensor
         if numbers != set(range(len(numbers))):
-            raise CorruptCheckpoint(f"a stage with the layers {sorted(numbers)[:8]} …: some are missing", where=files.path)
+            raise CorruptCheckpoint(
+                f"a stage with the layers {sorted(numbers)[:8]} …: some are missing", where=files.path
+            )
         begin += len(numbers)
     if len(homes) != 1 or begin != sizes.layers:
         counts = f"{begin} layers in {len(stages)} stages below {len(homes)} names"
@@ -230,7 +265,9 @@ def _drop_copy(files: Files, name: str, tensor: Any, state: dict[str, Any], size
     if (first_tensor.dtype, first_tensor.shape) != (tensor.dtype, tensor.shape):
         raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
     source = _Alike([first_tensor.source(), tensor.source()], f"{files.path}: {name[:120]}")
-    state[first] = AssembledTensor(first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first))
+    state[first] = AssembledTensor(
+        first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first)
+    )
     if name != first:
         content.notes.append(f"{name} is the last stage's copy of {first}, which is taken")
 

@@ -28,7 +28,9 @@ _NUMPY = {
 def detect_orbax(files: Files) -> Content | None:
     """Return the content of such a folder, or of one step's folder with its items; None for others."""
     prefixes = sorted(
-        name[: -len(METADATA)] for name in files.stamps if name == METADATA or (name.count("/") == 1 and name.endswith(f"/{METADATA}"))
+        name[: -len(METADATA)]
+        for name in files.stamps
+        if name == METADATA or (name.count("/") == 1 and name.endswith(f"/{METADATA}"))
     )
     if not prefixes:
         return None
@@ -62,7 +64,12 @@ def _take(content: Content, tree: dict[Any, Any], item: str) -> None:
             loose[name] = value
     content.kept |= loose
     step = tree.get("step")
-    if isinstance(step, AssembledTensor) and step.dtype in ("int64", "int32") and math.prod(step.shape) == 1 and content.step is None:
+    if (
+        isinstance(step, AssembledTensor)
+        and step.dtype in ("int64", "int32")
+        and math.prod(step.shape) == 1
+        and content.step is None
+    ):
         buffer = bytearray(step.made_of.length)
         step.made_of.fill(0, memoryview(buffer))
         number = int.from_bytes(buffer, "little", signed=True)
@@ -121,7 +128,12 @@ def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
     folder = f"{prefix}{name}"
     where = files.where(folder)
     metadata = files.json(f"{folder}/.zarray")
-    if not isinstance(metadata, dict) or metadata.get("zarr_format") != 2 or metadata.get("order") != "C" or metadata.get("filters"):
+    if (
+        not isinstance(metadata, dict)
+        or metadata.get("zarr_format") != 2
+        or metadata.get("order") != "C"
+        or metadata.get("filters")
+    ):
         raise IncompatibleState("an array that is not zarr 2 in row-major order", where=where)
     compressor = metadata.get("compressor")
     if compressor is not None and (not isinstance(compressor, dict) or compressor.get("id") != "zstd"):

@@ -69,7 +69,12 @@ class UnpickledObject:
 _MARK = object()
 _HASHED = (int, float, complex, tuple, frozenset)
 _VALUES: dict[int, Any] = {ord("N"): None, 0x88: True, 0x89: False}
-_NUMBERS = {ord("J"): struct.Struct("<i"), ord("K"): struct.Struct("<B"), ord("M"): struct.Struct("<H"), ord("G"): struct.Struct(">d")}
+_NUMBERS = {
+    ord("J"): struct.Struct("<i"),
+    ord("K"): struct.Struct("<B"),
+    ord("M"): struct.Struct("<H"),
+    ord("G"): struct.Struct(">d"),
+}
 _U1, _U4, _U8 = struct.Struct("<B"), struct.Struct("<I"), struct.Struct("<Q")
 _TEXTS = {ord("X"): _U4, 0x8C: _U1, 0x8D: _U8}
 _BYTES = {ord("B"): _U4, ord("C"): _U1, 0x8E: _U8, ord("T"): _U4, ord("U"): _U1, 0x96: _U8}
@@ -79,7 +84,12 @@ _GETS = {ord("h"): _U1, ord("j"): _U4}
 
 
 def read_pickle(
-    data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None, *, strangers: bool = False
+    data: bytes,
+    table: Mapping[str, Any],
+    where: str,
+    persistent: Callable[[Any], Any] | None = None,
+    *,
+    strangers: bool = False,
 ) -> Any:
     """Return the value in ``data``.
 
@@ -92,7 +102,12 @@ def read_pickle(
 
 
 def read_first(
-    data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None, *, strangers: bool = False
+    data: bytes,
+    table: Mapping[str, Any],
+    where: str,
+    persistent: Callable[[Any], Any] | None = None,
+    *,
+    strangers: bool = False,
 ) -> tuple[Any, int]:
     """Return the first of several concatenated pickles, and the offset of its end."""
     try:
@@ -100,13 +115,37 @@ def read_first(
         return machine.run(), machine.at
     except UnsafeContent:
         raise
-    except (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise UnsafeContent(f"not a pickle that can be read: {type(error).__name__}: {str(error)[:100]}", where=where) from None
+    except (
+        struct.error,
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise UnsafeContent(
+            f"not a pickle that can be read: {type(error).__name__}: {str(error)[:100]}", where=where
+        ) from None
 
 
 class _Machine:
-    def __init__(self, data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None, strangers: bool) -> None:
-        self._data, self._table, self._where, self._persistent, self._strangers = data, table, where, persistent, strangers
+    def __init__(
+        self,
+        data: bytes,
+        table: Mapping[str, Any],
+        where: str,
+        persistent: Callable[[Any], Any] | None,
+        strangers: bool,
+    ) -> None:
+        self._data, self._table, self._where, self._persistent, self._strangers = (
+            data,
+            table,
+            where,
+            persistent,
+            strangers,
+        )
         self._levels: dict[int, tuple[Any, int]] = {}
         self._left = OBJECTS_MAX + len(data) // 16
         self._at = 0
@@ -229,7 +268,9 @@ class _Machine:
             state, target = stack.pop(), stack[-1]
             if isinstance(target, UnpickledObject):
                 target.state = state
-            elif not isinstance(target, dict):  # attributes of an OrderedDict, such as a module's versions, are left out
+            elif not isinstance(
+                target, dict
+            ):  # attributes of an OrderedDict, such as a module's versions, are left out
                 raise self._unsafe(f"a state for a {type(target).__name__}")
         elif code == ord("Q") and self._persistent is not None:
             stack.append(self._persistent(stack.pop()))
@@ -263,10 +304,18 @@ class _Machine:
 
     def _find(self, module: Any, name: Any) -> Any:
         key = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "?"
-        if key not in self._table and self._strangers and key != "?" and module.split(".")[0] not in _STANDARD and key.isprintable():
+        if (
+            key not in self._table
+            and self._strangers
+            and key != "?"
+            and module.split(".")[0] not in _STANDARD
+            and key.isprintable()
+        ):
             return Stranger(key[:200])
         if key not in self._table:
-            raise UnsafeContent(f"it asks for {key[:120]}, which is not on the list of what is harmless", where=self._where)
+            raise UnsafeContent(
+                f"it asks for {key[:120]}, which is not on the list of what is harmless", where=self._where
+            )
         return self._table[key]
 
     def _set(self, target: dict[Any, Any], pairs: list[Any]) -> None:
@@ -308,7 +357,9 @@ class _Machine:
         return result
 
     def _level(self, items: list[Any]) -> int:
-        return 1 + max((self._levels.get(id(item), (item, 1))[1] for item in items if type(item) in (tuple, frozenset)), default=0)
+        return 1 + max(
+            (self._levels.get(id(item), (item, 1))[1] for item in items if type(item) in (tuple, frozenset)), default=0
+        )
 
     def _top_of_kind(self, kind: type) -> Any:
         top = self._stack[-1]

@@ -56,7 +56,9 @@ def from_dict(kind: str, format: str, loaded: Any, where: str) -> Content:
     elif isinstance(loaded, dict):
         content.take(loaded)
     else:
-        raise IncompatibleState(f"it holds {described(loaded)} instead of a state dict or a dict of state dicts", where=where)
+        raise IncompatibleState(
+            f"it holds {described(loaded)} instead of a state dict or a dict of state dicts", where=where
+        )
     return content
 
 
@@ -66,7 +68,10 @@ def lightning(checkpoint: dict[Any, Any]) -> Content:
     It has one module, numbered optimizers and schedulers. Loops and callbacks are kept as values.
     """
     version = checkpoint.get(_LIGHTNING)
-    content = Content("lightning", f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt")
+    content = Content(
+        "lightning",
+        f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt",
+    )
     state = checkpoint["state_dict"]
     if kind_of(state) == MODULE:
         content.components["model"] = ImportedComponent(MODULE, state)
@@ -86,12 +91,16 @@ def lightning(checkpoint: dict[Any, Any]) -> Content:
                 content.kept[component] = state_entry
                 content.left_out.append((component, "not as torch's are: kept as a value"))
     content.step = (
-        checkpoint["global_step"] if type(checkpoint.get("global_step")) is int and 0 <= checkpoint["global_step"] < 10**15 else None
+        checkpoint["global_step"]
+        if type(checkpoint.get("global_step")) is int and 0 <= checkpoint["global_step"] < 10**15
+        else None
     )
     done = ("state_dict", "optimizer_states", "lr_schedulers")
     content.kept |= {key: value for key, value in checkpoint.items() if key not in done and type(key) is str}
     if "loops" in checkpoint:
-        content.left_out.append(("loops", "Lightning's own position in its data: kept as values, no component takes it"))
+        content.left_out.append(
+            ("loops", "Lightning's own position in its data: kept as values, no component takes it")
+        )
     content.notes.append("Lightning saves no random number generators")
     _callback_metrics(content, checkpoint.get("callbacks"))
     return content
@@ -100,5 +109,9 @@ def lightning(checkpoint: dict[Any, Any]) -> Content:
 def _callback_metrics(content: Content, callbacks: Any) -> None:
     """Take the metrics that ``ModelCheckpoint`` callbacks monitor."""
     for callback in callbacks.values() if isinstance(callbacks, dict) else ():
-        if isinstance(callback, dict) and isinstance(callback.get("monitor"), str) and callback["monitor"].isprintable():
+        if (
+            isinstance(callback, dict)
+            and isinstance(callback.get("monitor"), str)
+            and callback["monitor"].isprintable()
+        ):
             content.measured(callback["monitor"][:80], callback.get("current_score"))

@@ -31,19 +31,31 @@ def detect_snapshot(files: Files) -> Content | None:
     try:
         metadata = files.json(METADATA)
     except CorruptCheckpoint as error:
-        raise IncompatibleState("a manifest that is not JSON: an early torchsnapshot's, or damaged", where=where) from error
+        raise IncompatibleState(
+            "a manifest that is not JSON: an early torchsnapshot's, or damaged", where=where
+        ) from error
     manifest = metadata.get("manifest") if isinstance(metadata, dict) else None
-    if not isinstance(metadata, dict) or not isinstance(manifest, dict) or not all(isinstance(entry, dict) for entry in manifest.values()):
+    if (
+        not isinstance(metadata, dict)
+        or not isinstance(manifest, dict)
+        or not all(isinstance(entry, dict) for entry in manifest.values())
+    ):
         raise UnsafeContent("a manifest without entries", where=where)
     version, world = str(metadata.get("version"))[:20], metadata.get("world_size")
-    content = Content("torchsnapshot", f"torchsnapshot {version}, {world if type(world) is int else '?'} rank{'' if world == 1 else 's'}")
+    content = Content(
+        "torchsnapshot",
+        f"torchsnapshot {version}, {world if type(world) is int else '?'} rank{'' if world == 1 else 's'}",
+    )
     tree = _Tree(files, manifest).all()
     take_tree(content, tree, files)
     content.notes.append("torchsnapshot saves generators only if it is asked to")
     other_ranks = {path.split("/")[0] for path in manifest if not path.startswith("0/")}
     if other_ranks:
         content.left_out.append(
-            (f"{len(other_ranks)} further ranks", "the state that only one rank has; shards of tensors of all ranks are imported")
+            (
+                f"{len(other_ranks)} further ranks",
+                "the state that only one rank has; shards of tensors of all ranks are imported",
+            )
         )
     _step(content)
     return content
@@ -54,7 +66,12 @@ def _step(content: Content) -> None:
     for value in content.kept.values():
         if isinstance(value, dict) and content.step is None:
             content.step = next(
-                (value[key] for key in ("step", "global_step", "steps") if type(value.get(key)) is int and 0 <= value[key] < 10**15), None
+                (
+                    value[key]
+                    for key in ("step", "global_step", "steps")
+                    if type(value.get(key)) is int and 0 <= value[key] < 10**15
+                ),
+                None,
             )
 
 
@@ -75,7 +92,9 @@ class _Tree:
         except RelightError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, struct.error) as error:
-            raise UnsafeContent(f"not torchsnapshot's manifest: {type(error).__name__}: {str(error)[:80]}", where=self._where) from None
+            raise UnsafeContent(
+                f"not torchsnapshot's manifest: {type(error).__name__}: {str(error)[:80]}", where=self._where
+            ) from None
 
     def _value(self, path: str, level: int) -> Any:
         entry = self._manifest[path]
@@ -105,12 +124,16 @@ class _Tree:
         if entry["serializer"] == "torch_save":
             return read_torch(self._files, name)
         if entry["serializer"] != "buffer_protocol":
-            raise IncompatibleState(f"a tensor written by {str(entry['serializer'])[:40]}", where=self._files.where(name))
+            raise IncompatibleState(
+                f"a tensor written by {str(entry['serializer'])[:40]}", where=self._files.where(name)
+            )
         dtype, shape = self._dtype(entry["dtype"]), _numbers(entry["shape"])
         length = DTYPES[dtype].itemsize
         for extent in shape:
             length *= extent
-        begin, end = _numbers(entry["byte_range"]) if entry.get("byte_range") is not None else (0, self._files.size(name))
+        begin, end = (
+            _numbers(entry["byte_range"]) if entry.get("byte_range") is not None else (0, self._files.size(name))
+        )
         if end - begin != length or end > self._files.size(name):
             raise CorruptCheckpoint(f"{end - begin} bytes instead of {length}", where=self._files.where(name))
         return Spec(dtype, shape, row_major(shape), 0, FileRange(begin, length), Home(self._files, name))
@@ -118,7 +141,11 @@ class _Tree:
     def _pieces(self, path: str, entry: dict[str, Any]) -> AssembledTensor:
         """Return a tensor from the shards of all ranks: each rank's entry lists its own."""
         inner = path.partition("/")[2]
-        entries = [item for key, item in self._manifest.items() if key.partition("/")[2] == inner and item.get("type") == entry["type"]]
+        entries = [
+            item
+            for key, item in self._manifest.items()
+            if key.partition("/")[2] == inner and item.get("type") == entry["type"]
+        ]
         boxes: dict[Box, tuple[Spec, Source]] = {}
         for rank_entry in entries:
             for shard in rank_entry.get("shards", rank_entry.get("chunks")):
@@ -129,12 +156,18 @@ class _Tree:
                 boxes[box] = spec, spec.source()
         if not boxes:
             raise CorruptCheckpoint(f"{path[:80]} has no shards", where=self._where)
-        shape = _numbers(entry["shape"]) if "shape" in entry else tuple(map(max, zip(*(map(sum, zip(*box)) for box in boxes), strict=True)))
+        shape = (
+            _numbers(entry["shape"])
+            if "shape" in entry
+            else tuple(map(max, zip(*(map(sum, zip(*box)) for box in boxes), strict=True)))
+        )
         dtypes = {spec.dtype for spec, _ in boxes.values()}
         if len(dtypes) != 1:
             raise CorruptCheckpoint("shards of several dtypes", where=self._where)
         (dtype,) = dtypes
-        tiled = Tiled(dtype, shape, [(box, source) for box, (_, source) in boxes.items()], f"{self._where}: {path[:80]}")
+        tiled = Tiled(
+            dtype, shape, [(box, source) for box, (_, source) in boxes.items()], f"{self._where}: {path[:80]}"
+        )
         return AssembledTensor(dtype, shape, tiled, (self._files.path, path))
 
     def _dtype(self, name: Any) -> str:
@@ -167,7 +200,11 @@ def _refuse(what: str) -> Any:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > 64 or any(type(number) is not int or not 0 <= number < 2**62 for number in value):
+    if (
+        not isinstance(value, list)
+        or len(value) > 64
+        or any(type(number) is not int or not 0 <= number < 2**62 for number in value)
+    ):
         raise ValueError("a shape or a place")
     return tuple(value)
 

@@ -64,13 +64,17 @@ class Spec(NamedTuple):
     def is_inside(self) -> bool:
         """Whether all of its elements are inside the storage."""
         last = self.offset + sum((extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True))
-        return not self.length or (min((self.offset, *self.stride)) >= 0 and (last + 1) * self.itemsize <= self.span.length)
+        return not self.length or (
+            min((self.offset, *self.stride)) >= 0 and (last + 1) * self.itemsize <= self.span.length
+        )
 
     def source(self) -> Source:
         """Return a source of its bytes, in row-major order. Raise ``UnsafeContent`` if some are outside its storage."""
         assert self.home is not None, "a tensor without a file"
         if not self.is_inside:
-            raise UnsafeContent("a tensor has elements outside its storage", where=self.home.files.where(self.home.name))
+            raise UnsafeContent(
+                "a tensor has elements outside its storage", where=self.home.files.where(self.home.name)
+            )
         if not self.length or self.in_order:
             return FileSource(self.home, self.span.offset + self.offset * self.itemsize, self.length, self.span)
         return StridedSource(self.home, self)
@@ -202,7 +206,9 @@ class Tiled:
             raise UnsafeContent(problems, where=where)
         for box, source in self._boxes:
             if source.length != box.elements * self._size:
-                raise CorruptCheckpoint(f"a piece of {source.length} bytes instead of {box.elements * self._size}", where=where)
+                raise CorruptCheckpoint(
+                    f"a piece of {source.length} bytes instead of {box.elements * self._size}", where=where
+                )
 
     def view(self) -> memoryview | None:
         """Return None: the boxes are not contiguous."""

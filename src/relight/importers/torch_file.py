@@ -68,7 +68,9 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
             raise UnsafeContent("a storage reference that is not in torch's form", where=where)
         _, kind, key, _, count, part = reference
         if part is not None or type(count) is not int or not 0 <= count < 2**62:
-            raise IncompatibleState("storages that are parts of others", where=where, hint="save it again with torch 1.6 or newer")
+            raise IncompatibleState(
+                "storages that are parts of others", where=where, hint="save it again with torch 1.6 or newer"
+            )
         length = count * DTYPES[kind.dtype].itemsize
         if storages_by_key.setdefault(key, (kind.dtype, count)) != (kind.dtype, count) or length > size:
             raise UnsafeContent("a storage larger than the file, or with two different dtypes or sizes", where=where)

@@ -61,7 +61,12 @@ class TreeBuilder:
             if isinstance(value, (Spec, AssembledTensor)):
                 floating = "float" in value.dtype
                 is_trained = not trained or key in trained
-                leaf = self._leaf(value, below, "param" if floating and is_trained else "buffer", bool(trained) and floating and is_trained)
+                leaf = self._leaf(
+                    value,
+                    below,
+                    "param" if floating and is_trained else "buffer",
+                    bool(trained) and floating and is_trained,
+                )
             else:
                 leaf = self._value(value, below, "value", 1)
             if leaf is not _OUT:
@@ -85,7 +90,9 @@ class TreeBuilder:
         if level > LEVELS_MAX or self._values < 0:
             raise UnsafeContent("values nested too deeply, or too many", where=self._where)
         kind = type(value)
-        if kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict):  # command-line arguments
+        if (
+            kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict)
+        ):  # command-line arguments
             value, kind = value.state, dict
         if kind in _PLAIN:
             return self._plain(value, path)
@@ -113,7 +120,11 @@ class TreeBuilder:
         if kind in (list, tuple):
             return self._sequence(value, path, role, level)
         if kind in (set, frozenset):
-            return value if all(_is_key(member) for member in value) else self._out(path, "a set of what has no place in one")
+            return (
+                value
+                if all(_is_key(member) for member in value)
+                else self._out(path, "a set of what has no place in one")
+            )
         return self._out(path, f"it holds {described(value)}")
 
     def _sequence(self, value: Any, path: str, role: str, level: int) -> Any:
@@ -123,9 +134,15 @@ class TreeBuilder:
                 raise UnsafeContent("too many values", where=self._where)
             nodes = [self._plain(element, path) for element in value]
         else:
-            nodes = [self._value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
+            nodes = [
+                self._value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)
+            ]
         if any(node is _OUT for node in nodes):  # keep the positions of the others
-            return _OUT if all(node is _OUT for node in nodes) else type(value)(None if node is _OUT else node for node in nodes)
+            return (
+                _OUT
+                if all(node is _OUT for node in nodes)
+                else type(value)(None if node is _OUT else node for node in nodes)
+            )
         return type(value)(nodes)
 
     def _plain(self, value: Any, path: str) -> Any:
@@ -139,7 +156,11 @@ class TreeBuilder:
         if not self._wanted(path):
             self._not_asked += 1
             return _OUT
-        if isinstance(spec, Spec) and 0 in spec.stride and any(n > 1 and not step for n, step in zip(spec.shape, spec.stride)):
+        if (
+            isinstance(spec, Spec)
+            and 0 in spec.stride
+            and any(n > 1 and not step for n, step in zip(spec.shape, spec.stride))
+        ):
             return self._expanded(spec, path, role, trainable)
         index = self._item(spec, path, role, trainable)
         return _OUT if index is None else Leaf("tensor", (index,))
@@ -147,7 +168,9 @@ class TreeBuilder:
     def _expanded(self, spec: Spec, path: str, role: str, trainable: bool) -> Any:
         """Return the leaf of a tensor that repeats elements: they are stored once."""
         shape = tuple(1 if not step else extent for extent, step in zip(spec.shape, spec.stride, strict=True))
-        index = self._item(spec._replace(shape=shape, stride=tuple(step or 1 for step in spec.stride)), path, role, trainable)
+        index = self._item(
+            spec._replace(shape=shape, stride=tuple(step or 1 for step in spec.stride)), path, role, trainable
+        )
         return _OUT if index is None else Leaf("expanded", (index,), spec.shape)
 
     def _item(self, spec: Spec | AssembledTensor, path: str, role: str, trainable: bool) -> int | None:
@@ -175,12 +198,20 @@ class TreeBuilder:
         names = {"sparse_coo": ("indices", "values")}[value.kind]
         if not self._wanted(path):
             return _OUT
-        indices = [self._item(part, f"{path}/{name}", role, False) for name, part in zip(names, value.parts, strict=True)]
-        return _OUT if None in indices else Leaf(value.kind, tuple(index for index in indices if index is not None), value.meta)
+        indices = [
+            self._item(part, f"{path}/{name}", role, False) for name, part in zip(names, value.parts, strict=True)
+        ]
+        return (
+            _OUT
+            if None in indices
+            else Leaf(value.kind, tuple(index for index in indices if index is not None), value.meta)
+        )
 
     def _made(self, value: UnpickledObject, path: str, role: str) -> Any:
         if value.name.startswith(STRANGE):
-            return self._out(path, f"an object of {value.name[len(STRANGE) :][:120]}: only the name of this class is known")
+            return self._out(
+                path, f"an object of {value.name[len(STRANGE) :][:120]}: only the name of this class is known"
+            )
         try:
             if value.name == "scalar":
                 dtype = numpy_dtype(value.args[0])
@@ -202,7 +233,9 @@ class TreeBuilder:
         name, dims = numpy_dtype(value.dtype).name, value.shape
         if name not in DTYPES or value.dtype[0] == ">":
             name, dims = "uint8", (len(value.data),)
-        index = self._item(AssembledTensor(name, dims, Bytes(value.data), ("array", id(value), path)), path, role, False)
+        index = self._item(
+            AssembledTensor(name, dims, Bytes(value.data), ("array", id(value), path)), path, role, False
+        )
         return _OUT if index is None else Leaf("numpy", (index,), (value.dtype, value.shape))
 
     def _out(self, path: str, why: str) -> Any:
@@ -216,7 +249,11 @@ def array_of(value: UnpickledObject) -> Any:
 
     _, shape, descriptor, columns, data = value.state
     dtype = numpy_dtype(descriptor)
-    if not isinstance(shape, tuple) or len(shape) > 32 or any(type(extent) is not int or extent < 0 for extent in shape):
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) > 32
+        or any(type(extent) is not int or extent < 0 for extent in shape)
+    ):
         raise ValueError("shape")
     if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("shape and bytes")
@@ -231,7 +268,11 @@ def numpy_dtype(node: Any) -> Any:
     if isinstance(node, UnpickledObject):
         if node.name != "dtype" or not node.args or not isinstance(node.args[0], str):
             raise ValueError("no dtype")
-        order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
+        order = (
+            node.state[1]
+            if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">")
+            else ""
+        )
         text = f"{order}{node.args[0]}"
     dtype = np.dtype(str(text)[:64])
     if dtype.hasobject or dtype.kind not in _NUMPY_KINDS or not dtype.itemsize:

@@ -54,7 +54,11 @@ def read_zarr3(files: Files, home: str) -> AssembledTensor:
     shape, outer = numbers_of(metadata.get("shape"), where), numbers_of(grid_options.get("chunk_shape"), where)
     codecs = _codecs(metadata.get("codecs"), dtype, where)
     inner = outer if codecs.inner is None else codecs.inner
-    if len(shape) != len(outer) or len(inner) != len(outer) or any(not b or a % b for a, b in zip(outer, inner, strict=True)):
+    if (
+        len(shape) != len(outer)
+        or len(inner) != len(outer)
+        or any(not b or a % b for a, b in zip(outer, inner, strict=True))
+    ):
         raise UnsafeContent("chunks of another number of dimensions, or that do not fill their shards", where=where)
     name_of = _names(metadata.get("chunk_key_encoding"), where)
     size = math.prod(inner) * DTYPES[dtype].itemsize
@@ -62,7 +66,11 @@ def read_zarr3(files: Files, home: str) -> AssembledTensor:
 
     def read(box: Box) -> Elements:
         file = f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}"
-        pieces = files.pieces(file, size + CODED_MORE) if codecs.inner is None else shards.chunk(file, box, size + CODED_MORE)
+        pieces = (
+            files.pieces(file, size + CODED_MORE)
+            if codecs.inner is None
+            else shards.chunk(file, box, size + CODED_MORE)
+        )
         return elements_of(pieces, codecs.zstd, inner, box, dtype, files.where(file))
 
     for box in boxes_of(shape, outer, "uint8", where):
@@ -130,10 +138,18 @@ def _codecs(metadata: Any, dtype: str, where: str) -> Codecs:
     if len(names) == 1 and names[0][0] == "sharding_indexed":
         first_name = names[0][1]
         inside = _codecs(first_name.get("codecs"), dtype, where)
-        index = [_named(codec, where) for codec in first_name["index_codecs"]] if isinstance(first_name.get("index_codecs"), list) else []
+        index = (
+            [_named(codec, where) for codec in first_name["index_codecs"]]
+            if isinstance(first_name.get("index_codecs"), list)
+            else []
+        )
         index_location = first_name.get("index_location", "end")
         checked = [name for name, _ in index] == ["bytes", "crc32c"]
-        if inside.inner is not None or index_location not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
+        if (
+            inside.inner is not None
+            or index_location not in ("start", "end")
+            or not (checked or [name for name, _ in index] == ["bytes"])
+        ):
             raise IncompatibleState("shards in shards, or with an index of another kind", where=where)
         _check_order(index[0][1], 8, where)
         return Codecs(inside.zstd, numbers_of(first_name.get("chunk_shape"), where), index_location == "start", checked)
@@ -165,6 +181,10 @@ def _named(extension: Any, where: str) -> tuple[str, dict[str, Any]]:
     if isinstance(extension, str):
         return extension, {}
     configuration = extension.get("configuration", {}) if isinstance(extension, dict) else None
-    if not isinstance(extension, dict) or not isinstance(extension.get("name"), str) or not isinstance(configuration, dict):
+    if (
+        not isinstance(extension, dict)
+        or not isinstance(extension.get("name"), str)
+        or not isinstance(configuration, dict)
+    ):
         raise UnsafeContent("not metadata of zarr 3", where=where)
     return extension["name"], configuration

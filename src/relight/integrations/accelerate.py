@@ -36,13 +36,16 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):
         raise ConfigError(
-            f"under {kind} the state is not in what prepare gives", hint="relight.integrations.deepspeed, relight.integrations.megatron"
+            f"under {kind} the state is not in what prepare gives",
+            hint="relight.integrations.deepspeed, relight.integrations.megatron",
         )
     given = checkpointer_options(given, {})
     options = {name: value for name, value in given.items() if name in OPTIONS and name != "state"}
     state = {name: _own(value) for name, value in {**given.pop("state"), **given}.items() if name not in OPTIONS}
     loaders = {
-        name: value for name, value in state.items() if isinstance(value, torch.utils.data.DataLoader) and hasattr(value, "iteration")
+        name: value
+        for name, value in state.items()
+        if isinstance(value, torch.utils.data.DataLoader) and hasattr(value, "iteration")
     }
     if accelerator.scaler is not None:
         state["accelerate_scaler"] = accelerator.scaler

@@ -73,7 +73,13 @@ class Folder:
         for file, jobs in grouped((job[0], job) for job in work):
             with self._open(file) as handle:
                 for _, _, index, chunk, piece_sink in jobs:
-                    total += _read(handle, chunk, self.tensors[index], piece_sink, f"{self.path}/{file}: {self.tensors[index].name[:80]}")
+                    total += _read(
+                        handle,
+                        chunk,
+                        self.tensors[index],
+                        piece_sink,
+                        f"{self.path}/{file}: {self.tensors[index].name[:80]}",
+                    )
         return total
 
     # -- inside
@@ -86,7 +92,9 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CorruptCheckpoint("the file is missing", where=where) from error
         except OSError as error:
-            raise StoreUnavailable(f"cannot be opened: {error.strerror}", where=where, hint="links are not followed") from error
+            raise StoreUnavailable(
+                f"cannot be opened: {error.strerror}", where=where, hint="links are not followed"
+            ) from error
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise UnsafeContent("not a regular file", where=where)

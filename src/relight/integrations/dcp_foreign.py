@@ -65,7 +65,10 @@ def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: 
     plan.finish()
     immutable = [name for name in plan.values if plan.values[name] is not components[name]]
     if immutable:
-        raise ConfigError(f"{immutable[0]!r} cannot be changed in place", hint="relight.integrations.dcp.read(path) gives plain values")
+        raise ConfigError(
+            f"{immutable[0]!r} cannot be changed in place",
+            hint="relight.integrations.dcp.read(path) gives plain values",
+        )
 
 
 def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -85,7 +88,9 @@ def _optimizer(node: Any, optimizer: Any, components: Mapping[str, object], wher
         raise IncompatibleState("saved as something other than an optimizer", where=where)
     names = parameter_names(optimizer, components)
     order = [names.get(id(parameter), "?") for parameter in own_parameters(optimizer)]
-    if not isinstance(node.get("param_groups", []), list) or any(str(key).startswith(("state.", "param_groups.")) for key in node):
+    if not isinstance(node.get("param_groups", []), list) or any(
+        str(key).startswith(("state.", "param_groups.")) for key in node
+    ):
         return _flat(node, optimizer, names)
     groups = []
     for group in node.get("param_groups", []):
@@ -99,7 +104,9 @@ def _optimizer(node: Any, optimizer: Any, components: Mapping[str, object], wher
 
 def _named(key: Any, order: Sequence[str]) -> Any:
     """Return a parameter's name; for a number, the live optimizer's name."""
-    number = int(key) if type(key) is int or (type(key) is str and key.isascii() and key.isdigit() and len(key) < 10) else -1
+    number = (
+        int(key) if type(key) is int or (type(key) is str and key.isascii() and key.isdigit() and len(key) < 10) else -1
+    )
     return order[number] if 0 <= number < len(order) and str(key) not in order else key
 
 

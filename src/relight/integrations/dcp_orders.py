@@ -57,8 +57,12 @@ def arrange(plans: Sequence[SavePlan], place: CommitTarget, checkpoint_id: str) 
             entries[name] = FlatName(kind, paths[name], apart(name) if name in unusual else None)
             if item.tensor_data is not None and (rank == 0 or not is_single(item)):
                 tensors[name] = (item.tensor_data.properties.dtype, tuple(item.tensor_data.size))
-    digest = Digest(repr([(name, entries[name], tensors.get(name)) for name in sorted(entries)]).encode()).digest()[:8].hex()
-    common = WriteOrders(place.store_id, place.run_id, place.epoch, checkpoint_id, 0, len(plans), digest, frozenset(unusual))
+    digest = (
+        Digest(repr([(name, entries[name], tensors.get(name)) for name in sorted(entries)]).encode()).digest()[:8].hex()
+    )
+    common = WriteOrders(
+        place.store_id, place.run_id, place.epoch, checkpoint_id, 0, len(plans), digest, frozenset(unusual)
+    )
     mapped = any(isinstance(plan.planner_data, Mapping) for plan in plans)
     orders = [common._replace(rank=rank) for rank in range(len(plans))]
     orders[0] = orders[0]._replace(entries=entries, tensors=tensors, mapped=mapped)
@@ -81,7 +85,10 @@ def complete(plans: Sequence[SavePlan], before: Sequence[SavePlan]) -> list[Save
     for rank, plan in enumerate(plans):
         if not is_usable(plan):
             if len(before) != len(plans):
-                raise ConfigError("a planner that caches plans needs one StorageWriter for all saves", hint="set .step before each save")
+                raise ConfigError(
+                    "a planner that caches plans needs one StorageWriter for all saves",
+                    hint="set .step before each save",
+                )
             plan = before[rank]
         whole_plans.append(plan)
     return whole_plans
@@ -98,5 +105,8 @@ def to_the_first(plans: Sequence[SavePlan], own: Mapping[str, WriteItem]) -> lis
     moved = {item.index.fqn for item in more}
     if not moved:
         return list(plans)
-    other_plans = [dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn not in moved]) for plan in plans[1:]]
+    other_plans = [
+        dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn not in moved])
+        for plan in plans[1:]
+    ]
     return [dataclasses.replace(plans[0], items=[*plans[0].items, *more]), *other_plans]

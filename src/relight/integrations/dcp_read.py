@@ -140,7 +140,12 @@ class StorageReader(_StorageReader):
         They begin with the oldest one that a rank has chosen: that rank found newer ones damaged.
         """
         order = [checkpoint.id for checkpoint in candidates(self._open_run().history(), self.which)]
-        chosen = {checkpoint_id for plan in plans if isinstance(plan.storage_data, _ReadOrder) for checkpoint_id in plan.storage_data.ids}
+        chosen = {
+            checkpoint_id
+            for plan in plans
+            if isinstance(plan.storage_data, _ReadOrder)
+            for checkpoint_id in plan.storage_data.ids
+        }
         first = max((order.index(checkpoint_id) for checkpoint_id in chosen if checkpoint_id in order), default=0)
         for plan in plans:
             plan.storage_data = _ReadOrder(tuple(order[first:]), len(plans))
@@ -149,7 +154,11 @@ class StorageReader(_StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what the plan requests, from the first checkpoint in which everything is readable."""
         assert self._found is not None
-        order = plan.storage_data if isinstance(plan.storage_data, _ReadOrder) else _ReadOrder((self._found.checkpoint.id,), 0)
+        order = (
+            plan.storage_data
+            if isinstance(plan.storage_data, _ReadOrder)
+            else _ReadOrder((self._found.checkpoint.id,), 0)
+        )
         together = order.world > 1 and dist.is_initialized() and dist.get_world_size() == order.world
         ids = order.ids if order.world == 1 or together else order.ids[:1]
         failed: list[RelightError] = []
@@ -165,7 +174,12 @@ class StorageReader(_StorageReader):
                 raise outcome
             failed.append(outcome)
             if number + 1 < len(ids):
-                emit("restore.skipped", f"checkpoint {checkpoint_id} is skipped: {outcome}", id=checkpoint_id, kind=outcome.kind)
+                emit(
+                    "restore.skipped",
+                    f"checkpoint {checkpoint_id} is skipped: {outcome}",
+                    id=checkpoint_id,
+                    kind=outcome.kind,
+                )
         if len(failed) == 1:
             raise failed[0]
         raise CorruptCheckpoint(
@@ -194,9 +208,16 @@ class StorageReader(_StorageReader):
                 if self.which != "latest":
                     raise
                 failed.append(str(error).splitlines()[0])
-                emit("restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind)
+                emit(
+                    "restore.skipped",
+                    f"checkpoint {checkpoint.id} is skipped: {error}",
+                    id=checkpoint.id,
+                    kind=error.kind,
+                )
         raise CorruptCheckpoint(
-            f"none of the {len(failed)} checkpoints of run {self._run_name!r} can be read", where=self._store_url, details=failed
+            f"none of the {len(failed)} checkpoints of run {self._run_name!r} can be read",
+            where=self._store_url,
+            details=failed,
         )
 
     def _try(self, checkpoint_id: str, items: Sequence[ReadItem], planner: LoadPlanner) -> RelightError | None:
@@ -237,9 +258,13 @@ def _metadata_of(candidate: _Found, checkpoint_id: str) -> Metadata:
         tensor = candidate.joined.tensors[index]
         boxes = [piece.box for piece in candidate.joined.pieces[index]] or [whole(tensor.shape)]
         chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.size)) for box in boxes]
-        entries[name] = TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)
+        entries[name] = TensorStorageMetadata(
+            TensorProperties(dtype=TORCH_DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks
+        )
     paths = {name: entry.path for name, entry in candidate.description.entries.items() if entry.path is not None}
-    return Metadata(entries, paths if candidate.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id))
+    return Metadata(
+        entries, paths if candidate.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id)
+    )
 
 
 def _tensor(candidate: _Found, name: str) -> int:
@@ -270,11 +295,15 @@ def _fill(candidate: _Found, items: Sequence[ReadItem], planner: LoadPlanner) ->
             continue
         index = _tensor(candidate, name)
         offset = item.storage_index.offset
-        start = tuple(a + b for a, b in zip(offset or (0,) * len(item.storage_offsets), item.storage_offsets, strict=True))
+        start = tuple(
+            a + b for a, b in zip(offset or (0,) * len(item.storage_offsets), item.storage_offsets, strict=True)
+        )
         box = Box(start, tuple(item.lengths))
         target = planner.resolve_tensor(item).detach()
         if not box.inside(joined.tensors[index].shape) or tuple(target.shape) != box.size:
-            raise IncompatibleState(f"{list(box.size)} at {list(start)} was requested, for a target of {list(target.shape)}", where=name)
+            raise IncompatibleState(
+                f"{list(box.size)} at {list(start)} was requested, for a target of {list(target.shape)}", where=name
+            )
         regions.setdefault(index, []).append(Region(box, target))
         tensors.append((item, target))
     sinks: dict[int, Sink] = dict(memory.sinks)

@@ -69,7 +69,9 @@ def decode_entries(tree: Mapping[Any, Any], where: str) -> Description:
             hint="restore it with relight.Checkpointer, or read it with relight.load",
         )
     if node.get("version") != VERSION:
-        raise UnsafeContent(f"version {str(node.get('version'))[:20]} of what DCP needs", where=where, hint="upgrade relight")
+        raise UnsafeContent(
+            f"version {str(node.get('version'))[:20]} of what DCP needs", where=where, hint="upgrade relight"
+        )
     entries = {}
     for name, entry in node["entries"].items():
         if not (isinstance(name, str) and isinstance(entry, tuple) and len(entry) == 3 and entry[0] in (TENSOR, VALUE)):
@@ -93,5 +95,7 @@ def node_at(tree: Any, position: Path, where: str) -> Any:
                 raise KeyError(element)
             node = node[element]  # type: ignore[index]
     except (KeyError, IndexError, TypeError):
-        raise UnsafeContent(f"the state dict has an entry at {name_of(position)[:80]!r}, but the tree has none", where=where) from None
+        raise UnsafeContent(
+            f"the state dict has an entry at {name_of(position)[:80]!r}, but the tree has none", where=where
+        ) from None
     return node

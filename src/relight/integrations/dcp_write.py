@@ -27,7 +27,15 @@ from relight.errors import ConfigError, IncompatibleState
 from relight.format import Leaf, encode_tree
 from relight.format.step_number import step_of
 from relight.importers.nesting import OpaqueNode, Path, name_of, nested
-from relight.integrations.dcp_orders import WriteOrders, arrange, complete, is_single, is_usable, mapping_of, to_the_first
+from relight.integrations.dcp_orders import (
+    WriteOrders,
+    arrange,
+    complete,
+    is_single,
+    is_usable,
+    mapping_of,
+    to_the_first,
+)
 from relight.integrations.dcp_tree import OWN, apart, encode_entries, usual
 from relight.layout import Box, Bytes, Item, whole
 from relight.log import Log
@@ -117,9 +125,15 @@ class StorageWriter(_StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Check the arguments, with the same result on all ranks, before anything is written."""
         if not kwargs.get("use_collectives", True):
-            raise ConfigError("use_collectives=False has each rank save for itself", hint="Relight's ranks make one checkpoint together")
+            raise ConfigError(
+                "use_collectives=False has each rank save for itself",
+                hint="Relight's ranks make one checkpoint together",
+            )
         if self.step is None:
-            raise ConfigError("StorageWriter has no step", hint='StorageWriter("store/run", step=7), or set its .step before each save')
+            raise ConfigError(
+                "StorageWriter has no step",
+                hint='StorageWriter("store/run", step=7), or set its .step before each save',
+            )
         self.step = step_of(self.step)
         if is_coordinator and kwargs.get("rank", 0) != 0:
             raise ConfigError("a coordinator other than the first rank", hint="leave coordinator_rank at 0")
@@ -141,14 +155,21 @@ class StorageWriter(_StorageWriter):
             store_url, run = split_run(self.url)
             life.attempt = Attempt.begin(open_bytes(store_url), run, reason=self.reason)
         arranged = arrange(moved, life.attempt.place, new_id())
-        life.orders = arranged[0].storage_data  # kept here: they are long, and a collective would pad the other ranks' to the same length
-        return [dataclasses.replace(arranged[0], storage_data=life.orders._replace(entries=None, tensors=None)), *arranged[1:]]
+        life.orders = arranged[
+            0
+        ].storage_data  # kept here: they are long, and a collective would pad the other ranks' to the same length
+        return [
+            dataclasses.replace(arranged[0], storage_data=life.orders._replace(entries=None, tensors=None)),
+            *arranged[1:],
+        ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part, and wait until the checkpoint is committed. If any rank fails, nothing is committed."""
         orders = plan.storage_data
         if not isinstance(orders, WriteOrders):
-            raise ConfigError("the planner lost the coordinator's orders", hint="finish_plan() has to keep the plan's storage_data")
+            raise ConfigError(
+                "the planner lost the coordinator's orders", hint="finish_plan() has to keep the plan's storage_data"
+            )
         if orders.rank == 0:
             assert self._life.orders is not None and self._life.orders.id == orders.id
             orders = self._life.orders
@@ -163,7 +184,14 @@ class StorageWriter(_StorageWriter):
         except BaseException as error:
             if seat is not None:  # report the error to the other ranks, so that they do not wait
                 attempt.save(
-                    SaveRequest(SaveInfo(step=self.step), tree=b"", items=[], id=orders.id, seat=seat, packs_written=_raising(error))
+                    SaveRequest(
+                        SaveInfo(step=self.step),
+                        tree=b"",
+                        items=[],
+                        id=orders.id,
+                        seat=seat,
+                        packs_written=_raising(error),
+                    )
                 )
             raise
         self.report = attempt.save(
@@ -204,7 +232,9 @@ def number_in(checkpoint_id: str | os.PathLike[str]) -> int:
     last = os.fspath(checkpoint_id).rstrip("/").rpartition("/")[2]
     match = _NUMBER.search(last)
     if match is None:
-        raise ConfigError(f"checkpoint_id {last[:80]!r} has no number", hint="its last number is the step: checkpoint_id='step-1000'")
+        raise ConfigError(
+            f"checkpoint_id {last[:80]!r} has no number", hint="its last number is the step: checkpoint_id='step-1000'"
+        )
     return int(match[1])
 
 
@@ -246,7 +276,9 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[
     numbers = {name: number for number, name in enumerate(pieces)}
     items += [part for parts in pieces.values() for part in parts[1:]]
     pointed = (
-        orders.tensors if orders.tensors is not None else {item.index.fqn for item in plan.items if item.tensor_data and is_single(item)}
+        orders.tensors
+        if orders.tensors is not None
+        else {item.index.fqn for item in plan.items if item.tensor_data and is_single(item)}
     )
     nodes: dict[str, tuple[Path, Any]] = {}
     for name in pointed:
@@ -256,13 +288,18 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[
     walker = Walker(before=items)
     lookup = getattr(planner, "lookup_object", None)
     if values and lookup is None:
-        raise IncompatibleState(f"{type(planner).__qualname__} gives values only as pickles", hint="a planner needs lookup_object(index)")
+        raise IncompatibleState(
+            f"{type(planner).__qualname__} gives values only as pickles", hint="a planner needs lookup_object(index)"
+        )
     for item in values:
         name = item.index.fqn
         node = walker.value(lookup(item.index), name_of(position(name)))  # type: ignore[misc]
         nodes[name] = (position(name), OpaqueNode(node))
     if walker.spreads:
-        walker.refuse(walker.items[min(walker.spreads)].name, "sharded over ranks, inside a value that the planner did not flatten")
+        walker.refuse(
+            walker.items[min(walker.spreads)].name,
+            "sharded over ranks, inside a value that the planner did not flatten",
+        )
     walker.refused[:0] = refused
     walker.finish()
     tree = nested(nodes[name] for name in orders.entries or nodes if name in nodes)

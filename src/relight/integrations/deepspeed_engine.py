@@ -79,7 +79,9 @@ def _plain(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     return (
-        {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else vars(value)
+        {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if dataclasses.is_dataclass(value)
+        else vars(value)
     )
 
 
@@ -100,7 +102,9 @@ def _made(name: Any, fields: Any) -> Any:
     """Return an object of one of the classes in ``_KEPT``."""
     home = _KEPT.get(name) if isinstance(name, str) else None
     if home is None:
-        raise UnsafeContent(f"a DeepSpeed checkpoint with an object of {name!r}", hint=f"only {', '.join(_KEPT)} are made")
+        raise UnsafeContent(
+            f"a DeepSpeed checkpoint with an object of {name!r}", hint=f"only {', '.join(_KEPT)} are made"
+        )
     class_ = getattr(needed(home, "deepspeed"), name)
     if not isinstance(fields, dict):
         return class_(fields)

@@ -102,7 +102,11 @@ class _Values:
                 return np.frombuffer(node.args[1], dtype=_dtype_of(node.args[0]), count=1)[0]
             _, shape, descriptor, columns, data = node.state
             dtype = _dtype_of(descriptor)
-            if not isinstance(data, bytes) or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
+            if (
+                not isinstance(data, bytes)
+                or min(shape, default=0) < 0
+                or math.prod(shape) * dtype.itemsize != len(data)
+            ):
                 raise ValueError("shape and bytes")
             return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if columns else "C").copy()
         except (TypeError, ValueError, IndexError, KeyError) as error:
@@ -112,5 +116,7 @@ class _Values:
 def _dtype_of(node: Any) -> Any:
     if not isinstance(node, UnpickledObject) or node.name != "dtype":
         raise ValueError("no dtype")
-    order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
+    order = (
+        node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
+    )
     return numpy_dtype(f"{order}{node.args[0]}")

@@ -41,7 +41,10 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
         name: value
         for name, value in metrics.items()
         if name not in _RESERVED
-        and (isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()))
+        and (
+            isinstance(value, (int, float))
+            or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex())
+        )
     }
 
 
@@ -79,7 +82,8 @@ def loaders_in(data: Any) -> dict[str, object]:
     loaders = [
         leaf
         for leaf in tree_leaves(data)
-        if isinstance(leaf, torch.utils.data.DataLoader) or (hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict"))
+        if isinstance(leaf, torch.utils.data.DataLoader)
+        or (hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict"))
     ]
     return {f"data_{index}": loader for index, loader in enumerate(loaders)}
 
@@ -98,7 +102,9 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
     """Return the last value of ``write_as_file``, verified. Raise ``IncompatibleState`` for another program's file."""
     content = {} if Path(path).is_file() else load(Path(path) / "run", **options)
     if "file" not in content:
-        raise IncompatibleState("this plug-in has not written it", where=os.fspath(path), hint="read it with the program that wrote it")
+        raise IncompatibleState(
+            "this plug-in has not written it", where=os.fspath(path), hint="read it with the program that wrote it"
+        )
     return content["file"]
 
 

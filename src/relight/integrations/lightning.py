@@ -30,7 +30,11 @@ from relight.integrations.frameworks import (
     write_as_file,
 )
 
-_HERE = "pytorch_lightning" if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules else "lightning.pytorch"
+_HERE = (
+    "pytorch_lightning"
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    else "lightning.pytorch"
+)
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
@@ -74,14 +78,19 @@ class LightningCheckpoints(Checkpoint):
         if trainer.fast_dev_run:
             return
         if trainer.ckpt_path is not None:
-            raise ConfigError("fit(ckpt_path=…) and Checkpoints would both restore", hint="leave ckpt_path out, or keep ModelCheckpoint")
+            raise ConfigError(
+                "fit(ckpt_path=…) and Checkpoints would both restore",
+                hint="leave ckpt_path out, or keep ModelCheckpoint",
+            )
         foreign = [type(item).__name__ for item in trainer.optimizers if not isinstance(item, torch.optim.Optimizer)]
         if foreign:
             raise ConfigError(f"the strategy has an optimizer of its own, {foreign[0]}", hint="keep ModelCheckpoint")
         trainer.fit_loop.setup_data()
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(trainer.optimizers)}
-        order_state = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
+        order_state = StateFunctions(
+            lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state)
+        )
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": order_state}
         self._loaders = loaders_in(trainer.train_dataloader)
         options = {"fresh": not self._resume, **self._options}
@@ -91,7 +100,9 @@ class LightningCheckpoints(Checkpoint):
         self._reported_step = trainer.global_step
         iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload] # the iterator that setup_data created was not watched
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Record a completed step, and save if it is due; after validation if validation follows."""
         trainer.fit_loop.restarting = False  # otherwise Lightning would skip plateau schedulers at this epoch's end
         if trainer.global_step == self._reported_step:
@@ -146,7 +157,11 @@ class LightningCheckpoints(Checkpoint):
 def _validates(trainer: Trainer, batch_idx: int) -> bool:
     """Return whether validation may follow this batch, which is not the epoch's last."""
     every = trainer.val_check_batch
-    done = batch_idx + 1 if trainer.check_val_every_n_epoch is not None else trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    done = (
+        batch_idx + 1
+        if trainer.check_val_every_n_epoch is not None
+        else trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    )
     return bool(trainer.enable_validation and isinstance(every, int) and done % every == 0)
 
 
@@ -163,7 +178,9 @@ def _ask(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     return {
         "loops": loops,
         "callbacks": {
-            callback.state_key: callback.state_dict() for callback in trainer.callbacks if not isinstance(callback, LightningCheckpoints)
+            callback.state_key: callback.state_dict()
+            for callback in trainer.callbacks
+            if not isinstance(callback, LightningCheckpoints)
         },
         "precision": trainer.precision_plugin.state_dict(),
         "datamodule": data.state_dict() if data is not None else {},
@@ -185,7 +202,9 @@ def _restore_order(trainer: Trainer, pl_module: LightningModule, state: dict[str
     trainer.precision_plugin.load_state_dict(state["precision"])
     loops = trainer.fit_loop
     loops.load_state_dict(state["loops"])
-    if loops.epoch_progress.total.started < loops.epoch_progress.total.ready:  # between two epochs: the next one begins normally
+    if (
+        loops.epoch_progress.total.started < loops.epoch_progress.total.ready
+    ):  # between two epochs: the next one begins normally
         loops.epoch_loop.restarting = False
         loops.epoch_loop.val_loop.restarting = True  # no sanity check
 
@@ -203,7 +222,9 @@ class RelightCheckpointIO(CheckpointIO):
         super().__init__()
         self._options = save_options(options)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
         """Save. Durable when it returns; until then ``path`` has its previous content."""
         write_as_file(path, checkpoint, int(checkpoint.get("global_step", 0)), self._options)
 
@@ -217,5 +238,7 @@ class RelightCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint of this class; raise ``CheckpointNotFound`` for anything else."""
         if not (Path(path) / STORE_FILE).is_file():
-            raise CheckpointNotFound("not a checkpoint of RelightCheckpointIO: nothing is removed", where=os.fspath(path))
+            raise CheckpointNotFound(
+                "not a checkpoint of RelightCheckpointIO: nothing is removed", where=os.fspath(path)
+            )
         shutil.rmtree(path)

@@ -85,7 +85,9 @@ class LoadStrategy(LoadShardedStrategy):
         """Return names, shapes and dtypes of the stored tensors, as ``ShardedTensor`` without data."""
         stored = StorageReader(_run(checkpoint_dir)).read_metadata().state_dict_metadata
         return {
-            key: ShardedTensor.from_rank_offsets(key, torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")).without_data()
+            key: ShardedTensor.from_rank_offsets(
+                key, torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+            ).without_data()
             for key, entry in stored.items()
             if isinstance(entry, dcp.metadata.TensorStorageMetadata)
         }

@@ -50,7 +50,9 @@ class CheckpointManager(BaseCheckpointManager):
             return
         for name in ("initial_load_path", "last_save_in_hf", "exclude_from_loading", "create_seed_checkpoint"):
             if getattr(config, name):
-                raise ConfigError(f"checkpoint.{name} is torchtitan's own format's", hint="leave it out, or use torchtitan's manager")
+                raise ConfigError(
+                    f"checkpoint.{name} is torchtitan's own format's", hint="leave it out, or use torchtitan's manager"
+                )
         self._config, self._last = config, Save(0, ASKED)
         parts = {f"model_{i}": part for i, part in enumerate(model_parts)}
         optims = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(optimizers)}

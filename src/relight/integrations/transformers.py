@@ -79,11 +79,14 @@ class TrainerCheckpoints(TrainerCallback):
         (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(_NO_WEIGHTS)) + _NO_WEIGHTS)
         return str(folder)
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Restore the checkpoint that ``resume`` has chosen; everything is set up now."""
         if self._trainer is None:
             raise ConfigError(
-                "Checkpoints does not know its Trainer", hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))"
+                "Checkpoints does not know its Trainer",
+                hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))",
             )
         options = {"fresh": not self._resume, **self._options}
         self._ckpt = Checkpointer(self._path, **checkpointer_options(options, self._components(self._trainer)))
@@ -99,21 +102,32 @@ class TrainerCheckpoints(TrainerCallback):
         if begun:
             self._rng = frozen_generators()
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Save the previous step, which is complete, if it is due. Before the first step, restore the generators again."""
         if self._rng is not None:
             states, self._rng = self._rng.states(), None
             restore_host(states)
-            restore_devices({kind: state_of_kind for kind, state_of_kind in states.items() if kind in ("cuda", "xpu", "mps")})
+            restore_devices(
+                {kind: state_of_kind for kind, state_of_kind in states.items() if kind in ("cuda", "xpu", "mps")}
+            )
         self._step(state)
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Record the metrics of this step; evaluations are logged, too."""
         self._metrics.update(numbers(logs or {}))
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Save the last step if it is not saved yet, and close the Checkpointer."""
         if self._ckpt is not None:
             self._step(state)
@@ -129,8 +143,14 @@ class TrainerCheckpoints(TrainerCallback):
     def _components(self, trainer: Trainer) -> dict[str, object]:
         inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # inside accelerate's wrapper
         if not isinstance(inner, torch.optim.Optimizer):
-            raise ConfigError(f"the optimizer is a {type(inner).__name__}", hint="DeepSpeed keeps its own: let the Trainer save")
-        components: dict[str, object] = {"model": trainer.model_wrapped, "optimizer": inner, "scheduler": trainer.lr_scheduler}
+            raise ConfigError(
+                f"the optimizer is a {type(inner).__name__}", hint="DeepSpeed keeps its own: let the Trainer save"
+            )
+        components: dict[str, object] = {
+            "model": trainer.model_wrapped,
+            "optimizer": inner,
+            "scheduler": trainer.lr_scheduler,
+        }
         if trainer.accelerator.scaler is not None:
             components["scaler"] = trainer.accelerator.scaler
         return {**components, "trainer": StateFunctions(lambda: {"state": _text_of(trainer)}, lambda state: None)}
@@ -139,7 +159,9 @@ class TrainerCheckpoints(TrainerCallback):
         """Return the checkpoint's id; None for a run without a checkpoint."""
         try:
             store = Store(self._path, **self._keys())
-            candidates = store.checkpoints() if which == "latest" else [checkpoint for checkpoint, _ in store.verify(which)]
+            candidates = (
+                store.checkpoints() if which == "latest" else [checkpoint for checkpoint, _ in store.verify(which)]
+            )
         except CheckpointNotFound:
             if which != "latest":
                 raise
@@ -147,9 +169,16 @@ class TrainerCheckpoints(TrainerCallback):
         for checkpoint in reversed(candidates):
             if all(not findings for _, findings in store.verify(checkpoint.id)):
                 return checkpoint.id
-            emit("restore.skipped", f"checkpoint {checkpoint.id} is skipped: it does not verify", id=checkpoint.id, kind="corrupt")
+            emit(
+                "restore.skipped",
+                f"checkpoint {checkpoint.id} is skipped: it does not verify",
+                id=checkpoint.id,
+                kind="corrupt",
+            )
         if candidates:
-            raise CorruptCheckpoint(f"none of the {len(candidates)} checkpoints can be read", where=os.fspath(self._path))
+            raise CorruptCheckpoint(
+                f"none of the {len(candidates)} checkpoints can be read", where=os.fspath(self._path)
+            )
         return None
 
     def _keys(self) -> dict[str, Any]:

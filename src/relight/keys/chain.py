@@ -14,7 +14,9 @@ from relight.keys.providers import HeldKey, Passphrase, Provider
 from relight.keys.services import KmsKey, VaultKey
 
 SETTING = "RELIGHT_KEY"
-_KNOWN = "file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER, kms:KEY, vault:MOUNT/KEY"
+_KNOWN = (
+    "file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER, kms:KEY, vault:MOUNT/KEY"
+)
 
 
 class Keychain:
@@ -105,7 +107,9 @@ def _passphrase(rest: str) -> Secret:
         if not passphrase.reveal():
             raise ConfigError("the passphrase is empty", where=name)
         return passphrase
-    raise ConfigError("a spec must not have the passphrase itself", hint="use passphrase:env:NAME or passphrase:file:PATH")
+    raise ConfigError(
+        "a spec must not have the passphrase itself", hint="use passphrase:env:NAME or passphrase:file:PATH"
+    )
 
 
 def _from_keyring(rest: str) -> Secret:
@@ -115,7 +119,9 @@ def _from_keyring(rest: str) -> Secret:
     try:
         library = importlib.import_module("keyring")
     except ImportError:
-        raise ConfigError("keys in an operating system's keyring need the library keyring", hint="pip install keyring") from None
+        raise ConfigError(
+            "keys in an operating system's keyring need the library keyring", hint="pip install keyring"
+        ) from None
     try:
         text = library.get_password(service, user)
     except library.errors.KeyringError as error:

@@ -39,8 +39,12 @@ class StoreSecurity:
             if value is not None and not isinstance(value, (str, os.PathLike)):
                 raise ConfigError(f"{what}= takes a text, not {type(value).__name__}")
         for what, specs in (("encrypt", encrypt), ("trust", trust)):
-            if specs is not None and not isinstance(specs, (str, list, tuple)):  # its value may be a secret: only its type is shown
-                raise ConfigError(f"{what}= takes a text, or a list of them, not {type(specs).__name__}", hint=f'{what}="file:PATH"')
+            if specs is not None and not isinstance(
+                specs, (str, list, tuple)
+            ):  # its value may be a secret: only its type is shown
+                raise ConfigError(
+                    f"{what}= takes a text, or a list of them, not {type(specs).__name__}", hint=f'{what}="file:PATH"'
+                )
         keys = encrypt if encrypt is not None else os.environ.get(SETTING, "").strip()
         signing = sign if sign is not None else os.environ.get(SIGN, "").strip()
         trusted = trust if trust is not None else os.environ.get(TRUST, "").strip()
@@ -59,7 +63,9 @@ class StoreSecurity:
         return {
             "keys": self.keys.to_wire() if self.keys is not None else None,
             "signer": (self.signer.spec, self.signer.resolved()) if self.signer is not None else None,
-            "trust": [(verifier.spec, verifier.resolved()) for verifier in self.trust.verifiers] if self.trust is not None else None,
+            "trust": [(verifier.spec, verifier.resolved()) for verifier in self.trust.verifiers]
+            if self.trust is not None
+            else None,
             "anchor": self.anchor,
         }
 
@@ -89,4 +95,8 @@ class StoreSecurity:
 
 def _absolute(anchor: str) -> str:
     """Return the anchor as an absolute path or URL, because other processes have other working directories."""
-    return anchor if not anchor or "://" in anchor or anchor.startswith("stripe:") else os.path.abspath(os.path.expanduser(anchor))
+    return (
+        anchor
+        if not anchor or "://" in anchor or anchor.startswith("stripe:")
+        else os.path.abspath(os.path.expanduser(anchor))
+    )

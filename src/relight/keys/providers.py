@@ -132,7 +132,9 @@ class Passphrase(NamedKey):
         }
         if not _has_argon():
             parameters = {"kdf": "scrypt", "salt": salt, "n": SCRYPT_N, "r": SCRYPT_R, "p": SCRYPT_P}
-        return wrap(self._derived(parameters, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), associated_data), parameters
+        return wrap(
+            self._derived(parameters, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), associated_data
+        ), parameters
 
     def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """See ``Provider``. Cost: that of ``wrap``. The cost parameters in a slot are bounded."""
@@ -170,7 +172,11 @@ def _derivation(parameters: WrapParameters, salt: bytes) -> Argon2id | Scrypt | 
     if parameters.get("kdf") == "argon2id":
         memory, passes = number("memory_kib", 8 << 10, _ARGON_MEMORY_MAX_KIB), number("passes", 1, _ARGON_PASSES_MAX)
         lanes = number("lanes", 1, _ARGON_LANES_MAX)
-        return Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory) if memory and passes and lanes else None
+        return (
+            Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory)
+            if memory and passes and lanes
+            else None
+        )
     if parameters.get("kdf") == "scrypt" and len(salt) >= 8:
         n, r, p = number("n", 1 << 14, _SCRYPT_N_MAX), number("r", 8, _SCRYPT_R_MAX), number("p", 1, _SCRYPT_P_MAX)
         return Scrypt(salt=salt, length=32, n=n, r=r, p=p) if n and r and p and n & (n - 1) == 0 else None

@@ -30,13 +30,17 @@ class KmsKey(NamedKey):
 
     def wrap(self, key: Secret, associated_data: bytes) -> tuple[bytes, WrapParameters]:
         """See ``Provider``. Cost: one request."""
-        answer = self._ask("encrypt", KeyId=self._id, Plaintext=key.reveal(), EncryptionContext=_context(associated_data))
+        answer = self._ask(
+            "encrypt", KeyId=self._id, Plaintext=key.reveal(), EncryptionContext=_context(associated_data)
+        )
         return bytes(answer["CiphertextBlob"]), {}
 
     def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """See ``Provider``. Cost: one request."""
         return Secret(
-            self._ask("decrypt", where, KeyId=self._id, CiphertextBlob=wrapped, EncryptionContext=_context(associated_data))["Plaintext"]
+            self._ask(
+                "decrypt", where, KeyId=self._id, CiphertextBlob=wrapped, EncryptionContext=_context(associated_data)
+            )["Plaintext"]
         )
 
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
@@ -49,7 +53,12 @@ class KmsKey(NamedKey):
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in ("InvalidCiphertextException", "IncorrectKeyException"):
                 raise WrongKey("KMS reports that this key does not open it", where=where or self.spec) from None
-            gone = code in ("NotFoundException", "DisabledException", "KMSInvalidStateException", "AccessDeniedException")
+            gone = code in (
+                "NotFoundException",
+                "DisabledException",
+                "KMSInvalidStateException",
+                "AccessDeniedException",
+            )
             raise (WrongKey if gone else StoreUnavailable)(f"KMS refuses: {code}", where=where or self.spec) from None
         except errors.BotoCoreError as error:
             raise StoreUnavailable(f"KMS does not answer: {type(error).__name__}", where=self.spec) from None
@@ -99,7 +108,9 @@ class VaultKey(NamedKey):
         except (hvac.exceptions.VaultError, requests.RequestException) as error:
             raise StoreUnavailable(f"Vault does not answer: {type(error).__name__}", where=self.spec) from None
         except OSError as error:  # requests raises it for a certificate file that does not exist
-            raise ConfigError(f"TLS to Vault failed: {error}"[:300], where=self.spec, hint="correct VAULT_CACERT or VAULT_CAPATH") from None
+            raise ConfigError(
+                f"TLS to Vault failed: {error}"[:300], where=self.spec, hint="correct VAULT_CACERT or VAULT_CAPATH"
+            ) from None
 
 
 def check_private(url: str, spec: str) -> None:
@@ -145,7 +156,9 @@ def _library(extra: str, *names: str) -> list[Any]:
     try:
         return [importlib.import_module(name) for name in names]
     except ImportError:
-        raise ConfigError(f"keys of this kind need the library {names[0]}", hint=f"pip install 'relight[{extra}]'") from None
+        raise ConfigError(
+            f"keys of this kind need the library {names[0]}", hint=f"pip install 'relight[{extra}]'"
+        ) from None
 
 
 def _context(associated_data: bytes) -> dict[str, str]:

@@ -134,17 +134,23 @@ class Trust:
 
     def believes(self, record: bytes, signature: Signature) -> bool:
         """Return whether a trusted signer has signed the record."""
-        return any(verifier.by == signature.by and verifier.holds(record, signature.value) for verifier in self.verifiers)
+        return any(
+            verifier.by == signature.by and verifier.holds(record, signature.value) for verifier in self.verifiers
+        )
 
 
 def signer_of(spec: str, resolved: bytes | None = None) -> Ed25519Signer | HashSigner:
     """Return the signer of a spec: ``ed25519:file:PATH`` of a private key, ``hash:file:PATH`` or ``hash:env:NAME`` of a 32-byte key."""
     kind, _, rest = spec.partition(":")
     if kind == "ed25519" and (resolved is not None or rest.startswith("file:")):
-        return Ed25519Signer(spec, Secret(resolved) if resolved is not None else _private_in(rest.removeprefix("file:")))
+        return Ed25519Signer(
+            spec, Secret(resolved) if resolved is not None else _private_in(rest.removeprefix("file:"))
+        )
     if kind == "hash" and (resolved is not None or rest.startswith(("file:", "env:"))):
         return HashSigner(spec, Secret(resolved) if resolved is not None else _shared(rest))
-    raise ConfigError("invalid spec of a signing key", hint=f"valid specs: {_KNOWN}; relight keys new --signing FILE writes a key")
+    raise ConfigError(
+        "invalid spec of a signing key", hint=f"valid specs: {_KNOWN}; relight keys new --signing FILE writes a key"
+    )
 
 
 def trust_of(specs: str | Sequence[str], resolved: Sequence[bytes] | None = None) -> Trust:
@@ -198,7 +204,9 @@ def _public(rest: str) -> bytes:
     except ValueError:
         public = b""
     if len(public) != 32:
-        raise ConfigError("this is not a public key of 32 bytes in base 64", hint="relight keys new --signing FILE prints it")
+        raise ConfigError(
+            "this is not a public key of 32 bytes in base 64", hint="relight keys new --signing FILE prints it"
+        )
     return public
 
 

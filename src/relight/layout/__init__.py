@@ -4,4 +4,16 @@ from relight.layout.boxes import Box, check_tiling, whole
 from relight.layout.chunks import CHUNK_BYTES, GROUP_BYTES, Extent, cut_chunks
 from relight.layout.sources import Bytes, Item, Sink, Source
 
-__all__ = ["CHUNK_BYTES", "GROUP_BYTES", "Box", "Bytes", "Extent", "Item", "Sink", "Source", "check_tiling", "cut_chunks", "whole"]
+__all__ = [
+    "CHUNK_BYTES",
+    "GROUP_BYTES",
+    "Box",
+    "Bytes",
+    "Extent",
+    "Item",
+    "Sink",
+    "Source",
+    "check_tiling",
+    "cut_chunks",
+    "whole",
+]

@@ -22,14 +22,17 @@ class Box(NamedTuple):
     def inside(self, shape: Sequence[int]) -> bool:
         """Return whether the box is within ``shape``."""
         return len(self.start) == len(self.size) == len(shape) and all(
-            start >= 0 and size >= 0 and start + size <= extent for start, size, extent in zip(self.start, self.size, shape, strict=True)
+            start >= 0 and size >= 0 and start + size <= extent
+            for start, size, extent in zip(self.start, self.size, shape, strict=True)
         )
 
     def overlaps(self, other: Box) -> bool:
         """Return whether the boxes share an element."""
         if not self.elements or not other.elements:
             return False
-        return all(a < b + n and b < a + m for a, m, b, n in zip(self.start, self.size, other.start, other.size, strict=True))
+        return all(
+            a < b + n and b < a + m for a, m, b, n in zip(self.start, self.size, other.start, other.size, strict=True)
+        )
 
 
 def whole(shape: Sequence[int]) -> Box:

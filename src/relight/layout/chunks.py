@@ -18,7 +18,9 @@ class Extent(NamedTuple):
     group: str
 
 
-def cut_chunks(extents: Iterable[Extent], *, chunk_bytes: int = CHUNK_BYTES, group_bytes: int = GROUP_BYTES) -> list[int]:
+def cut_chunks(
+    extents: Iterable[Extent], *, chunk_bytes: int = CHUNK_BYTES, group_bytes: int = GROUP_BYTES
+) -> list[int]:
     """Lengths of the chunks that tile consecutive ``extents``.
 
     A chunk holds a run of one tensor, or several whole tensors of one group. Its length is a multiple of 16 unless it ends a tensor, so

@@ -85,7 +85,9 @@ class TensorOwnership:
         wrong = [text for name, homes in self._homes.items() for text in self._disagreements(name, homes)]
         if wrong:
             raise IncompatibleState(
-                f"the ranks disagree about {len(wrong)} tensors" if len(wrong) > 1 else "the ranks disagree about a tensor",
+                f"the ranks disagree about {len(wrong)} tensors"
+                if len(wrong) > 1
+                else "the ranks disagree about a tensor",
                 details=wrong,
                 hint="what differs from rank to rank goes into per_rank=…",
             )
@@ -154,7 +156,9 @@ class TensorOwnership:
         for number, index in homes:
             other = self.tables[number].entries[index].mesh
             if self.tables[number].meshes[other] != mesh:
-                holders.update(self._alike(entry, number, other, self.tables[number].meshes[other].ranks[mesh.ranks.index(rank)]))
+                holders.update(
+                    self._alike(entry, number, other, self.tables[number].meshes[other].ranks[mesh.ranks.index(rank)])
+                )
         return tuple(sorted(holders))
 
     def _alike(self, entry: TableEntry, number: int, mesh_number: int, rank: int) -> tuple[int, ...]:
@@ -163,7 +167,10 @@ class TensorOwnership:
         if key not in self._replicas:
             mesh = self.tables[number].meshes[mesh_number]
             free, own = _free(entry, len(mesh.shape)), coordinate(mesh, rank)
-            choices = [range(extent) if open_ else (position,) for extent, open_, position in zip(mesh.shape, free, own, strict=True)]
+            choices = [
+                range(extent) if open_ else (position,)
+                for extent, open_, position in zip(mesh.shape, free, own, strict=True)
+            ]
             self._replicas[key] = tuple(sorted(mesh.ranks[_number(mesh.shape, index)] for index in product(*choices)))
         return self._replicas[key]
 
@@ -196,7 +203,9 @@ class TensorOwnership:
         mesh = self.tables[number].meshes[entry.mesh]
         first, last = begin // count, (begin + prod(entry.shape) - 1) // count
         present = {rank for number, _ in homes for rank in self._ranks[number]}
-        return sorted(rank for rank in mesh.ranks if first <= coordinate(mesh, rank)[-1] <= last and rank not in present)
+        return sorted(
+            rank for rank in mesh.ranks if first <= coordinate(mesh, rank)[-1] <= last and rank not in present
+        )
 
     def _unsound(self, homes: Sequence[tuple[int, int]]) -> str:
         """Return why a mesh is invalid: it has ranks without the tensor, or lacks ranks with it. ``homes``: table and mesh numbers."""
@@ -285,5 +294,9 @@ def _mismatch_text(table: Table, entry: TableEntry) -> str:
     text = f"{entry.dtype} {list(entry.shape)} ({entry.role})"
     if entry.mesh < 0:
         return text
-    how = "flattened" if entry.flat is not None else ", ".join("same" if dim < 0 else f"dim {dim}" for dim, _ in entry.placements)
+    how = (
+        "flattened"
+        if entry.flat is not None
+        else ", ".join("same" if dim < 0 else f"dim {dim}" for dim, _ in entry.placements)
+    )
     return f"{text} over {list(table.meshes[entry.mesh].shape)} ranks by {how}"

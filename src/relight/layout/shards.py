@@ -125,7 +125,10 @@ def _deeper(row: int, box: Box) -> Box:
 def intersection(box: Box, other: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
     start = tuple(map(max, box.start, other.start))
-    size = tuple(min(a + n, b + m) - begin for a, n, b, m, begin in zip(box.start, box.size, other.start, other.size, start, strict=True))
+    size = tuple(
+        min(a + n, b + m) - begin
+        for a, n, b, m, begin in zip(box.start, box.size, other.start, other.size, start, strict=True)
+    )
     return Box(start, size) if all(extent > 0 for extent in size) else None
 
 

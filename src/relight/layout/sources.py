@@ -124,7 +124,11 @@ def copy_bytes(data: memoryview, into: memoryview) -> None:
     if len(into) < _GIL_FREE_FROM or data.readonly or len(data) != len(into):
         into[:] = data
     else:
-        ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(into)), ctypes.addressof(ctypes.c_char.from_buffer(data)), len(into))
+        ctypes.memmove(
+            ctypes.addressof(ctypes.c_char.from_buffer(into)),
+            ctypes.addressof(ctypes.c_char.from_buffer(data)),
+            len(into),
+        )
 
 
 def address_of(memory: memoryview) -> int:

@@ -17,7 +17,9 @@ FRESH = "fresh"
 """Reason of the FENCE of an attempt that restored nothing. Its first COMMIT really has no parent."""
 
 
-def newest_good(history: History, known: Mapping[str, bool] | None = None, *, suspect: bool = False) -> Checkpoint | None:
+def newest_good(
+    history: History, known: Mapping[str, bool] | None = None, *, suspect: bool = False
+) -> Checkpoint | None:
     """Return the newest checkpoint that is neither rolled back, suspect nor known to be damaged; else the newest; None if there is none.
 
     ``known``: by id, whether a checkpoint was found to verify. ``suspect``: whether a suspect one counts as good.
@@ -76,4 +78,6 @@ def parents_of(
 
 def epochs_of(history: History, reason: str) -> set[int]:
     """Return the epochs of the attempts with a FENCE of that reason."""
-    return {fence.epoch for fence in history.fences if isinstance(fence.body, FenceBody) and fence.body.reason == reason}
+    return {
+        fence.epoch for fence in history.fences if isinstance(fence.body, FenceBody) and fence.body.reason == reason
+    }

@@ -66,11 +66,15 @@ def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[i
         hashes[seen.seq] = raw.chain_hash if raw is not None else ""
     missing = _uncounted(view, known, known.top)
     if any(seq in unread for seq in (*missing, seen.seq)):
-        raise StoreUnavailable("the log cannot be compared with its anchor: a record cannot be read just now", where=f"{view.run}")
+        raise StoreUnavailable(
+            "the log cannot be compared with its anchor: a record cannot be read just now", where=f"{view.run}"
+        )
     old = _passed_unrecorded(known, missing) if first else []
     _check_counted(anchor, view, hashes, known, [seq for seq in missing if seq not in old] if old else missing)
     for seq, hash in ((seen.seq, seen.hash), *([(known.top, known.newest.chain_hash)] if known.newest else [])):
-        if seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes):  # a pin below a summary was already read
+        if (
+            seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes)
+        ):  # a pin below a summary was already read
             _refuse(anchor, view, f"record {seq} is not the one that was seen there")
     adopted = _gaps(view, old[0], old[-1], known.gaps) if old else []
     if first:
@@ -160,11 +164,18 @@ def _passed_unrecorded(known: AnchorMemory, missing: list[int]) -> list[int]:
     return [seq for seq in missing if seq > bound and seq not in pinned]
 
 
-def _check_counted(anchor: Anchor, view: LogView, hashes: dict[int, str], known: AnchorMemory, missing: list[int]) -> None:
+def _check_counted(
+    anchor: Anchor, view: LogView, hashes: dict[int, str], known: AnchorMemory, missing: list[int]
+) -> None:
     if missing:
         why = {fault.seq: fault.reason for fault in view.faults}
         shown = [f"record {seq}: {why.get(seq, 'the record is missing')}" for seq in missing[:_SHOWN]]
-        _refuse(anchor, view, f"{len(missing)} of its records counted once and do not now", (*shown, *(["…"] if missing[_SHOWN:] else [])))
+        _refuse(
+            anchor,
+            view,
+            f"{len(missing)} of its records counted once and do not now",
+            (*shown, *(["…"] if missing[_SHOWN:] else [])),
+        )
     for gap in known.gaps:
         if gap.first and hashes.get(gap.first - 1, gap.below) != gap.below:
             _refuse(anchor, view, f"record {gap.first - 1} is not the one that was seen there")

@@ -141,7 +141,9 @@ def fold(view: LogView | Sequence[Record]) -> History:
                 _repacked(history, str(body.data.get("id")))
             elif body.topic == ROLLED_BACK:
                 _rolled_back(history, body.data.get("before"), body.data.get("skip"), body.data.get("lr"))
-            elif body.topic == BEST_BY and record.epoch >= history.epoch:  # a superseded attempt does not rename what is best
+            elif (
+                body.topic == BEST_BY and record.epoch >= history.epoch
+            ):  # a superseded attempt does not rename what is best
                 history.best_by = _best_by(body.data.get("metric"), body.data.get("mode")) or history.best_by
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
@@ -166,9 +168,14 @@ def _restored(summary: LogSummary) -> History:
         return Checkpoint(seq, record.time, parsed.epoch, body, seq in alone)
 
     history = History(
-        tags=dict(summary.tags), epoch=summary.epoch, rolled_back_ids=set(summary.aside), skips=list(summary.skips),
-        lr_factors=dict(summary.cuts), lines=dict(summary.lines), best_by=summary.best_by,
-    )  # fmt: skip
+        tags=dict(summary.tags),
+        epoch=summary.epoch,
+        rolled_back_ids=set(summary.aside),
+        skips=list(summary.skips),
+        lr_factors=dict(summary.cuts),
+        lines=dict(summary.lines),
+        best_by=summary.best_by,
+    )
     history.fences = [record for record in summary.records if isinstance(record.body, FenceBody)]
     history.notes = [record for record in summary.records if isinstance(record.body, NoteBody)]
     for seq in summary.live:
@@ -190,7 +197,11 @@ def _is_repeated(history: History, checkpoint_id: str, seq: int) -> bool:
 
 
 def _best_by(metric: object, mode: object) -> tuple[str, str] | None:
-    return (metric, mode) if isinstance(metric, str) and metric and isinstance(mode, str) and mode in ("min", "max") else None
+    return (
+        (metric, mode)
+        if isinstance(metric, str) and metric and isinstance(mode, str) and mode in ("min", "max")
+        else None
+    )
 
 
 def _repacked(history: History, checkpoint_id: str) -> None:
@@ -201,7 +212,9 @@ def _repacked(history: History, checkpoint_id: str) -> None:
 
 def _rolled_back(history: History, before: object, skip: object, lr: object) -> None:
     if type(before) is int:
-        history.rolled_back_ids.update(checkpoint.id for checkpoint in history.by_id.values() if checkpoint.step >= before)
+        history.rolled_back_ids.update(
+            checkpoint.id for checkpoint in history.by_id.values() if checkpoint.step >= before
+        )
     first, _, last = str(skip or "").partition("-")
     if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:
         history.skips.append((int(first), int(last)))
@@ -237,7 +250,9 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
         for checkpoint_id in body.ids:
             history.recallable.pop(checkpoint_id, None)
     elif isinstance(body, RecallBody):
-        back = {recalled: history.retired.pop(recalled) for recalled in body.ids if history.recallable.pop(recalled, None)}
+        back = {
+            recalled: history.retired.pop(recalled) for recalled in body.ids if history.recallable.pop(recalled, None)
+        }
         for recalled in back:
             history.retired_at.pop(recalled, None)
         if back:

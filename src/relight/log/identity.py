@@ -7,7 +7,14 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
+from relight.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    RelightError,
+    StoreUnavailable,
+    UnsafeContent,
+    WrongKey,
+)
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import ROOT_FILE, RUN_ID, STORE_FILE, is_run_name, parse_dir
@@ -45,12 +52,17 @@ def read_store(store: ByteStore) -> StoreRecord:
         ) from error
     record = decode_store(data, f"{store.url}/{STORE_FILE}")
     if record.encrypted and not encrypts(store):
-        raise WrongKey("this store is encrypted", where=store.url, hint=f"name its key: {SETTING}=file:PATH, or encrypt= of a Checkpointer")
+        raise WrongKey(
+            "this store is encrypted",
+            where=store.url,
+            hint=f"name its key: {SETTING}=file:PATH, or encrypt= of a Checkpointer",
+        )
     if encrypts(store) and not record.encrypted:
         raise WrongKey(
             "this store is not encrypted, and a key was given",
-            where=store.url, hint="relight rekey STORE encrypts what is there; or save to another store",
-        )  # fmt: skip
+            where=store.url,
+            hint="relight rekey STORE encrypts what is there; or save to another store",
+        )
     return record
 
 
@@ -62,9 +74,13 @@ def require_store(store: ByteStore) -> StoreRecord:
         except CheckpointNotFound:
             if not encrypts(store) and any(True for _ in store.list(KEYS_DIR)):
                 hint = f"{SETTING}=file:PATH, or encrypt="
-                raise WrongKey("this store is encrypted, and its relight.json is gone", where=store.url, hint=hint) from None
+                raise WrongKey(
+                    "this store is encrypted, and its relight.json is gone", where=store.url, hint=hint
+                ) from None
             refuse_run_as_store(store)
-            record = StoreRecord(id=_recorded_id(store) or secrets.token_hex(16), created=now_text(), encrypted=encrypts(store))
+            record = StoreRecord(
+                id=_recorded_id(store) or secrets.token_hex(16), created=now_text(), encrypted=encrypts(store)
+            )
             if store.put_once(STORE_FILE, encode_store(record)):
                 return record
     raise StoreUnavailable("relight.json can neither be made nor read", where=store.url)
@@ -116,7 +132,9 @@ def checkpoint_dirs(store: ByteStore, run: str, at_most: int | None = None) -> l
 
     ``at_most``: directory entries to read; None for all. Cost: one listing.
     """
-    return sorted(entry.name for entry in islice(store.list(run), at_most) if entry.is_dir and parse_dir(entry.name) is not None)
+    return sorted(
+        entry.name for entry in islice(store.list(run), at_most) if entry.is_dir and parse_dir(entry.name) is not None
+    )
 
 
 def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:

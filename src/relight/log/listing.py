@@ -16,7 +16,7 @@ from relight.format.names import (
     parse_record_folder,
     record_file,
     record_folder,
-)  # fmt: skip
+)
 from relight.store import ByteStore
 
 RECORDS_MAX = 2_000_000
@@ -149,7 +149,9 @@ def newest_records(store: ByteStore, run: str, count: int) -> list[tuple[int, st
     listing = folders.all()
     records: list[tuple[int, str]] = []
     for folder in reversed(listing.folders):
-        records += [(seq, f"{folders.place}/{record_file(seq)}") for seq in sorted(folders.numbers(folder), reverse=True)]
+        records += [
+            (seq, f"{folders.place}/{record_file(seq)}") for seq in sorted(folders.numbers(folder), reverse=True)
+        ]
         if len(records) >= count:
             return records[:count]
     records += [(seq, f"{folders.place}/{flat_record_file(seq)}") for seq in sorted(listing.flat, reverse=True)]
@@ -166,17 +168,23 @@ def has_records(store: ByteStore, run: str) -> bool:
 def log_folders(store: ByteStore, run: str) -> list[str]:
     """Return the keys of ``log/`` and its folders. Cost: one listing."""
     place = f"{run}/{LOG_DIR}"
-    folders = sorted(entry.name for entry in store.list(place) if entry.is_dir and parse_record_folder(entry.name) is not None)
+    folders = sorted(
+        entry.name for entry in store.list(place) if entry.is_dir and parse_record_folder(entry.name) is not None
+    )
     return [place, *(f"{place}/{name}" for name in folders)]
 
 
-def without_strays(numbers: Iterable[int], floor: int, is_chained: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+def without_strays(
+    numbers: Iterable[int], floor: int, is_chained: Callable[[int], bool]
+) -> tuple[list[int], list[int]]:
     """Split ``numbers`` into the log's record numbers, in order, and the strays above a gap of more than ``GAP_MAX``.
 
     ``floor``: the highest number below these. ``is_chained``: returns whether a record is chained to the one before it.
     """
     order = sorted(set(numbers))
-    if not order or order[-1] - min(floor, order[0] - 1) - len(order) <= GAP_MAX:  # fewer are missing in all than in a wide gap
+    if (
+        not order or order[-1] - min(floor, order[0] - 1) - len(order) <= GAP_MAX
+    ):  # fewer are missing in all than in a wide gap
         return order, []
     begins = [index for index, seq in enumerate(order) if seq - (order[index - 1] if index else floor) > GAP_MAX + 1]
     for index, begin in reversed(list(enumerate(begins))):

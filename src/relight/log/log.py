@@ -12,7 +12,15 @@ from itertools import islice
 import msgspec
 
 from relight.comm.new_threads import ThreadPool
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, RunReplaced, StoreUnavailable, UnsafeContent, WrongKey
+from relight.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    RelightError,
+    RunReplaced,
+    StoreUnavailable,
+    UnsafeContent,
+    WrongKey,
+)
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format import names as format_names
 from relight.format.digest import ZERO_HEX
@@ -172,7 +180,9 @@ class Log:
         self._judged = None
         view = self._view()
         if view.head >= 0 or self._append(view, RunBody(name=self._run), epoch=0, run_id=run_id) is None:
-            raise CorruptCheckpoint("the log that was missing is there again", where=f"{self._store.url.rstrip('/')}/{self._run}")
+            raise CorruptCheckpoint(
+                "the log that was missing is there again", where=f"{self._store.url.rstrip('/')}/{self._run}"
+            )
         return self._view()
 
     def append(self, decide: Callable[[LogView], tuple[Body, int] | None], *, commits: bool = False) -> Record | None:
@@ -187,7 +197,9 @@ class Log:
             view = self._view()
             if view.head < taken:  # a network file system caches for a while that a file was missing
                 if pause > SHOWN_PAUSE_MAX_S:
-                    raise StoreUnavailable("this record number is taken, but its file cannot be read", where=self._key(taken))
+                    raise StoreUnavailable(
+                        "this record number is taken, but its file cannot be read", where=self._key(taken)
+                    )
                 sleep(pause)
                 pause *= 2
                 continue
@@ -204,14 +216,18 @@ class Log:
                 self._summarize(record)
                 return record
             taken = self._newest = max(self._newest, view.head + 1)
-        raise StoreUnavailable(f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}")
+        raise StoreUnavailable(
+            f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}"
+        )
 
     def span(self, first: int, last: int) -> list[Record]:
         """Return the valid records from ``first`` to ``last``, in order, including those that a summary replaces.
 
         The caller has read the log before. Cost: one read per record that is not in memory; the records are not cached.
         """
-        wanted = [seq for seq in range(max(0, first), last + 2) if seq not in self._slots and seq <= max(last, self._base)]
+        wanted = [
+            seq for seq in range(max(0, first), last + 2) if seq not in self._slots and seq <= max(last, self._base)
+        ]
         slots = {**self._slots, **dict(self._load_all(wanted))}
         records: list[Record] = []
         following = slots[last + 1].record if last + 1 in slots else None
@@ -249,14 +265,18 @@ class Log:
         data = encode_record(record)
         if len(data) > SEALED_BYTES_MAX:
             raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
-        decode_record(data, record.seq, "the record about to be written")  # never write a record that readers would reject
+        decode_record(
+            data, record.seq, "the record about to be written"
+        )  # never write a record that readers would reject
         key = self._key(record.seq)
         created = self._store.put_once(key, data)
         if not created and not self._is_ours(key, data):
             return None
         folder = self._folders.folder(record.seq)
         is_new = folder != self._folders.place and folder not in self._settled_folders
-        if not created or (is_new and self._store.needs_sync):  # the writer that made the folder may have been killed before it was durable
+        if not created or (
+            is_new and self._store.needs_sync
+        ):  # the writer that made the folder may have been killed before it was durable
             try:
                 for each in (folder, self._folders.place) if is_new else (folder,):
                     self._store.sync(each)
@@ -293,7 +313,8 @@ class Log:
             existing = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
             for prefix in existing:
                 self._store.sync(prefix)
-            self._settled = len(existing) == 2  # else another process may be creating them now: check again at the next append
+            # else another process may be creating them now: check again at the next append
+            self._settled = len(existing) == 2
         if view.head >= 0 and view.head != self._own_head:
             self._folders.sync(view.head)
 
@@ -316,7 +337,10 @@ class Log:
             note = self._summaries.write(view)
             for _ in range(NOTE_TRIES):
                 view = self._view()
-                if record.seq - self._vouched < every or self._append(view, note, record.epoch, view.run_id) is not None:
+                if (
+                    record.seq - self._vouched < every
+                    or self._append(view, note, record.epoch, view.run_id) is not None
+                ):
                     return
         except RelightError as error:
             self._summaries.failed(error)
@@ -328,7 +352,9 @@ class Log:
 
     def _has_unlisted(self, view: LogView) -> bool:
         """Return whether a record that the listing lacks exists after all: a listing may be older than the record."""
-        missing = [fault.seq for fault in view.faults if view.base < fault.seq <= view.head and fault.seq not in self._slots]
+        missing = [
+            fault.seq for fault in view.faults if view.base < fault.seq <= view.head and fault.seq not in self._slots
+        ]
         for seq in missing[:GAP_MAX]:
             slot = self._load(seq)
             if slot.file_hash is not None or slot.unreadable:
@@ -358,7 +384,9 @@ class Log:
                 break
             slot = self._load(seq)
             if slot.unreadable:
-                raise StoreUnavailable(f"cannot determine whether this record exists: {slot.reason}", where=self._key(seq))
+                raise StoreUnavailable(
+                    f"cannot determine whether this record exists: {slot.reason}", where=self._key(seq)
+                )
             if slot.file_hash is None:
                 self._absent.add(seq)
             else:
@@ -427,7 +455,11 @@ class Log:
         """Begin at the newest usable summary that a record in memory vouches for. Return False if there is none."""
         notes = [slot.record for _, slot in sorted(self._slots.items(), reverse=True) if slot.record is not None]
         lowest = min(self._slots, default=0)
-        return any(target[0] + 1 >= lowest and self._takes(note, head) for note in notes if (target := vouched(note)) is not None)
+        return any(
+            target[0] + 1 >= lowest and self._takes(note, head)
+            for note in notes
+            if (target := vouched(note)) is not None
+        )
 
     def _takes(self, note: Record, head: int) -> bool:
         """Begin at the summary that a NOTE vouches for, if the NOTE is valid and the next record is chained to the summary."""
@@ -478,15 +510,21 @@ class Log:
         if self._newest > head:
             slot = self._load(self._newest)
             if slot.unreadable and self._anchor is not None:  # without this error, the log would count as rolled back
-                raise StoreUnavailable(f"cannot determine whether this record exists: {slot.reason}", where=self._key(self._newest))
+                raise StoreUnavailable(
+                    f"cannot determine whether this record exists: {slot.reason}", where=self._key(self._newest)
+                )
             if slot.file_hash is not None:
                 head = self._newest
-                if head not in self._slots or head in self._unread:  # another writer's record: only its number was known
+                if (
+                    head not in self._slots or head in self._unread
+                ):  # another writer's record: only its number was known
                     self._put(head, slot)
         while not self._searched:
             slot = self._load(head + 1)
             if slot.unreadable:
-                raise StoreUnavailable(f"cannot determine whether a newer record exists: {slot.reason}", where=self._key(head + 1))
+                raise StoreUnavailable(
+                    f"cannot determine whether a newer record exists: {slot.reason}", where=self._key(head + 1)
+                )
             if slot.file_hash is None:
                 self._searched = True
                 break
@@ -517,10 +555,14 @@ class Log:
             read.append(self._store.get(key, SEALED_BYTES_MAX))
             return read[-1]
 
-        known = _damaged.get((self._store.url, key))  # hash of a damaged file that this process has read ``DAMAGED_READS`` times
+        known = _damaged.get(
+            (self._store.url, key)
+        )  # hash of a damaged file that this process has read ``DAMAGED_READS`` times
         try:
             try:
-                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else DAMAGED_READS)
+                record = decode_with_reread(
+                    get, lambda data: decode_record(data, seq, key), key, 1 if known else DAMAGED_READS
+                )
             except RelightError:
                 if not read or not known or hexdigest(read[-1]) == known:
                     raise
@@ -568,10 +610,14 @@ class Log:
         faults += self._missing(self._base + 1, above)
         good.reverse()
         faults.reverse()
-        faults += [Fault(seq, key, STRAY) for seq, key in sorted(self._folders.strays.items())[:STRAYS_NAMED] if seq > head]
+        faults += [
+            Fault(seq, key, STRAY) for seq, key in sorted(self._folders.strays.items())[:STRAYS_NAMED] if seq > head
+        ]
         last = slots.get(head)
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
-        self._vouched = max([target[0] for record in good if (target := vouched(record)) is not None], default=self._base)
+        self._vouched = max(
+            [target[0] for record in good if (target := vouched(record)) is not None], default=self._base
+        )
         if summary is None:
             return LogView(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
         if head == summary.upto:
@@ -592,7 +638,9 @@ class Log:
                 self._store_id = read_store(self._store).id
             except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = most_common([slot.record.store for slot in slots.values() if slot.record])
-        if recorded := recorded_store(slots):  # a run that was moved or copied into another store keeps its first store's id
+        if recorded := recorded_store(
+            slots
+        ):  # a run that was moved or copied into another store keeps its first store's id
             self._store_id = recorded
         if not self._run_id:
             self._run_id = recorded_run(slots)

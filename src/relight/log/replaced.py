@@ -42,7 +42,9 @@ def refuse_other_record(store: ByteStore, run: str, seq: int, known_hash: str, s
     read now.
     """
     if slot.unreadable:
-        raise StoreUnavailable(f"the last record of the log cannot be read just now: {slot.reason}", where=f"{run}, record {seq}")
+        raise StoreUnavailable(
+            f"the last record of the log cannot be read just now: {slot.reason}", where=f"{run}, record {seq}"
+        )
     if slot.file_hash == known_hash or (slot.file_hash is not None and slot.record is None):
         return
     state = "is not in its log" if slot.file_hash is None else "is another one in its log"

@@ -74,5 +74,7 @@ class Summaries:
         """Report once that a summary could not be written: later readers take longer."""
         if (self._store.url, self._run) not in REPORTED:
             REPORTED.add((self._store.url, self._run))
-            what = f"no summary of the log of run {self._run} could be written, so that reading it takes longer: {error}"
+            what = (
+                f"no summary of the log of run {self._run} could be written, so that reading it takes longer: {error}"
+            )
             emit("log.unsummarized", what, run=self._run, kind=error.kind)

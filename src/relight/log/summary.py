@@ -32,7 +32,7 @@ from relight.format.records import (
     check_version,
     epoch_max,
     plain_body,
-)  # fmt: skip
+)
 from relight.log.ancestors import FRESH, REBUILT, epochs_of, parents_of
 from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
 from relight.log.view import Fault, Line, LogSummary, LogView
@@ -103,7 +103,11 @@ def condense(view: LogView, *, trusted: bool) -> LogSummary:
         tags=dict(history.tags),
         aside=tuple(sorted(history.rolled_back_ids & kept.keys())),
         skips=tuple(history.skips),
-        cuts={checkpoint: factor for checkpoint, factor in history.lr_factors.items() if not checkpoint or checkpoint in kept},
+        cuts={
+            checkpoint: factor
+            for checkpoint, factor in history.lr_factors.items()
+            if not checkpoint or checkpoint in kept
+        },
         best_by=history.best_by,
         lines=_lines(history, kept, {fence.epoch for fence in fences}),
     )
@@ -229,7 +233,9 @@ def _stub(body: CommitBody) -> CommitBody:
 
 
 def _bare(record: Record) -> Record:
-    return record if not record.prev and not record.file_hash else msgspec.structs.replace(record, prev="", file_hash="")
+    return (
+        record if not record.prev and not record.file_hash else msgspec.structs.replace(record, prev="", file_hash="")
+    )
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -276,7 +282,14 @@ def encode(summary: LogSummary) -> bytes:
     """Return the bytes of a summary's file: zlib-compressed JSON. Raise ``UnsafeContent`` if they exceed the limit of readers."""
     writers: dict[str, int] = {}
     rows = [
-        _Row(record.seq, record.epoch, record.time, writers.setdefault(record.writer, len(writers)), record.kind, _plain(record))
+        _Row(
+            record.seq,
+            record.epoch,
+            record.time,
+            writers.setdefault(record.writer, len(writers)),
+            record.kind,
+            _plain(record),
+        )
         for record in summary.records
     ]
     file = _File(
@@ -290,7 +303,9 @@ def encode(summary: LogSummary) -> bytes:
     plain = msgspec.json.encode(file)
     data = zlib.compress(plain, 1)
     if len(plain) > PLAIN_BYTES_MAX or len(data) > BYTES_MAX:
-        raise UnsafeContent(f"a summary of {len(plain)} bytes", hint="remove checkpoints that are not needed: relight prune")
+        raise UnsafeContent(
+            f"a summary of {len(plain)} bytes", hint="remove checkpoints that are not needed: relight prune"
+        )
     return data
 
 
@@ -336,7 +351,11 @@ def _why_not(plain: bytes, where: str, error: Exception) -> RelightError:
     """Return the error for bytes that are not a summary of this version. It names a newer version."""
     try:
         value = msgspec.json.decode(plain)
-        check_version({name: value.get(name) for name in ("relight", "version")} if isinstance(value, dict) else None, "summary", where)
+        check_version(
+            {name: value.get(name) for name in ("relight", "version")} if isinstance(value, dict) else None,
+            "summary",
+            where,
+        )
     except RelightError as newer:
         return newer
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -353,19 +372,25 @@ def _checked(file: _File, where: str) -> LogSummary:
         last = row.seq
         records.append(
             Record(
-                seq=row.seq, prev="", store=file.store, run=file.run, epoch=row.epoch, time=row.time, writer=file.writers[row.writer],
+                seq=row.seq,
+                prev="",
+                store=file.store,
+                run=file.run,
+                epoch=row.epoch,
+                time=row.time,
+                writer=file.writers[row.writer],
                 body=_body(row, where),
             )
-        )  # fmt: skip
+        )
     bodies: dict[int, Body] = {record.seq: record.body for record in records}
     commits = {seq: body for seq, body in bodies.items() if isinstance(body, CommitBody)}
     live = {commits[seq].id for seq in file.live}
     retired = {commits[seq].id for seq, _, _ in file.retired}
     if len(live) < len(file.live) or len(retired) < len(file.retired) or not live.isdisjoint(retired):
         raise UnsafeContent("a checkpoint is listed twice", where=where)
-    if any(again and not isinstance(bodies[retire_seq], RetireBody) for _, retire_seq, again in file.retired) or not live.issuperset(
-        file.tags.values()
-    ):
+    if any(
+        again and not isinstance(bodies[retire_seq], RetireBody) for _, retire_seq, again in file.retired
+    ) or not live.issuperset(file.tags.values()):
         raise UnsafeContent("a tag or a retirement names a missing checkpoint", where=where)
     if file.best_by is not None and file.best_by[1] not in ("min", "max"):
         raise UnsafeContent("the mode of the metric is neither min nor max", where=where)

@@ -30,10 +30,14 @@ def probe(store: ByteStore, run: str) -> None:
         put(store, key, data)
         if store.get(key, PROBE_BYTES) != data:
             raise CorruptCheckpoint(
-                "the store gives back other bytes than were written", where=key, hint="do not train on this disk: check it"
+                "the store gives back other bytes than were written",
+                where=key,
+                hint="do not train on this disk: check it",
             )
     except BaseException:
-        with contextlib.suppress(RelightError):  # the first error has the cause: a store that refuses a write refuses the deletion, too
+        with contextlib.suppress(
+            RelightError
+        ):  # the first error has the cause: a store that refuses a write refuses the deletion, too
             _remove(store, key, prefix)
         raise
     _remove(store, key, prefix)

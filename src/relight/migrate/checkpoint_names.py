@@ -14,10 +14,13 @@ _WORD = re.compile(
     re.IGNORECASE,
 )
 _SHARED_ENDING = re.compile(
-    rf"^[^.]*(\.[^.]*\d[^.]*)?(\.(bin|pkl|pickle|model|npz|npy|h5|hdf5|dat|tar|zip|gz|tmp|part|\d+))*{_LEFT}$", re.IGNORECASE
+    rf"^[^.]*(\.[^.]*\d[^.]*)?(\.(bin|pkl|pickle|model|npz|npy|h5|hdf5|dat|tar|zip|gz|tmp|part|\d+))*{_LEFT}$",
+    re.IGNORECASE,
 )
 """Endings, or none, that other files have too: the name must also contain a checkpoint's word."""
-_FOLDER = re.compile(r"^(checkpoint|ckpt|chkpt|snapshot|global_?step|step|iter|epoch|mp_rank)s?[-_=. ]?\d+", re.IGNORECASE)
+_FOLDER = re.compile(
+    r"^(checkpoint|ckpt|chkpt|snapshot|global_?step|step|iter|epoch|mp_rank)s?[-_=. ]?\d+", re.IGNORECASE
+)
 
 
 def is_checkpoint_name(name: str, *, is_folder: bool) -> bool:

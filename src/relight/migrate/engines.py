@@ -57,7 +57,8 @@ def _local(jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
                     yield running.pop(done), done.result()
         except BrokenProcessPool as error:
             raise StoreUnavailable(
-                "a converting process was killed", hint="out of memory? repeat the command, with fewer --jobs: it continues"
+                "a converting process was killed",
+                hint="out of memory? repeat the command, with fewer --jobs: it continues",
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -67,10 +68,17 @@ def _ray(jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("--engine ray needs Ray", hint="pip install 'ray>=2.40', on the cluster's nodes as here") from error
+        raise ConfigError(
+            "--engine ray needs Ray", hint="pip install 'ray>=2.40', on the cluster's nodes as here"
+        ) from error
     mine = not ray.is_initialized()
     if mine:
-        ray.init(address=os.environ.get("RAY_ADDRESS") or "local", log_to_driver=False, include_dashboard=False, logging_level="error")
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS") or "local",
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level="error",
+        )
     try:
         jobs = max(1, min(jobs, int(ray.cluster_resources().get("CPU", 1))))
         remote: Callable[..., Any] = ray.remote(num_cpus=1, max_retries=0)(work).remote

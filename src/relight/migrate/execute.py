@@ -56,7 +56,14 @@ def execute_migration(
     if not plan.todo and not any(_to_check(plan, journal, 0)):
         return report
     session = journal.begin(
-        {"old": plan.old, "runs": plan.runs, "sources": len(plan.todo), "engine": engine, "host": os.uname().nodename, "pid": os.getpid()}
+        {
+            "old": plan.old,
+            "runs": plan.runs,
+            "sources": len(plan.todo),
+            "engine": engine,
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+        }
     )
     for run in plan.runs:
         Attempt.begin(store, run, reason=REASON)

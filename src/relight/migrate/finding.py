@@ -17,7 +17,22 @@ from relight.importers.detect import detect_files
 from relight.migrate.checkpoint_names import is_checkpoint_name
 from relight.migrate.journal import HOME
 
-NEVER = (".json", ".txt", ".md", ".yaml", ".yml", ".log", ".py", ".csv", ".jsonl", ".html", ".png", ".lock", ".toml", ".sh")
+NEVER = (
+    ".json",
+    ".txt",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".log",
+    ".py",
+    ".csv",
+    ".jsonl",
+    ".html",
+    ".png",
+    ".lock",
+    ".toml",
+    ".sh",
+)
 """Suffixes of files that are never a checkpoint by themselves."""
 LEVELS_MAX = 16
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -80,7 +95,9 @@ def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str
         )
         for name, checkpoint in checkpoints
     ]
-    return Findings(sorted(sources, key=lambda source: (source.run, source.step, source.name)), sorted(unreadable), excluded)
+    return Findings(
+        sorted(sources, key=lambda source: (source.run, source.step, source.name)), sorted(unreadable), excluded
+    )
 
 
 class _Candidate(Protocol):
@@ -121,7 +138,8 @@ class _Folder:
         try:
             with os.scandir(self.path) as entries:
                 listed = sorted(
-                    (entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries
+                    (entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False))
+                    for entry in entries
                 )
         except OSError as error:
             raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.path) from error
@@ -157,7 +175,11 @@ class _NotAFile:
 def _leads_inside(folder: str, name: str) -> bool:
     """Return whether this is a link into the same folder, such as ``latest.pt``: its target is found under its own name."""
     path = os.path.join(folder, name)
-    return os.path.islink(path) and os.path.exists(path) and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+    return (
+        os.path.islink(path)
+        and os.path.exists(path)
+        and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+    )
 
 
 def _below(path: str, name: str) -> _Folder:
@@ -194,7 +216,9 @@ class _Bucket:
         ]
 
 
-def _walk(place: _Candidate, name: str, skip: str, level: int = 0) -> Iterator[tuple[str, DetectedCheckpoint | RelightError]]:
+def _walk(
+    place: _Candidate, name: str, skip: str, level: int = 0
+) -> Iterator[tuple[str, DetectedCheckpoint | RelightError]]:
     if place.path == skip or place.has(STORE_FILE):
         return
     is_folder = place.is_folder()

@@ -28,7 +28,9 @@ class MigrationJournal:
 
     def sessions(self) -> list[int]:
         """Return the sessions' numbers, in order."""
-        return sorted(int(entry.name) for entry in self._store.list(self.prefix) if entry.is_dir and entry.name.isdigit())
+        return sorted(
+            int(entry.name) for entry in self._store.list(self.prefix) if entry.is_dir and entry.name.isdigit()
+        )
 
     def begin(self, facts: dict[str, Any]) -> int:
         """Begin a new session, later than all others. Return its number."""
@@ -41,7 +43,11 @@ class MigrationJournal:
     def check_newest(self, session: int) -> None:
         """Raise ``LeaseHeld`` if a later session has begun."""
         if max(self.sessions(), default=session) > session:
-            raise LeaseHeld("this migration was begun again by another process", where=self.prefix, hint="the other process continues it")
+            raise LeaseHeld(
+                "this migration was begun again by another process",
+                where=self.prefix,
+                hint="the other process continues it",
+            )
 
     def write(self, session: int, number: int, facts: dict[str, Any]) -> None:
         """Write a task's result. Only the first call for a task has an effect."""

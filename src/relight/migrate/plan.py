@@ -45,8 +45,14 @@ class MigratePlan:
 
 
 def plan_migration(
-    old: str, url: str, *, run: str | None = None, check: float = 0.1, compress: bool = False, exclude: Sequence[str] = ()
-) -> MigratePlan:  # fmt: skip
+    old: str,
+    url: str,
+    *,
+    run: str | None = None,
+    check: float = 0.1,
+    compress: bool = False,
+    exclude: Sequence[str] = (),
+) -> MigratePlan:
     """Search ``old``, and read the journal in ``url``.
 
     ``run``: name of the run for checkpoints directly in ``old``. ``exclude``: patterns of paths to skip. Raise ``ConfigError``

@@ -53,19 +53,33 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
         going: list[str] = []
 
         def decide(
-            view: LogView, imported_ids: set[str] = imported_ids, going: list[str] = going, report: RollBackReport = report
+            view: LogView,
+            imported_ids: set[str] = imported_ids,
+            going: list[str] = going,
+            report: RollBackReport = report,
         ) -> tuple[Body, int] | None:
             history = fold(view)
-            needed = {donor for checkpoint in history.live if checkpoint.id not in imported_ids for donor in checkpoint.requires}
+            needed = {
+                donor
+                for checkpoint in history.live
+                if checkpoint.id not in imported_ids
+                for donor in checkpoint.requires
+            }
             going.clear()
             for checkpoint in history.live:
                 if checkpoint.id in imported_ids:
                     tags = history.tags_of(checkpoint.id)
                     if tags or checkpoint.id in needed:
-                        report.kept.append((checkpoint.id, f"tagged {', '.join(tags)}" if tags else "a later checkpoint needs it"))
+                        report.kept.append(
+                            (checkpoint.id, f"tagged {', '.join(tags)}" if tags else "a later checkpoint needs it")
+                        )
                     else:
                         going.append(checkpoint.id)
-            return (RetireBody(ids=list(going), reason="migration taken back"), history.epoch) if going and not dry_run else None
+            return (
+                (RetireBody(ids=list(going), reason="migration taken back"), history.epoch)
+                if going and not dry_run
+                else None
+            )
 
         if dry_run:
             decide(log.read())
@@ -90,7 +104,11 @@ def _brought(store: ByteStore, journal: MigrationJournal, done: MigrationState) 
         run = Run(store, name)
         with contextlib.suppress(CheckpointNotFound):
             for checkpoint in run.history().live:
-                if checkpoint.id not in ids and checkpoint.body.save_reason.kind == "import" and _is_ours(run, checkpoint, journal):
+                if (
+                    checkpoint.id not in ids
+                    and checkpoint.body.save_reason.kind == "import"
+                    and _is_ours(run, checkpoint, journal)
+                ):
                     ids.add(checkpoint.id)
     return brought
 

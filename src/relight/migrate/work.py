@@ -51,7 +51,13 @@ def work(task: MigrationTask) -> dict[str, Any]:
     store = open_bytes(task.url)
     journal = MigrationJournal(store, task.old)
     started = time.monotonic()
-    result: dict[str, Any] = {"kind": task.kind, "source": task.source, "run": task.run, "step": task.step, "bytes": task.bytes}
+    result: dict[str, Any] = {
+        "kind": task.kind,
+        "source": task.source,
+        "run": task.run,
+        "step": task.step,
+        "bytes": task.bytes,
+    }
     try:
         result |= {"ok": True, **(_bring(task, journal) if task.kind == "bring" else _check(task))}
     except (RelightError, OSError, MemoryError) as error:
@@ -75,8 +81,15 @@ def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:
     mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
     smaller = IncrementalState(Compact(reuse=False, codecs="always")) if task.compress else None
     turn = partial(_wait_for_turn, task, journal)
-    report = import_checkpoint(source, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
-    return {"id": report.id, "tensors": report.tensors, "format": source.format, "left_out": [list(item) for item in report.left_out[:100]]}
+    report = import_checkpoint(
+        source, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller
+    )
+    return {
+        "id": report.id,
+        "tensors": report.tensors,
+        "format": source.format,
+        "left_out": [list(item) for item in report.left_out[:100]],
+    }
 
 
 def _wait_for_turn(task: MigrationTask, journal: MigrationJournal) -> None:
@@ -100,11 +113,27 @@ def _check(task: MigrationTask) -> dict[str, Any]:
     run = Run(store, task.run)
     checkpoint = run.history().find(task.id)
     if checkpoint is None:
-        return {"ok": False, "id": task.id, "error": "not_found", "what": "it was retired since", "where": task.run, "hint": ""}
+        return {
+            "ok": False,
+            "id": task.id,
+            "error": "not_found",
+            "what": "it was retired since",
+            "where": task.run,
+            "hint": "",
+        }
     findings = verify_checkpoint(store, run.view(), checkpoint)
-    problems = [f"{finding.file}: {finding.detail}" for finding in findings] or list(_differences(task, run.open(checkpoint)))
+    problems = [f"{finding.file}: {finding.detail}" for finding in findings] or list(
+        _differences(task, run.open(checkpoint))
+    )
     if problems:
-        return {"ok": False, "id": task.id, "error": "corrupt", "what": "; ".join(problems[:3])[:2000], "where": task.run, "hint": ""}
+        return {
+            "ok": False,
+            "id": task.id,
+            "error": "corrupt",
+            "what": "; ".join(problems[:3])[:2000],
+            "where": task.run,
+            "hint": "",
+        }
     return {"id": task.id}
 
 
@@ -123,7 +152,9 @@ def _differences(task: MigrationTask, opened: Opened) -> Iterator[str]:
             yield f"{item.name}: another shape or dtype"
             continue
         size = tensor.length // max(1, math.prod(tensor.shape))
-        for slab in slabs_of(tensor.shape, number, by_rows=not is_straight(whole, number), at_most=max(1, SLAB_BYTES // max(1, size))):
+        for slab in slabs_of(
+            tensor.shape, number, by_rows=not is_straight(whole, number), at_most=max(1, SLAB_BYTES // max(1, size))
+        ):
             (data,) = reader.read([slab])
             original = memoryview(bytearray(len(data)))
             begin, view = slab.first * size, item.source.view()

@@ -39,15 +39,18 @@ class Ledger(NamedTuple):
     escalated: Mapping[Key, float] = {}
 
 
-def plan_messages(changes: Sequence[Alert], state: State, ledger: Ledger, settings: Alerting, now: float) -> tuple[list[Message], Ledger]:
+def plan_messages(
+    changes: Sequence[Alert], state: State, ledger: Ledger, settings: Alerting, now: float
+) -> tuple[list[Message], Ledger]:
     """Return the messages to send at ``now``, and the next ledger."""
     waiting, sent, escalated = dict(ledger.waiting), dict(ledger.sent), dict(ledger.escalated)
     since = ledger.since
     counts = [alert for alert in changes if SEVERITIES.index(alert.severity) >= SEVERITIES.index(settings.min_severity)]
     repeats = [
-        alert for key, alert in state.items()
+        alert
+        for key, alert in state.items()
         if alert.state == FIRING and key in sent and settings.repeat_s and now - sent[key] >= settings.repeat_s
-    ]  # fmt: skip
+    ]
     for alert in [*repeats, *counts]:
         if alert.state == RESOLVED and alert.key in waiting and alert.key not in sent:
             del waiting[alert.key]  # it was resolved before a message was sent
@@ -67,10 +70,15 @@ def plan_messages(changes: Sequence[Alert], state: State, ledger: Ledger, settin
                 sent[alert.key] = now
     since = since if waiting else None
     late = [
-        alert for key, alert in state.items()
-        if alert.state == FIRING and alert.severity == CRITICAL and key not in escalated and settings.escalate_to
-        and alert.fired_at is not None and now - alert.fired_at >= settings.escalate_after_s
-    ]  # fmt: skip
+        alert
+        for key, alert in state.items()
+        if alert.state == FIRING
+        and alert.severity == CRITICAL
+        and key not in escalated
+        and settings.escalate_to
+        and alert.fired_at is not None
+        and now - alert.fired_at >= settings.escalate_after_s
+    ]
     if late:
         messages.append(_message(late)._replace(escalated=True))
         escalated |= {alert.key: now for alert in late}
@@ -116,5 +124,8 @@ def _message(alerts: Sequence[Alert]) -> Message:
     first = firing[0] if len(firing) == 1 else None
     summary = KINDS[first.kind].summary if first is not None else f"{len(firing)} alerts" if firing else "over"
     return Message(
-        clean(f"Relight, {worst}: {named or 'a store'}: {summary}")[:200], "\n".join(lines)[:TEXT_MAX], worst, resolved=not firing
+        clean(f"Relight, {worst}: {named or 'a store'}: {summary}")[:200],
+        "\n".join(lines)[:TEXT_MAX],
+        worst,
+        resolved=not firing,
     )

@@ -54,7 +54,11 @@ def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
     if not stored.at <= now:  # the clock was set back: times in the future cannot be used
         return {}, Ledger()
     away_s = now - stored.at
-    alerts = [alert._replace(since=alert.since + away_s) if alert.state == PENDING else alert for alert in stored.alerts if _is_one(alert)]
+    alerts = [
+        alert._replace(since=alert.since + away_s) if alert.state == PENDING else alert
+        for alert in stored.alerts
+        if _is_one(alert)
+    ]
     state = {alert.key: alert for alert in alerts}
     waiting = {alert.key: alert for alert in stored.waiting if _is_one(alert)}
     since = stored.waits_since if waiting else None

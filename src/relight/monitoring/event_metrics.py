@@ -126,10 +126,14 @@ class Tally:
             if event.head.rank == 0:
                 self.saves.append(
                     DurableSave(
-                        event.time_s, int(_number(fields, "step")), str(fields.get("id"))[:40], _number(fields, "seconds"),
-                        _number(fields, "blocked_s"), int(_number(fields, "bytes")),
+                        event.time_s,
+                        int(_number(fields, "step")),
+                        str(fields.get("id"))[:40],
+                        _number(fields, "seconds"),
+                        _number(fields, "blocked_s"),
+                        int(_number(fields, "bytes")),
                     )
-                )  # fmt: skip
+                )
             self.failed_since = (0, 0.0)
         elif name == "save.failed":
             self.failed_since = (self.failed_since[0] + 1, event.time_s)
@@ -140,7 +144,11 @@ class Tally:
         elif name == "verify.done":
             self.damaged.pop(str(fields.get("id"))[:40], None)
         elif name == "prediction.alarm":
-            self.risk = (event.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("message", ""))[:500])
+            self.risk = (
+                event.time_s,
+                min(1.0, max(0.0, _number(fields, "score"))),
+                str(fields.get("message", ""))[:500],
+            )
         elif name == "run.failure":
             self.failures.append((event.time_s, str(fields.get("kind", ""))[:64]))
         elif name == "prune.failed":

@@ -81,7 +81,9 @@ class EventFiles:
             return []
         try:
             check_private(self.directory)
-            names = sorted(name for name in os.listdir(self.directory) if name.endswith(".jsonl"))[-2 * DIRECTORY_FILES_MAX :]
+            names = sorted(name for name in os.listdir(self.directory) if name.endswith(".jsonl"))[
+                -2 * DIRECTORY_FILES_MAX :
+            ]
         except FileNotFoundError:
             self.why = f"no process has kept events in {self.directory} yet"
             names = []
@@ -122,9 +124,14 @@ class EventFiles:
             value = json.loads(line)
             if value.get("relight") == "events":
                 tail.head = Head(
-                    str(value["store"]), str(value["run"]), int(value["rank"]), str(value["role"]), int(value["pid"]), str(value["host"]),
+                    str(value["store"]),
+                    str(value["run"]),
+                    int(value["rank"]),
+                    str(value["role"]),
+                    int(value["pid"]),
+                    str(value["host"]),
                     float(value["monotonic"]) - float(value["since"]),
-                )  # fmt: skip
+                )
                 return None
             name, time_s = value.pop("event"), float(value.pop("time"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

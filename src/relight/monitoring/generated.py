@@ -29,7 +29,16 @@ def dashboard() -> dict[str, Any]:
     top = 0
     for row in ROWS:
         metrics = [metric for metric in METRICS if metric.panel == row]
-        panels.append({"id": len(panels) + 1, "type": "row", "title": row, "collapsed": False, "panels": [], "gridPos": _at(top, 0, 24, 1)})
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": row,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": _at(top, 0, 24, 1),
+            }
+        )
         top += 1
         for number, metric in enumerate(metrics):
             position = _at(top + number // 3 * _HEIGHT, number % 3 * _WIDTH, _WIDTH, _HEIGHT)
@@ -64,7 +73,10 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
         return [(f"sum by ({labels}) (increase({metric.name}{{{_SELECTED}}}[$__rate_interval]))", legend)]
     if metric.kind == HISTOGRAM:
         rate = f"sum by ({labels}, le) (rate({metric.name}_bucket{{{_SELECTED}}}[$__rate_interval]))"
-        return [(f"histogram_quantile({share}, {rate})", f"{legend} {words}") for share, words in ((0.5, "median"), (0.99, "p99"))]
+        return [
+            (f"histogram_quantile({share}, {rate})", f"{legend} {words}")
+            for share, words in ((0.5, "median"), (0.99, "p99"))
+        ]
     return [(f"{metric.name}{{{_SELECTED}}}", legend)]
 
 
@@ -88,7 +100,10 @@ def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     about = " ({{ $labels.tier }})" if rule.kind.startswith("tier") else ""
     value = " It is {{ $value | humanize }}." if kind.limit else ""
     alert["labels"] = {"severity": rule.severity}
-    alert["annotations"] = {"summary": f"{where}{about}: {kind.summary}", "description": f"{kind.summary}: {where}{about}.{value}"}
+    alert["annotations"] = {
+        "summary": f"{where}{about}: {kind.summary}",
+        "description": f"{kind.summary}: {where}{about}.{value}",
+    }
     return alert
 
 
@@ -164,7 +179,14 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def _source() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}, "hide": 0}
+    return {
+        "name": "datasource",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {},
+        "hide": 0,
+    }
 
 
 def _variable(name: str, of: str) -> dict[str, Any]:

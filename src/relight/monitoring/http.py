@@ -144,7 +144,9 @@ def parse_address(text: str) -> tuple[str, int]:
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            raise ConfigError(f"{host[:80]!r} is not an address of this machine", hint="127.0.0.1:9464, for instance") from None
+            raise ConfigError(
+                f"{host[:80]!r} is not an address of this machine", hint="127.0.0.1:9464, for instance"
+            ) from None
     return host, int(port)
 
 

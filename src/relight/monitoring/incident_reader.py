@@ -47,7 +47,11 @@ class Diary:
         """
         self.names = ()
         try:
-            names = sorted(entry.name for entry in self._store.list(self._prefix) if not entry.is_dir and entry.name.endswith(_JSON))
+            names = sorted(
+                entry.name
+                for entry in self._store.list(self._prefix)
+                if not entry.is_dir and entry.name.endswith(_JSON)
+            )
         except CheckpointNotFound:
             return [], []
         names = names[-FILES_MAX:]

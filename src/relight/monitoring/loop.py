@@ -16,9 +16,14 @@ class AlertLoop:
     """The thread. ``seen``: the runs at the last poll."""
 
     def __init__(
-        self, watcher: Watcher, alarms: Alarms | None = None, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.time,
+        self,
+        watcher: Watcher,
+        alarms: Alarms | None = None,
+        *,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.time,
         stop: threading.Event | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``stop``: an event that ends the thread, and discards a poll that is running."""
         self._watcher, self._alarms, self._every_s, self._clock = watcher, alarms, every_s, clock
         self._stop = stop or threading.Event()

@@ -54,7 +54,11 @@ def send(message: Message, targets: Sequence[AlertTarget]) -> list[Sent]:
         try:
             notifier = _notifier(target)
             with _hushed():
-                ok = bool(notifier.notify(body=message.body, title=message.title, notify_type=_kind(message), interpret_escapes=False))
+                ok = bool(
+                    notifier.notify(
+                        body=message.body, title=message.title, notify_type=_kind(message), interpret_escapes=False
+                    )
+                )
             results.append(Sent(target.shown, ok, "" if ok else "it was refused, or the target did not answer"))
         except ConfigError as error:
             results.append(Sent(target.shown, False, error.what))
@@ -67,9 +71,12 @@ class Alarms:
     """Judges the runs at each poll, and sends what changed. One thread calls ``update``; any may read ``alerts``."""
 
     def __init__(
-        self, settings: Alerting, state: State | None = None, ledger: Ledger | None = None,
+        self,
+        settings: Alerting,
+        state: State | None = None,
+        ledger: Ledger | None = None,
         keeps: Callable[[State, Ledger, float], None] = lambda state, ledger, now: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``keeps`` is called after each poll with the state for a later process. If it fails, alerts are sent anyway."""
         self._settings, self._keeps = settings, keeps
         self.state: dict[tuple[str, str, str, str], Alert] = dict(state or {})
@@ -91,8 +98,18 @@ class Alarms:
             self.state = judged.state
             messages, self.ledger = plan_messages(judged.changes, judged.state, self.ledger, self._settings, now)
         for alert in judged.changes:
-            fields = {"kind": alert.kind, "severity": alert.severity, "store": clean(alert.store), "run": run_name(alert.run)}
-            emit("alert.fired" if alert.state == FIRING else "alert.resolved", line_of(alert), **fields, about=alert.about)
+            fields = {
+                "kind": alert.kind,
+                "severity": alert.severity,
+                "store": clean(alert.store),
+                "run": run_name(alert.run),
+            }
+            emit(
+                "alert.fired" if alert.state == FIRING else "alert.resolved",
+                line_of(alert),
+                **fields,
+                about=alert.about,
+            )
         self._deliver(messages)
         with contextlib.suppress(RelightError):
             self._keeps(self.state, self.ledger, now)
@@ -112,7 +129,12 @@ class Alarms:
             if unsent.tries + 1 < TRIES:
                 retried.append(unsent._replace(tries=unsent.tries + 1))
             else:
-                emit("alert.unsent", f"{sent.target} did not get {unsent.message.title!r}: {sent.why}", target=sent.target, why=sent.why)
+                emit(
+                    "alert.unsent",
+                    f"{sent.target} did not get {unsent.message.title!r}: {sent.why}",
+                    target=sent.target,
+                    why=sent.why,
+                )
         self._unsent = retried[-UNSENT_MAX:]
 
 
@@ -125,7 +147,9 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
     with _hushed():
         is_known = notifier.add(target.address())
     if not is_known:
-        raise ConfigError("that is not an address for alerts", where=target.shown, hint="docs/monitoring.md has examples")
+        raise ConfigError(
+            "that is not an address for alerts", where=target.shown, hint="docs/monitoring.md has examples"
+        )
     return notifier
 
 

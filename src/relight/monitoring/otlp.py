@@ -61,7 +61,9 @@ def spans_of(trace: SaveTrace) -> list[Any]:
         return SpanContext(trace_id, int(hexdigest(f"{trace.id} {what}".encode())[:16], 16) or 1, False, flags)
 
     def resource(host: str, role: str) -> Resource:
-        return Resource({"service.name": "relight", "service.version": VERSION, "host.name": host, "relight.role": role})
+        return Resource(
+            {"service.name": "relight", "service.version": VERSION, "host.name": host, "relight.role": role}
+        )
 
     wall = trace.spans[0].time_s - trace.spans[0].end
 
@@ -85,15 +87,24 @@ def spans_of(trace: SaveTrace) -> list[Any]:
     for number, span in enumerate(trace.spans):
         spans.append(
             ReadableSpan(
-                span.part, context=context(f"{_place(span)} {number}"), parent=root, kind=SpanKind.INTERNAL,
+                span.part,
+                context=context(f"{_place(span)} {number}"),
+                parent=root,
+                kind=SpanKind.INTERNAL,
                 resource=resource(span.host, span.role),
                 attributes={
-                    **common, "relight.rank": span.rank, "process.pid": span.pid, "relight.critical": (span.part, span.rank) in critical,
+                    **common,
+                    "relight.rank": span.rank,
+                    "process.pid": span.pid,
+                    "relight.critical": (span.part, span.rank) in critical,
                     **({"relight.tier": span.about} if span.about else {}),
                 },
-                status=status, start_time=ns(span.start), end_time=ns(span.end), instrumentation_scope=scope,
+                status=status,
+                start_time=ns(span.start),
+                end_time=ns(span.end),
+                instrumentation_scope=scope,
             )
-        )  # fmt: skip
+        )
     return spans
 
 

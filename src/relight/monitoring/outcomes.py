@@ -43,9 +43,13 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
     last = incidents[-1] if incidents else None
     recent = [incident for incident in incidents if now - incident.time_s < DAY_S]
     hardware = [incident for incident in recent if incident.kind == "hardware"]
-    excluded = {incident.host: f"{incident.host}: {incident.reason}" for incident in recent if incident.action == "exclude_node"}
+    excluded = {
+        incident.host: f"{incident.host}: {incident.reason}" for incident in recent if incident.action == "exclude_node"
+    }
     back = [incident for incident in recent if incident.action == "roll back"]
-    notes = [note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)]
+    notes = [
+        note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)
+    ]
     return Outcomes(
         decision=last.action if last is not None and last.action in ACTIONS else "",
         decided_at=last.time_s if last is not None else None,

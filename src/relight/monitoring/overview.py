@@ -145,7 +145,9 @@ class Watcher:
     runs, if the caller reads their logs anyway. Without it they are read here.
     """
 
-    def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[KnownRun]] | None = None) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[KnownRun]] | None = None
+    ) -> None:
         self.urls = tuple(urls)
         self._reads = reads
         self._files = EventFiles(events)
@@ -198,7 +200,9 @@ class Watcher:
             if known.error:
                 yield _with_samples(self._seen.get(key, RunSeen(*key))._replace(error=known.error), tally)
                 continue
-            seen = seen_of(known.store, known.run, known.history, once_each(list(known.incidents)), known.accounts, tally, now)
+            seen = seen_of(
+                known.store, known.run, known.history, once_each(list(known.incidents)), known.accounts, tally, now
+            )
             yield _with_samples(seen, tally)
 
     def _silent(self, url: str, error: str) -> Iterator[RunSeen]:
@@ -234,7 +238,13 @@ class Watcher:
 
 
 def seen_of(
-    store: ByteStore, run: str, history: History, incidents: Sequence[Incident], accounts: Sequence[Account], tally: Tally, now: float
+    store: ByteStore,
+    run: str,
+    history: History,
+    incidents: Sequence[Incident],
+    accounts: Sequence[Account],
+    tally: Tally,
+    now: float,
 ) -> RunSeen:
     """Return a run's state at ``now``, from its log, incidents, accounts and events."""
     live, checks = history.live, checked(history)
@@ -258,9 +268,14 @@ def seen_of(
     if newest is not None:
         committed_at, body = seconds_since_epoch(newest.time), newest.body
         seen = seen._replace(
-            step=newest.step, id=newest.id, committed_at=committed_at, age_s=_age(committed_at, now),
-            logical_bytes=body.logical_bytes, stored_bytes=body.stored_bytes, new_bytes=body.new_bytes,
-        )  # fmt: skip
+            step=newest.step,
+            id=newest.id,
+            committed_at=committed_at,
+            age_s=_age(committed_at, now),
+            logical_bytes=body.logical_bytes,
+            stored_bytes=body.stored_bytes,
+            new_bytes=body.new_bytes,
+        )
     if good is not None:
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
     latest = max((time for time in (seen.committed_at, begun, seen.last_event_at) if time is not None), default=now)
@@ -326,7 +341,14 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
         room = _room(split_run(tier.url)[0])
         capacity = tier.keep.capacity or (None if room is None else used + room)
         yield TierSeen(
-            tier.name, tier.url, len(present), present[-1].step if present else None, len(missing), _age(since, now) or 0.0, used, capacity
+            tier.name,
+            tier.url,
+            len(present),
+            present[-1].step if present else None,
+            len(missing),
+            _age(since, now) or 0.0,
+            used,
+            capacity,
         )
 
 

@@ -120,7 +120,9 @@ def _holds(rule: AlertRule, seen: RunSeen, about: str, reason: str, now: float, 
     since = before.since if before is not None else now
     fires = now - since >= rule.for_s
     fired_at = (before.fired_at if before is not None else None) or now if fires else None
-    return Alert(rule.kind, rule.severity, seen.store, seen.run, about, FIRING if fires else PENDING, reason, since, fired_at)
+    return Alert(
+        rule.kind, rule.severity, seen.store, seen.run, about, FIRING if fires else PENDING, reason, since, fired_at
+    )
 
 
 # -- the kinds
@@ -140,7 +142,10 @@ def _slow(seen: RunSeen, limit: float, now: float) -> Found:
     seconds = seen.saving.last_s
     if seconds is not None and seconds > limit:
         step = seen.saving.last[-1].step if seen.saving.last else None
-        yield "", f"the save of step {step} took {format_duration(seconds)} until it was durable, more than {format_duration(limit)}"
+        yield (
+            "",
+            f"the save of step {step} took {format_duration(seconds)} until it was durable, more than {format_duration(limit)}",
+        )
 
 
 def _failing(seen: RunSeen, limit: float, now: float) -> Found:
@@ -158,13 +163,21 @@ def _full(seen: RunSeen, limit: float, now: float) -> Found:
 def _lagging(seen: RunSeen, limit: float, now: float) -> Found:
     for tier in seen.tiers:
         if seen.active and tier.lag_s > limit:
-            yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {format_duration(tier.lag_s)} old"
+            yield (
+                tier.name,
+                f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {format_duration(tier.lag_s)} old",
+            )
 
 
 def _damaged(seen: RunSeen, limit: float, now: float) -> Found:
     if seen.damaged > limit:
         id_, why = next(((id_, why) for id_, why in reversed(seen.bad) if why != ROLLED_BACK_WORDS), ("", ""))
-        yield "", f"checkpoint {id_} does not count as good: {why}" if id_ else f"{seen.damaged} checkpoints do not count as good"
+        yield (
+            "",
+            f"checkpoint {id_} does not count as good: {why}"
+            if id_
+            else f"{seen.damaged} checkpoints do not count as good",
+        )
 
 
 def _risky(seen: RunSeen, limit: float, now: float) -> Found:
@@ -180,7 +193,11 @@ def _loops(seen: RunSeen, limit: float, now: float) -> Found:
 
 def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
     if bool(seen.outcomes.given_up) >= limit:
-        ago = format_duration(max(0.0, now - seen.outcomes.decided_at)) if seen.outcomes.decided_at is not None else "an unknown time"
+        ago = (
+            format_duration(max(0.0, now - seen.outcomes.decided_at))
+            if seen.outcomes.decided_at is not None
+            else "an unknown time"
+        )
         yield "", f"relight run stopped the job {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
 
 

@@ -77,7 +77,9 @@ class AlertTarget:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"an address for alerts cannot be read there: {why}", where=self.shown) from None
         if not address.strip():
-            raise ConfigError("there is no address for alerts", where=self.shown, hint="such as slack://…, mailto://…, json://…")
+            raise ConfigError(
+                "there is no address for alerts", where=self.shown, hint="such as slack://…, mailto://…, json://…"
+            )
         return address.strip().splitlines()[0].strip()
 
 
@@ -117,13 +119,17 @@ def alerting_of(table: Any, where: str) -> Alerting:
     """Return the table ``[alerts]`` as settings."""
     keys = {"to", "escalate_to", "min_severity", "quiet", "timezone", "rules", *NUMBERS}
     _check_names(table, keys, "[alerts]", where)
-    values: dict[str, Any] = {name: _seconds(table.get(name, default), f"[alerts] {name}", where) for name, default in NUMBERS.items()}
+    values: dict[str, Any] = {
+        name: _seconds(table.get(name, default), f"[alerts] {name}", where) for name, default in NUMBERS.items()
+    }
     values["to"] = _targets(table.get("to", ()), "to", where)
     values["escalate_to"] = _targets(table.get("escalate_to", ()), "escalate_to", where)
     values["min_severity"] = _severity(table.get("min_severity", WARNING), "[alerts] min_severity", where)
     windows = table.get("quiet", ())
     if not isinstance(windows, (list, tuple)) or len(windows) > _TARGETS_MAX:
-        raise ConfigError('[alerts] quiet is a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', where=where)
+        raise ConfigError(
+            '[alerts] quiet is a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', where=where
+        )
     values["quiet"] = tuple(_window(window, where) for window in windows)
     values["timezone"] = _zone(table.get("timezone", "UTC"), where)
     values["rules"] = tuple(_rules(table.get("rules", {}), where))
@@ -146,7 +152,11 @@ def _rules(tables: Any, where: str) -> list[AlertRule]:
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < 1e12:
             raise ConfigError(f"{what} {kind.limit} is a number from 0 up, not {_short(limit)}", where=where)
         runs = table.get("runs", ["*"])
-        if not isinstance(runs, list) or not all(isinstance(glob, str) and len(glob) < 500 for glob in runs) or len(runs) > 1000:
+        if (
+            not isinstance(runs, list)
+            or not all(isinstance(glob, str) and len(glob) < 500 for glob in runs)
+            or len(runs) > 1000
+        ):
             raise ConfigError(f'{what} runs is a list of patterns, such as ["prod-*"], not {_short(runs)}', where=where)
         severity = _severity(table.get("severity", kind.severity), f"{what} severity", where)
         for_s = _seconds(table.get("for_s", kind.for_s), f"{what} for_s", where)
@@ -164,7 +174,11 @@ def _check_names(table: Any, known: set[str], what: str, where: str) -> None:
 
 
 def _targets(urls: Any, name: str, where: str) -> tuple[AlertTarget, ...]:
-    if not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) and url for url in urls) or len(urls) > _TARGETS_MAX:
+    if (
+        not isinstance(urls, (list, tuple))
+        or not all(isinstance(url, str) and url for url in urls)
+        or len(urls) > _TARGETS_MAX
+    ):
         raise ConfigError(f'[alerts] {name} is a list of addresses, such as ["env:ALERTS_URL"]', where=where)
     return tuple(AlertTarget(url) for url in urls)
 

@@ -120,9 +120,16 @@ def _span(event: FileEvent) -> TraceSpan | None:
         seconds, end = fields.get("seconds"), event.time_s + head.offset_s
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
             return None
-        return TraceSpan("drain", 0, "drain", head.host, head.pid, end - seconds, end, event.time_s, str(fields.get("tier", ""))[:64])
+        return TraceSpan(
+            "drain", 0, "drain", head.host, head.pid, end - seconds, end, event.time_s, str(fields.get("tier", ""))[:64]
+        )
     part, began, ended, rank = fields.get("span"), fields.get("start"), fields.get("end"), fields.get("rank", head.rank)
-    if part not in PARTS or type(rank) is not int or not isinstance(began, (int, float)) or not isinstance(ended, (int, float)):
+    if (
+        part not in PARTS
+        or type(rank) is not int
+        or not isinstance(began, (int, float))
+        or not isinstance(ended, (int, float))
+    ):
         return None
     if not (math.isfinite(began) and math.isfinite(ended) and began <= ended):
         return None
@@ -153,14 +160,17 @@ def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
     if len(by_host) == 1:
         return spans
     commit_ends = {
-        host: min((span.end for span in host_spans if span.part == "commit"), default=None) for host, host_spans in by_host.items()
+        host: min((span.end for span in host_spans if span.part == "commit"), default=None)
+        for host, host_spans in by_host.items()
     }
     reference = next((host for host in sorted(by_host) if commit_ends[host] is not None), sorted(by_host)[0])
     wall = {host: host_spans[0].time_s - host_spans[0].end for host, host_spans in by_host.items()}
     aligned = []
     for host, host_spans in by_host.items():
         at_host, at_reference = commit_ends[host], commit_ends[reference]
-        shift = at_reference - at_host if at_host is not None and at_reference is not None else wall[host] - wall[reference]
+        shift = (
+            at_reference - at_host if at_host is not None and at_reference is not None else wall[host] - wall[reference]
+        )
         aligned += [span._replace(start=span.start + shift, end=span.end + shift) for span in host_spans]
     return aligned
 
@@ -170,7 +180,9 @@ def _path(spans: list[TraceSpan]) -> Iterator[Leg]:
 
     Each moment belongs to the earliest stage that had not ended.
     """
-    stages = sorted((span for span in spans if span.part != "drain"), key=lambda span: (PARTS.index(span.part), span.start))
+    stages = sorted(
+        (span for span in spans if span.part != "drain"), key=lambda span: (PARTS.index(span.part), span.start)
+    )
     reached = min((span.start for span in stages), default=0.0)
     for span in stages:
         if span.end <= reached:

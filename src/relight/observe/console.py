@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIABLE = "RELIGHT_LOG"
-LEVELS = {"quiet": None, "warnings": logging.WARNING, "default": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+LEVELS = {
+    "quiet": None,
+    "warnings": logging.WARNING,
+    "default": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+}
 """Values of ``RELIGHT_LOG``, and the lowest level that each shows; None: nothing."""
 SHOWN = frozenset({"restore.done", "restore.fresh", "best.chosen", "save.coalesced"})
 """Events of level info that are shown by default.
@@ -52,7 +58,12 @@ def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mappi
         if line is not None and sys.stderr is not None:
             sys.stderr.write(f"relight: {line}\n")
             sys.stderr.flush()
-    except (OSError, ValueError, RuntimeError, AttributeError):  # closed, full, replaced, or entered again by a signal handler
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        AttributeError,
+    ):  # closed, full, replaced, or entered again by a signal handler
         pass
 
 
@@ -82,9 +93,13 @@ def _by_default(name: str, text: str, fields: Mapping[str, Any]) -> str | None:
         if name == "save.durable":
             if not _starts:
                 return None
-            where = f" in {_starts[0]}" if len(_starts) == 1 else ""  # with several runs at once, it is not known which one saved
+            where = (
+                f" in {_starts[0]}" if len(_starts) == 1 else ""
+            )  # with several runs at once, it is not known which one saved
             _starts.clear()
-            return _one_line(f"first save: step {fields['step']}{where} ({_size(fields['bytes'])}, {fields['seconds']:.2f} s)")
+            return _one_line(
+                f"first save: step {fields['step']}{where} ({_size(fields['bytes'])}, {fields['seconds']:.2f} s)"
+            )
         if name == "save.coalesced":
             _postponed += 1
             if time.monotonic() - _postponed_s < POSTPONED_S:

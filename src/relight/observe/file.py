@@ -63,7 +63,9 @@ def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") 
         if _writer is None:
             try:
                 _writer = EventWriter(directory)
-            except RuntimeError as error:  # the process is at its limit of threads: training continues without a file of events
+            except (
+                RuntimeError
+            ) as error:  # the process is at its limit of threads: training continues without a file of events
                 emit("events.lost", f"events are not written to a file: {error}", count=0)
                 return
     _writer.names({"store": store, "run": run, "rank": rank, "role": role})
@@ -175,7 +177,9 @@ class EventWriter:
         make_private(self._directory)
         self._number += 1
         path = self._path(self._number)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         self._size = 0
         with contextlib.suppress(OSError):
             self._path(self._number - FILES_KEPT).unlink(missing_ok=True)
@@ -230,7 +234,11 @@ def _line(event: Event) -> bytes:
         data = _json({"event": event.name, "time": event.time_s, "cut": True})
     if len(data) <= LINE_BYTES_MAX:
         return data
-    short = {name: value for name, value in event.fields.items() if isinstance(value, (int, float, bool)) or len(str(value)) < 200}
+    short = {
+        name: value
+        for name, value in event.fields.items()
+        if isinstance(value, (int, float, bool)) or len(str(value)) < 200
+    }
     short.pop("message", None)
     data = _json({"event": event.name, "time": event.time_s, "cut": True, **short})
     return data if len(data) <= LINE_BYTES_MAX else _json({"event": event.name, "time": event.time_s, "cut": True})

@@ -16,9 +16,13 @@ _TEXT_NAME = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]\s*+")
 _TEXT_END = re.compile(r"\s|$")
 _SECRET_PART = re.compile(r"(?i)secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
-_ALWAYS = re.compile(r"secret|passw|passphrase|credential|apikey|accesskey|privatekey|cookie|hftoken|authtoken|accesstoken")
+_ALWAYS = re.compile(
+    r"secret|passw|passphrase|credential|apikey|accesskey|privatekey|cookie|hftoken|authtoken|accesstoken"
+)
 """If the letters of a name contain one of these, its value is always secret."""
-_UNLESS_PLAIN = frozenset({"key", "keys", "token", "tokens", "auth", "authorization", "bearer", "signature", "sig", "pass", "pwd"})
+_UNLESS_PLAIN = frozenset(
+    {"key", "keys", "token", "tokens", "auth", "authorization", "bearer", "signature", "sig", "pass", "pwd"}
+)
 """If a name has one of these words, its value is secret.
 
 Not if the value is a number or a truth value, as in ``pad_token=0`` or ``--max-tokens 4096``.
@@ -33,7 +37,9 @@ _WHOLE = re.compile(r"--?([A-Za-z][\w./-]*+)=(.*)", re.DOTALL)
 
 def mask_text(text: str) -> str:
     """Return ``text`` without users and passwords of URLs, and without values that a name such as ``api_key=`` precedes."""
-    return _mask_named(mask_users(_cut(text)), _TEXT_NAME, _TEXT_END, lambda name, value: bool(value and _SECRET_PART.search(name)))
+    return _mask_named(
+        mask_users(_cut(text)), _TEXT_NAME, _TEXT_END, lambda name, value: bool(value and _SECRET_PART.search(name))
+    )
 
 
 def mask_users(text: str) -> str:

@@ -50,7 +50,9 @@ class Metric:
     @property
     def unit(self) -> str:
         """Return ``seconds``, ``bytes`` or ``ratio``; empty for a count."""
-        return next((unit for unit in ("seconds", "bytes", "ratio") if unit in self.name.removesuffix("_total").split("_")), "")
+        return next(
+            (unit for unit in ("seconds", "bytes", "ratio") if unit in self.name.removesuffix("_total").split("_")), ""
+        )
 
     @property
     def all_labels(self) -> tuple[str, ...]:

@@ -52,7 +52,9 @@ class OwnFiles:
     def __enter__(self) -> OwnFiles:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._fd)
 
     def __iter__(self) -> Iterator[OwnFile]:

@@ -82,14 +82,19 @@ class Shelves:
         """
         own = [KnownPart(part.starts, part.sizes) for _, part in self._own.get((id, rank), [])]
         in_stripes = [
-            KnownPart(m.starts, m.sizes) for stripe in self._stripes.get((id, rank), []) for m in stripe.members if m.rank == rank
+            KnownPart(m.starts, m.sizes)
+            for stripe in self._stripes.get((id, rank), [])
+            for m in stripe.members
+            if m.rank == rank
         ]
         return list(dict.fromkeys(own + in_stripes))
 
     def whole(self, id: str, rank: int, known: KnownPart, bad: Collection[object] = ()) -> CodedSource | None:
         """Return an agent's own copy of that part as a source; None if no agent has it."""
         for address, own in self._own.get((id, rank), []):
-            length = max((start + size for start, size in zip(own.starts, own.sizes)), default=0) - min(own.starts, default=0)
+            length = max((start + size for start, size in zip(own.starts, own.sizes)), default=0) - min(
+                own.starts, default=0
+            )
             source = CodedSource(address, ReadRequest(id, rank, 0, 0), length, 1)
             if KnownPart(own.starts, own.sizes) == known and not source.among(bad):
                 return source
@@ -102,7 +107,12 @@ class Shelves:
         its stripe."""
         for stripe in self._stripes.get((id, rank), []):
             for target, member in enumerate(stripe.members):
-                if (member.rank, member.number, member.starts, member.sizes) == (rank, number, known.starts, known.sizes):
+                if (member.rank, member.number, member.starts, member.sizes) == (
+                    rank,
+                    number,
+                    known.starts,
+                    known.sizes,
+                ):
                     sources = self._sum(id, stripe, target, bad)
                     if sources is not None:
                         yield sources, stripe.of

@@ -51,7 +51,9 @@ def invert(a: int) -> int:
 def coefficient(row: int, member: int) -> int:
     """Return the factor of ``member``'s data in parity row ``row``. ``ConfigError`` outside 4 rows of 32 members."""
     if not (0 <= row < ROWS_MAX and 0 <= member < MEMBERS_MAX):
-        raise ConfigError(f"there is no parity row {row} of member {member}: at most {ROWS_MAX} rows, {MEMBERS_MAX} members")
+        raise ConfigError(
+            f"there is no parity row {row} of member {member}: at most {ROWS_MAX} rows, {MEMBERS_MAX} members"
+        )
     x, scale = _ROWS[row]
     return 1 if x == _INFINITY else multiply(scale, invert(x ^ _ys()[member]))
 
@@ -73,7 +75,9 @@ def solve(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
     return [line[size:] for line in work]
 
 
-def weigh(missing: Sequence[int], rows: Sequence[int], known: Sequence[int], target: int) -> tuple[list[int], list[int]]:
+def weigh(
+    missing: Sequence[int], rows: Sequence[int], known: Sequence[int], target: int
+) -> tuple[list[int], list[int]]:
     """Return the factors that rebuild ``target``, one of the ``missing`` members: of the parity ``rows``, and of the
     ``known`` members.
 

@@ -18,7 +18,19 @@ from typing import NamedTuple
 from relight.arena import SharedMapping, allocate, room_for
 from relight.errors import NoSpace
 from relight.peers.galois import BLOCK, accumulate, coefficient
-from relight.peers.messages import GONE, LENGTH_MAX, OLD, ROOM, ROSTER, VOID, Contribute, Parity, PeerRefusal, ReadRequest, Segment
+from relight.peers.messages import (
+    GONE,
+    LENGTH_MAX,
+    OLD,
+    ROOM,
+    ROSTER,
+    VOID,
+    Contribute,
+    Parity,
+    PeerRefusal,
+    ReadRequest,
+    Segment,
+)
 from relight.peers.parts import blob_length, cut
 from relight.peers.rings import PeerRing
 from relight.peers.wire import PeerLost
@@ -79,8 +91,13 @@ class _ParityPiece:
                 self.memory = None
 
     def described(self) -> Parity:
-        members = [self.members[number].segment if number in self.members else self.absent[number] for number in range(self.data)]
-        return Parity(self.id, self.seq, self.lane, self.ring, self.stripe, self.row, self.of, self.size, tuple(members))
+        members = [
+            self.members[number].segment if number in self.members else self.absent[number]
+            for number in range(self.data)
+        ]
+        return Parity(
+            self.id, self.seq, self.lane, self.ring, self.stripe, self.row, self.of, self.size, tuple(members)
+        )
 
 
 class Turn(NamedTuple):
@@ -172,7 +189,9 @@ class Holder:
             room = piece.memory.view[offset : offset + whole + BLOCK]
             accumulate(room[:whole], data[:whole], turn.factor)
             if whole < len(data):  # the end of the segment: pad with zeros
-                accumulate(room[whole:], memoryview(bytes(data[whole:]) + bytes(BLOCK - len(data) + whole)), turn.factor)
+                accumulate(
+                    room[whole:], memoryview(bytes(data[whole:]) + bytes(BLOCK - len(data) + whole)), turn.factor
+                )
             member.got += len(data)
 
     def end(self, turn: Turn) -> bool:
@@ -185,7 +204,11 @@ class Holder:
                     raise PeerLost(f"whole, with {member.got} of {member.segment.length} bytes")
                 member.whole = True
                 wanted = piece.data - len(piece.absent)
-                newly = not piece.complete and len(piece.members) == wanted and all(member.whole for member in piece.members.values())
+                newly = (
+                    not piece.complete
+                    and len(piece.members) == wanted
+                    and all(member.whole for member in piece.members.values())
+                )
                 piece.complete = piece.complete or newly
             if newly:
                 place = self._places[piece.lane, piece.row]
@@ -307,7 +330,9 @@ class Holder:
                 if not older:
                     raise NoSpace(why)
                 self._drop(place, older)
-            grown = SharedMapping(allocate(size, "relight-parity") if former is None else _extended(former, size), size, writable=True)
+            grown = SharedMapping(
+                allocate(size, "relight-parity") if former is None else _extended(former, size), size, writable=True
+            )
         except (NoSpace, OSError) as error:
             self._drop(place, [piece])
             raise Refusal(ROOM, error.what if isinstance(error, NoSpace) else str(error)) from error
@@ -320,7 +345,9 @@ class Holder:
 
     def _lack(self, size: int) -> str | None:
         if self._budget is not None and self._used + size > self._budget:
-            return f"{size >> 20} MiB more of parity are wanted, {self._used >> 20} of {self._budget >> 20} MiB are in use"
+            return (
+                f"{size >> 20} MiB more of parity are wanted, {self._used >> 20} of {self._budget >> 20} MiB are in use"
+            )
         return room_for(size)
 
     def _drop(self, place: _StripeRow, pieces: list[_ParityPiece]) -> None:

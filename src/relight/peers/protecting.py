@@ -34,7 +34,14 @@ class PeerService:
     """
 
     def __init__(
-        self, host: str = "", port: int = 0, *, token: bytes, memory: int | None, notify: Notify, bytes_per_second: float | None = None
+        self,
+        host: str = "",
+        port: int = 0,
+        *,
+        token: bytes,
+        memory: int | None,
+        notify: Notify,
+        bytes_per_second: float | None = None,
     ) -> None:
         self._token, self._notify, self._me = check_token(token), notify, ""
         if bytes_per_second is not None and not 0 < bytes_per_second < float("inf"):
@@ -112,10 +119,15 @@ class PeerService:
         self._parts.clear()
 
     def _completed(self, piece: Parity) -> None:
-        text = (
-            f"checkpoint {piece.id}, lane {piece.lane}: parity {piece.row} of stripe {piece.stripe} is complete, {piece.length >> 20} MiB"
-        )
-        fields = {"checkpoint": piece.id, "lane": piece.lane, "stripe": piece.stripe, "row": piece.row, "bytes": piece.length}
+        where = f"checkpoint {piece.id}, lane {piece.lane}"
+        text = f"{where}: parity {piece.row} of stripe {piece.stripe} is complete, {piece.length >> 20} MiB"
+        fields = {
+            "checkpoint": piece.id,
+            "lane": piece.lane,
+            "stripe": piece.stripe,
+            "row": piece.row,
+            "bytes": piece.length,
+        }
         self._notify("peers.complete", text, fields)
 
 

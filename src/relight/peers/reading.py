@@ -132,12 +132,19 @@ class Remote:
             if new:
                 self._bad = self._bad | {bad}
         if new:
-            emit("peers.unreachable", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
+            emit(
+                "peers.unreachable",
+                f"the peer at {address} failed while it was read from: {failed.why}",
+                address=address,
+                why=failed.why,
+            )
 
     def _copy(self, source: CodedSource, offset: int, into: memoryview) -> None:
         """Read a range of one source into ``into``, without another copy."""
         if offset + len(into) > source.length:
-            raise CorruptCheckpoint(f"the part ends at byte {source.length}, sooner than it should", where=source.address)
+            raise CorruptCheckpoint(
+                f"the part ends at byte {source.length}, sooner than it should", where=source.address
+            )
         with self._calling([source]) as (wire,):
             _pull(wire, source, offset, into)
 
@@ -243,7 +250,9 @@ class Remote:
         whole = self._shelves.whole(id, rank, known, bad)
         if whole is not None:
             return f"agent at {whole.address}"
-        length = max((start + size for start, size in zip(known.starts, known.sizes)), default=0) - min(known.starts, default=0)
+        length = max((start + size for start, size in zip(known.starts, known.sizes)), default=0) - min(
+            known.starts, default=0
+        )
         reached, source = 0, None
         for segment in self._shelves.segments(id, rank, known):
             plan = next(self._shelves.sums(id, rank, known, segment.number, bad), None)
@@ -307,7 +316,9 @@ def _pull(wire: Caller, source: CodedSource, offset: int, into: memoryview) -> N
 
 def _request(wire: Caller, source: CodedSource, offset: int, length: int) -> None:
     asked = source.asked
-    read = ReadRequest(asked.id, asked.rank, asked.offset + offset, length, asked.ring, asked.lane, asked.stripe, asked.row)
+    read = ReadRequest(
+        asked.id, asked.rank, asked.offset + offset, length, asked.ring, asked.lane, asked.stripe, asked.row
+    )
     _of(source, lambda: wire.send(read))
 
 

@@ -115,7 +115,9 @@ def rings(peers: Sequence[Peer], data: int, parity: int) -> Rings:
         return Rings((), (), "one agent alone has no peer to protect it" if peers else "")
     k, m, short = _affordable(len(peers), data, parity)
     racks, hosts = Counter(peer.rack for peer in peers), Counter((peer.rack, peer.host) for peer in peers)
-    line = sorted(peers, key=lambda peer: (-racks[peer.rack], peer.rack, -hosts[peer.rack, peer.host], peer.host, peer.id))
+    line = sorted(
+        peers, key=lambda peer: (-racks[peer.rack], peer.rack, -hosts[peer.rack, peer.host], peer.host, peer.id)
+    )
     count = len(line) // (k + m)
     planned = tuple(PeerRing(_arrange(line[number::count], k, m), k, m) for number in range(count))
     return Rings(planned, tuple(group for ring in planned for group in _shared(ring)), short)
@@ -127,8 +129,16 @@ def _affordable(count: int, data: int, parity: int) -> tuple[int, int, str]:
         return data, parity, ""
     m = next((m for m in range(parity, 0, -1) if 1 <= count - m <= data and m * data <= parity * (count - m)), 1)
     k = min(data, count - m)
-    cost = "" if m * data <= parity * k else f", which takes {m / k:.2g} times the data's memory instead of {parity / data:.2g}"
-    return k, m, f"{count} agents are fewer than the {data + parity} of data={data}, parity={parity}: it is data={k}, parity={m}{cost}"
+    cost = (
+        ""
+        if m * data <= parity * k
+        else f", which takes {m / k:.2g} times the data's memory instead of {parity / data:.2g}"
+    )
+    return (
+        k,
+        m,
+        f"{count} agents are fewer than the {data + parity} of data={data}, parity={parity}: it is data={k}, parity={m}{cost}",
+    )
 
 
 def _arrange(peers: Sequence[Peer], k: int, m: int) -> tuple[Peer, ...]:

@@ -62,7 +62,11 @@ class Sender:
     def __init__(self, token: Callable[[], bytes], notify: Notify, bytes_per_second: float | None = None) -> None:
         self._token, self._notify = token, notify
         self._pace = _ByteRate(bytes_per_second)
-        self.step = PIECE_BYTES if bytes_per_second is None else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
+        self.step = (
+            PIECE_BYTES
+            if bytes_per_second is None
+            else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
+        )
         """Bytes of one message: those of a tenth of a second if the rate is limited."""
         self.life = secrets.token_bytes(8)
         self._changed = threading.Condition()
@@ -106,7 +110,9 @@ class Sender:
     def wait(self, timeout: float) -> bool:
         """Wait until no part waits or is being sent. Return False if that takes longer than ``timeout`` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._closed or self._ring is None or not (self._waiting or self._busy), timeout)
+            return self._changed.wait_for(
+                lambda: self._closed or self._ring is None or not (self._waiting or self._busy), timeout
+            )
 
     def close(self) -> None:
         """Stop sending, and close the connections."""
@@ -158,7 +164,9 @@ class Sender:
             self._report(part, transfers, seconds)
 
     def _report(self, part: HeldPartFile, transfers: list[_HolderTransfer], seconds: float) -> None:
-        failed = [(transfer.holder, why) for transfer in transfers if (why := transfer.failed.get(part.lane)) is not None]
+        failed = [
+            (transfer.holder, why) for transfer in transfers if (why := transfer.failed.get(part.lane)) is not None
+        ]
         if any(not why for _, why in failed):  # no failure: the holder already has a newer checkpoint of other agents
             return
         if failed and not part.there():
@@ -169,13 +177,25 @@ class Sender:
         if not failed:
             total = sum(transfer.sent[part.lane] for transfer in transfers)
             text = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB sent to {len(transfers)} peers in {seconds:.1f} s"
-            fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(transfers)}
+            fields = {
+                "checkpoint": part.id,
+                "rank": part.rank,
+                "bytes": total,
+                "seconds": seconds,
+                "peers": len(transfers),
+            }
             self._notify("peers.sent", text, fields)
 
     def _fail(self, part: HeldPartFile, why: str, holder: Peer | None = None) -> None:
-        by, peer, address = ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
+        by, peer, address = (
+            ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
+        )
         text = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
-        self._notify("peers.failed", text, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
+        self._notify(
+            "peers.failed",
+            text,
+            {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address},
+        )
 
     # -- what transfers need
 
@@ -277,7 +297,9 @@ class _HolderTransfer:
         if self._wire is None:
             self._wire = self._sender.call(task.holder.address)
         wire, part, segment = self._wire, task.part, task.segment
-        wire.send(Contribute(part.id, part.seq, part.lane, self._ring, task.stripe, task.row, self._sender.life, segment))
+        wire.send(
+            Contribute(part.id, part.seq, part.lane, self._ring, task.stripe, task.row, self._sender.life, segment)
+        )
         answer = wire.receive()
         if isinstance(answer, PeerRefusal):
             return answer

@@ -50,7 +50,9 @@ _THERE, _NOT_THERE = b"\1", b"\0"
 class PeerServer:
     """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be bound."""
 
-    def __init__(self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder) -> None:
+    def __init__(
+        self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder
+    ) -> None:
         self._token, self._me, self._parts, self._holder = token, me, parts, holder
         self._lock = threading.Lock()
         self._unproved: list[socket.socket] = []
@@ -58,9 +60,13 @@ class PeerServer:
         self._threads: set[threading.Thread] = set()
         self._closed = False
         try:
-            self._listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256)
+            self._listener = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256
+            )
         except OSError as error:
-            raise StoreUnavailable(f"no port for the peers: {error.strerror}", where=join_address(host, port)) from error
+            raise StoreUnavailable(
+                f"no port for the peers: {error.strerror}", where=join_address(host, port)
+            ) from error
         self._listener.settimeout(_TICK_S)
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, name="relight-peers-accept", daemon=True)
@@ -117,7 +123,9 @@ class PeerServer:
             with contextlib.suppress(PeerLost):
                 wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
                 with self._lock:
-                    welcome = connection in self._unproved and len(self._members) < MEMBERS_CONNECTED_MAX and not self._closed
+                    welcome = (
+                        connection in self._unproved and len(self._members) < MEMBERS_CONNECTED_MAX and not self._closed
+                    )
                     if welcome:
                         self._unproved.remove(connection)
                         self._members.add(connection)

@@ -38,7 +38,9 @@ class PeerLost(ConnectionError):
 class PeerConnection(Generic[S, T]):
     """One connection, used by one thread: sends ``S``, receives ``T``. ``timeout_s`` is for each message; its bytes may take more."""
 
-    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float) -> None:
+    def __init__(
+        self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float
+    ) -> None:
         self._socket, self._decoder, self._limit, self._timeout_s = connection, decoder, limit, timeout_s
         self._encoder = msgspec.msgpack.Encoder()
         self._length = bytearray(4)
@@ -168,7 +170,9 @@ def answer(connection: socket.socket, token: bytes, timeout_s: float, patience_s
 def check_token(token: bytes) -> bytes:
     """Return ``token`` if it is valid; else raise ``ConfigError``."""
     if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
-        raise ConfigError(f"a token is {TOKEN_BYTES} bytes", hint="secrets.token_bytes(32), the same for all agents of a job")
+        raise ConfigError(
+            f"a token is {TOKEN_BYTES} bytes", hint="secrets.token_bytes(32), the same for all agents of a job"
+        )
     return token
 
 

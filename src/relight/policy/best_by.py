@@ -15,7 +15,23 @@ BEST = "best"
 MODES = ("min", "max")
 LESS_IS_BETTER = frozenset(["loss", "error", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "nll"])
 MORE_IS_BETTER = frozenset(
-    ["acc", "accuracy", "f1", "auc", "bleu", "rouge", "score", "reward", "return", "map", "precision", "recall", "iou", "dice", "r2"]
+    [
+        "acc",
+        "accuracy",
+        "f1",
+        "auc",
+        "bleu",
+        "rouge",
+        "score",
+        "reward",
+        "return",
+        "map",
+        "precision",
+        "recall",
+        "iou",
+        "dice",
+        "r2",
+    ]
 )
 SHOWN = 12
 """Metrics that a message lists."""
@@ -45,7 +61,10 @@ def mode_for(metric: str, mode: str | None, needed: bool = True) -> str | None:
     name_of(metric, "metric")
     resolved = mode_of(metric) if mode is None else one_of(mode, MODES, "mode")
     if resolved is None and needed:
-        raise ConfigError(f"mode is missing: whether less or more of {metric!r} is better is unknown", hint='add mode="min" or mode="max"')
+        raise ConfigError(
+            f"mode is missing: whether less or more of {metric!r} is better is unknown",
+            hint='add mode="min" or mode="max"',
+        )
     return resolved
 
 
@@ -94,7 +113,8 @@ def best_by(which: str, recorded: tuple[str, str] | None, names: Collection[str]
         raise no_metric(rest, names)
     if mode is None:
         raise ConfigError(
-            f"mode is missing: whether less or more of {rest!r} is better is unknown", hint=f"write {BEST}:{rest}:min or {BEST}:{rest}:max"
+            f"mode is missing: whether less or more of {rest!r} is better is unknown",
+            hint=f"write {BEST}:{rest}:min or {BEST}:{rest}:max",
         )
     return BestBy(rest, mode)
 
@@ -102,7 +122,9 @@ def best_by(which: str, recorded: tuple[str, str] | None, names: Collection[str]
 def no_metric(name: str, names: Collection[str]) -> CheckpointNotFound:
     """Return the error for a metric that no checkpoint has."""
     what = f"no checkpoint has a finite metric {name!r}{meant(name, names)}"
-    return CheckpointNotFound(what, hint=f"the checkpoints have {listed(names)}" if names else "pass it to ckpt.step(…, name=value)")
+    return CheckpointNotFound(
+        what, hint=f"the checkpoints have {listed(names)}" if names else "pass it to ckpt.step(…, name=value)"
+    )
 
 
 def listed(names: Collection[str]) -> str:
@@ -120,4 +142,6 @@ def meant(name: str, names: Collection[str]) -> str:
 def _ways(names: Collection[str]) -> str:
     name = min(names, key=lambda name: (mode_of(name) is None, name))
     way = f"{BEST}:{name}:{mode_of(name) or 'max'}"
-    return f'name it, such as {way}; keep(best=…, metric="{name}", mode=…) in the training script records it for the run'
+    return (
+        f'name it, such as {way}; keep(best=…, metric="{name}", mode=…) in the training script records it for the run'
+    )

@@ -89,12 +89,17 @@ class Compact:
                 hint = '{"optimizer/*": "bfloat16"}'
                 raise ConfigError(f"Compact(lossy=…) names tensors by patterns, not by {shown(pattern)}", hint=hint)
             if not isinstance(way, str) or way not in LOSSY_BOUNDS:
-                raise ConfigError(f"Compact(lossy=…) stores values as {', '.join(LOSSY_BOUNDS)}, not {shown(way)}", where=pattern)
+                raise ConfigError(
+                    f"Compact(lossy=…) stores values as {', '.join(LOSSY_BOUNDS)}, not {shown(way)}", where=pattern
+                )
             if way == "int8" and any(name in pattern for name in SECOND_MOMENTS):
                 hint = "small ones would be zero: bfloat16 keeps them"
                 raise ConfigError("second moments are never stored in 8 bits", where=pattern, hint=hint)
         if not isinstance(self.max_error, Mapping) or not all(isinstance(bound, str) for bound in self.max_error):
-            raise ConfigError("Compact(max_error=…) has a bound for each pattern", hint='such as {"optimizer/*": 1e-4, "model/*": "0.1%"}')
+            raise ConfigError(
+                "Compact(max_error=…) has a bound for each pattern",
+                hint='such as {"optimizer/*": 1e-4, "model/*": "0.1%"}',
+            )
         for pattern, bound in dict(self.max_error).items():
             bound_of(bound, pattern)
         check_bool(self.reuse, "Compact(reuse=…)")
@@ -105,7 +110,9 @@ class Compact:
             object.__setattr__(self, "level", whole_of(self.level, "Compact(level=…)", most=LEVEL_MAX))
             if self.coder == "gpu" or self.codecs == "never":
                 clash = 'coder="gpu"' if self.coder == "gpu" else 'codecs="never"'
-                raise ConfigError(f"Compact(level=…) does not go with {clash}", hint="a level is of the coding by processors")
+                raise ConfigError(
+                    f"Compact(level=…) does not go with {clash}", hint="a level is of the coding by processors"
+                )
         if self.full_every is not None:
             object.__setattr__(self, "full_every", whole_of(self.full_every, "Compact(full_every=…)"))
 
@@ -170,7 +177,9 @@ def lossy_ways(rules: Compact, name: str, dtype: str) -> tuple[str, ...]:
         return (way,)
     if _named(rules.lossy, name) is not None or bound_for(rules, name, dtype) is None:
         return ()
-    return tuple(method for method in SMALLEST_FIRST if method != "int8" or not any(part in name for part in SECOND_MOMENTS))
+    return tuple(
+        method for method in SMALLEST_FIRST if method != "int8" or not any(part in name for part in SECOND_MOMENTS)
+    )
 
 
 def bound_for(rules: Compact, name: str, dtype: str) -> ErrorBound | None:
@@ -185,7 +194,11 @@ def _named(patterns: Iterable[str], name: str) -> str | None:
 
 def lossy_in(patterns: Mapping[str, str], name: str, dtype: str) -> str | None:
     """Return the method of the first pattern that matches a tensor; None: store it exactly."""
-    way = next((way for pattern, way in patterns.items() if fnmatchcase(name, pattern)), None) if dtype == "float32" else None
+    way = (
+        next((way for pattern, way in patterns.items() if fnmatchcase(name, pattern)), None)
+        if dtype == "float32"
+        else None
+    )
     return None if way == "int8" and any(moment in name for moment in SECOND_MOMENTS) else way
 
 
@@ -275,7 +288,9 @@ def should_take(seen: Experience, under: Conditions, kinds: Collection[str]) -> 
     """Return the estimated seconds per byte to write with those kinds coded: the longer of coding and storing, times
     their drag."""
     samples = [sample for sample in seen.samples or () if sample.kind in kinds]
-    spent = sum(sample.weight * sample.code_s_per_byte for sample in samples) * max(seen.strain, seen.crowd) / under.threads
+    spent = (
+        sum(sample.weight * sample.code_s_per_byte for sample in samples) * max(seen.strain, seen.crowd) / under.threads
+    )
     stored = _left(samples) * under.store_s_per_byte(seen, 1)
     longer = max(stored, spent)
     return min(longer * DRAG, stored + spent) if seen.drag is None else longer * seen.drag

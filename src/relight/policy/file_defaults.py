@@ -102,9 +102,13 @@ def _tiers(tables: object, where: str) -> FileTiers:
     for name, table in tables.items():
         for setting in table:
             if setting not in _OF_TIERS:
-                raise ConfigError(f"[checkpoint.tiers.{name}] has no {setting!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}")
+                raise ConfigError(
+                    f"[checkpoint.tiers.{name}] has no {setting!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}"
+                )
         if "url" in table and not _urls(table):
-            raise ConfigError(f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example)
+            raise ConfigError(
+                f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example
+            )
         if "keep" in table:
             _made("keep", table["keep"], where)
     tiers = FileTiers(tuple((name, dict(table)) for name, table in tables.items()))
@@ -130,7 +134,11 @@ def _place(store: str, run: str) -> str:
 def _made(name: str, value: object, where: str) -> Any:
     make = _MAKERS[name]
     parameters = inspect.signature(make).parameters.items()
-    names = [key for key, how in parameters if how.kind is not how.POSITIONAL_ONLY and key not in _NOT_IN_A_FILE.get(name, ())]
+    names = [
+        key
+        for key, how in parameters
+        if how.kind is not how.POSITIONAL_ONLY and key not in _NOT_IN_A_FILE.get(name, ())
+    ]
     if not isinstance(value, Mapping):
         raise ConfigError(f"[checkpoint.{name}] is a table", where=where, hint=f"it has {', '.join(names)}")
     for key in value:

@@ -162,8 +162,14 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
     rules = _with_metric(rules, checkpoints)
     reasons: dict[str, list[str]] = {checkpoint.id: [] for checkpoint in checkpoints}
     newest_first = sorted(checkpoints, key=lambda checkpoint: -checkpoint.seq)
-    spared = {checkpoint.id for checkpoint in checkpoints if checkpoint.abandoned and not checkpoint.aside and not rules.prune_abandoned}
-    counted = [checkpoint for checkpoint in newest_first if not checkpoint.aside and checkpoint.id not in spared] or newest_first
+    spared = {
+        checkpoint.id
+        for checkpoint in checkpoints
+        if checkpoint.abandoned and not checkpoint.aside and not rules.prune_abandoned
+    }
+    counted = [
+        checkpoint for checkpoint in newest_first if not checkpoint.aside and checkpoint.id not in spared
+    ] or newest_first
     sound = [checkpoint for checkpoint in counted if checkpoint.verified is not False]
     for checkpoint in counted[:1]:
         reasons[checkpoint.id].append("newest")
@@ -171,11 +177,19 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
     if newest_verified:
         reasons[newest_verified.id].append("newest verified")
     ranked = _by_metric(rules, sound, counted)
-    for checkpoint, reason in (*_by_count(rules, sound), *ranked, *_by_time(rules, sound), *_by_size(rules, sound), *_by_age(rules, sound)):
+    for checkpoint, reason in (
+        *_by_count(rules, sound),
+        *ranked,
+        *_by_time(rules, sound),
+        *_by_size(rules, sound),
+        *_by_age(rules, sound),
+    ):
         reasons[checkpoint.id].append(reason)
     for checkpoint in checkpoints:
         if checkpoint.id in spared:
-            reasons[checkpoint.id].append("abandoned: training did not continue from it (prune_abandoned removes such checkpoints)")
+            reasons[checkpoint.id].append(
+                "abandoned: training did not continue from it (prune_abandoned removes such checkpoints)"
+            )
         if checkpoint.tags:
             reasons[checkpoint.id].append(f"tagged {', '.join(checkpoint.tags)}")
         if checkpoint.held:
@@ -189,7 +203,10 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
     if not any(checkpoint.verified and reasons[checkpoint.id] for checkpoint in checkpoints):
         return [
             KeepVerdict(
-                checkpoint.id, checkpoint.step, True, ", ".join(reasons[checkpoint.id]) or "nothing that would stay is known to verify"
+                checkpoint.id,
+                checkpoint.step,
+                True,
+                ", ".join(reasons[checkpoint.id]) or "nothing that would stay is known to verify",
             )
             for checkpoint in checkpoints
         ]
@@ -198,7 +215,10 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
         KeepVerdict(checkpoint.id, checkpoint.step, False, evicted[checkpoint.id])
         if checkpoint.id in evicted
         else KeepVerdict(
-            checkpoint.id, checkpoint.step, bool(reasons[checkpoint.id]), ", ".join(reasons[checkpoint.id]) or _why_not(rules, checkpoint)
+            checkpoint.id,
+            checkpoint.step,
+            bool(reasons[checkpoint.id]),
+            ", ".join(reasons[checkpoint.id]) or _why_not(rules, checkpoint),
         )
         for checkpoint in checkpoints
     ]
@@ -215,12 +235,24 @@ def _evicted(
     """
     staying = [checkpoint for checkpoint in newest_first if reasons[checkpoint.id]]
     over = sum(checkpoint.bytes for checkpoint in staying) - rules.capacity if rules.capacity is not None else 0
-    spared = {checkpoint.id for checkpoint in (*counted[:1], *[checkpoint for checkpoint in counted if checkpoint.verified][:1])}
+    spared = {
+        checkpoint.id
+        for checkpoint in (*counted[:1], *[checkpoint for checkpoint in counted if checkpoint.verified][:1])
+    }
     evicted: dict[str, str] = {}
     for checkpoint in reversed(staying):
         needed = any(user not in evicted for user in checkpoint.needed_by)
-        if over > 0 and checkpoint.elsewhere and checkpoint.id not in spared and not checkpoint.tags and not checkpoint.held and not needed:
-            evicted[checkpoint.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and it is on {checkpoint.elsewhere}"
+        if (
+            over > 0
+            and checkpoint.elsewhere
+            and checkpoint.id not in spared
+            and not checkpoint.tags
+            and not checkpoint.held
+            and not needed
+        ):
+            evicted[checkpoint.id] = (
+                f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and it is on {checkpoint.elsewhere}"
+            )
             over -= checkpoint.bytes
     named = lasting(rules, counted)
     for checkpoint in reversed(staying):
@@ -287,7 +319,9 @@ def _by_metric(rules: Keep, sound: Sequence[Candidate], checkpoints: Sequence[Ca
     for position, checkpoint in enumerate(sound if why else _best(rules, sound)):
         yield (
             checkpoint,
-            f"best {rules.best}: {why}" if why else f"best {rules.best} by {rules.metric} ({rules.mode}): number {position + 1}",
+            f"best {rules.best}: {why}"
+            if why
+            else f"best {rules.best} by {rules.metric} ({rules.mode}): number {position + 1}",
         )
 
 
@@ -390,7 +424,9 @@ def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
     old = next((checkpoint for checkpoint in sound if checkpoint.step <= limit), None)
     if old is not None:
         yield old, f"{rules.lag_steps} steps behind the newest, or more"
-    younger = [checkpoint for checkpoint in sound if checkpoint.step > limit and (old is None or checkpoint.seq > old.seq)]
+    younger = [
+        checkpoint for checkpoint in sound if checkpoint.step > limit and (old is None or checkpoint.seq > old.seq)
+    ]
     if younger:
         yield younger[-1], f"the next to be {rules.lag_steps} steps behind the newest"
 
@@ -403,10 +439,18 @@ def lasting(rules: Keep, among: Sequence[Candidate], had: Sequence[Candidate] = 
     stands for a multiple of ``every``.
     """
     counted = [
-        checkpoint for checkpoint in (*among, *had) if checkpoint.verified is not False and not (checkpoint.aside or checkpoint.abandoned)
+        checkpoint
+        for checkpoint in (*among, *had)
+        if checkpoint.verified is not False and not (checkpoint.aside or checkpoint.abandoned)
     ]
-    named = {checkpoint.id for checkpoint in among if checkpoint.tags or (rules.every and (checkpoint.step + 1) % rules.every == 0)}
-    best = {checkpoint.id for checkpoint in _best(_with_metric(rules, among), sorted(among, key=lambda other: -other.seq))}
+    named = {
+        checkpoint.id
+        for checkpoint in among
+        if checkpoint.tags or (rules.every and (checkpoint.step + 1) % rules.every == 0)
+    }
+    best = {
+        checkpoint.id for checkpoint in _best(_with_metric(rules, among), sorted(among, key=lambda other: -other.seq))
+    }
     return named | best | milestones(rules.every, counted).keys()
 
 

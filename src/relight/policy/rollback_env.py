@@ -16,7 +16,12 @@ SPLIT = "RELIGHT_SPLIT"
 SPIKES = "RELIGHT_SPIKES"
 """Threshold of a loss spike in standard deviations: see ``Spikes``."""
 
-_SANE = {BEFORE: r"\d{1,18}", SKIP: r"\d{1,18}-\d{1,18}", CUT: r"0\.\d{1,18}|\d(\.\d{1,18})?e-\d{1,3}", SPLIT: r"\d{1,7}"}
+_SANE = {
+    BEFORE: r"\d{1,18}",
+    SKIP: r"\d{1,18}-\d{1,18}",
+    CUT: r"0\.\d{1,18}|\d(\.\d{1,18})?e-\d{1,3}",
+    SPLIT: r"\d{1,7}",
+}
 
 
 def once_back(settings: Mapping[str, str]) -> dict[str, str]:
@@ -28,4 +33,6 @@ def once_back(settings: Mapping[str, str]) -> dict[str, str]:
 def sane(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the valid entries of stored ``settings`` that a supervisor may have written: they become environment
     variables."""
-    return {name: value for name, value in settings.items() if name in _SANE and re.fullmatch(_SANE[name], value, re.ASCII)}
+    return {
+        name: value for name, value in settings.items() if name in _SANE and re.fullmatch(_SANE[name], value, re.ASCII)
+    }

@@ -96,11 +96,15 @@ class Tiers:
 
     def __init__(self, **tiers: str | HasPath | Tier) -> None:
         if not tiers:
-            raise ConfigError("Tiers() names no store", hint='relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")')
+            raise ConfigError(
+                "Tiers() names no store", hint='relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")'
+            )
         made: list[Tier] = []
         for name, given in tiers.items():
             if not _NAME.match(name):
-                raise ConfigError(f"{name[:40]!r} cannot be a tier's name", hint="a lower-case letter, then letters, digits, _ or -")
+                raise ConfigError(
+                    f"{name[:40]!r} cannot be a tier's name", hint="a lower-case letter, then letters, digits, _ or -"
+                )
             base = given if isinstance(given, Tier) else tier(given)
             places = (base.url, *base.also)
             for number, url in enumerate(places, start=1):
@@ -111,7 +115,10 @@ class Tiers:
             raise ConfigError("two tiers are the same place", where=next(url for url in urls if urls.count(url) > 1))
         names = [base.name for base in made]
         if len(set(names)) < len(names):
-            raise ConfigError(f"two tiers are called {next(name for name in names if names.count(name) > 1)}", hint="choose another name")
+            raise ConfigError(
+                f"two tiers are called {next(name for name in names if names.count(name) > 1)}",
+                hint="choose another name",
+            )
         object.__setattr__(self, "tiers", tuple(made))
 
     @property
@@ -167,7 +174,9 @@ def _path_of(value: Any) -> str:
     """Return a tier's path or URL as text. Raise ``ConfigError`` if it is empty or another type."""
     text = value if isinstance(value, str) else value.__fspath__() if hasattr(value, "__fspath__") else None
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"a tier is the path or URL of a run, not {shown(value)}", hint='relight.tier("s3://bucket/ckpts/demo")')
+        raise ConfigError(
+            f"a tier is the path or URL of a run, not {shown(value)}", hint='relight.tier("s3://bucket/ckpts/demo")'
+        )
     return text
 
 
@@ -195,17 +204,33 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     decoded = []
     try:
         for fields in json.loads(str(data.get("tiers", "[]"))):
-            known = {name: fields["keep"][name] for name in (*RULES, "metric", "mode", "undo_s", "capacity") if name in fields["keep"]}
+            known = {
+                name: fields["keep"][name]
+                for name in (*RULES, "metric", "mode", "undo_s", "capacity")
+                if name in fields["keep"]
+            }
             name, group, quorum = str(fields["name"]), str(fields.get("group", "")), int(fields.get("quorum", 1))
             lag_s = fields.get("lag_s")
             url, pace = str(fields["url"]), fields.get("bytes_per_second")
-            decoded.append(Tier(url, Keep(**known), pace, name, group=group, quorum=quorum, lag_s=None if lag_s is None else float(lag_s)))
+            decoded.append(
+                Tier(
+                    url,
+                    Keep(**known),
+                    pace,
+                    name,
+                    group=group,
+                    quorum=quorum,
+                    lag_s=None if lag_s is None else float(lag_s),
+                )
+            )
     except (ValueError, TypeError, KeyError):
         return ()
     return tuple(decoded)
 
 
-def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: TierPace = AT_ONCE, had: Sequence[Candidate] = ()) -> list[str]:
+def owed(
+    rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: TierPace = AT_ONCE, had: Sequence[Candidate] = ()
+) -> list[str]:
     """Return the ids of checkpoints that a further tier with these rules still lacks, in the order in which to copy
     them: oldest first.
 
@@ -214,16 +239,22 @@ def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: TierPa
     hold back the newest, but none that is kept for good. ``had``: checkpoints that the tier has or had and that are not
     live here. Without them each save after a pruned milestone would look like the first one.
     """
-    later = sorted((each for each in checkpoints if each.seq > after and each.verified is not False), key=lambda each: each.seq)
+    later = sorted(
+        (each for each in checkpoints if each.seq > after and each.verified is not False), key=lambda each: each.seq
+    )
     newest = later[-1] if later and not pace.holds_back(later[-1]) else None
     named = lasting(rules, checkpoints, had) if later else set()
     return [checkpoint.id for checkpoint in later if checkpoint is newest or checkpoint.id in named]
 
 
-def safe_on(tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str], had: Sequence[Candidate] = ()) -> set[str]:
+def safe_on(
+    tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str], had: Sequence[Candidate] = ()
+) -> set[str]:
     """Return the ids of copied checkpoints that the tier's own rules still keep there. ``had``: see ``owed``."""
     present = [replace(each, verified=True, held="", elsewhere="") for each in checkpoints if each.id in copied]
     # Older than all others, and without bytes, so that they do not change another rule's choice.
-    gone = [Candidate(f"\0{each.id}", -1 - number, each.step, verified=True, time_s=0.0) for number, each in enumerate(had)]
+    gone = [
+        Candidate(f"\0{each.id}", -1 - number, each.step, verified=True, time_s=0.0) for number, each in enumerate(had)
+    ]
     kept = {verdict.id for verdict in decide_keep(replace(tier.keep, capacity=None), [*present, *gone]) if verdict.keep}
     return {checkpoint.id for checkpoint in present if checkpoint.id in kept}

@@ -265,11 +265,15 @@ def every(
     named = [(hours, "hours", 3600.0), (minutes, "minutes", 60.0), (seconds, "seconds", 1.0)]
     times = [number_above_0(value, name) * unit for value, name, unit in named if value is not None]
     if loader is not None and (epochs is None or not isinstance(loader, str)):
-        raise ConfigError(f"every(loader=…) names the loader of epochs=, not {shown(loader)}", hint='every(epochs=1, loader="data")')
+        raise ConfigError(
+            f"every(loader=…) names the loader of epochs=, not {shown(loader)}", hint='every(epochs=1, loader="data")'
+        )
     by_epoch = _Epochs(whole_of(epochs, "epochs"), loader or "") if epochs is not None else None
     if counted is None and time_s is None and not times:
         if by_epoch is None:
-            raise ConfigError("every() needs steps, a time, or epochs", hint="relight.every(steps=500) | relight.every(minutes=10)")
+            raise ConfigError(
+                "every() needs steps, a time, or epochs", hint="relight.every(steps=500) | relight.every(minutes=10)"
+            )
         return by_epoch
     otherwise = _Every(counted, sum(times) if times else time_s)
     return otherwise | by_epoch if by_epoch is not None else otherwise
@@ -293,7 +297,9 @@ def _amount(amount: Any) -> tuple[int | None, float | None]:
     if hasattr(amount, "total_seconds"):
         return None, seconds_of(amount, "every(…)")
     if isinstance(amount, float):
-        raise ConfigError(f"every({amount!r}) could be steps or a time", hint="relight.every(steps=500), relight.every(minutes=10)")
+        raise ConfigError(
+            f"every({amount!r}) could be steps or a time", hint="relight.every(steps=500), relight.every(minutes=10)"
+        )
     return whole_of(amount, "every(…)"), None
 
 
@@ -321,4 +327,6 @@ def check_trigger(value: Any) -> Trigger:
         hint = "leave save= out for relight.adaptive(); save=None saves only when asked, on signals and at the end"
     elif callable(value):
         hint = f"call it: save=relight.{getattr(value, '__name__', 'every')}(…)"
-    raise ConfigError(f"save= takes relight.every(…), relight.best(…), relight.adaptive(…) or None, not {shown(value)}", hint=hint)
+    raise ConfigError(
+        f"save= takes relight.every(…), relight.best(…), relight.adaptive(…) or None, not {shown(value)}", hint=hint
+    )

@@ -29,7 +29,9 @@ _TYPES = {"<f4": 4, "<f8": 8, "<i4": 4}
 _HASH_AT, _LENGTH_AT, _HEAD_AT = 8, 40, 44
 
 
-def write_arrays(path: Path, magic: bytes, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def write_arrays(
+    path: Path, magic: bytes, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> None:
     """Write a file atomically and durably; it replaces an existing one."""
     assert len(magic) == 8
     parts, listed = [], {}
@@ -39,11 +41,15 @@ def write_arrays(path: Path, magic: bytes, metadata: Mapping[str, Any], arrays: 
         parts.append(np.ascontiguousarray(array, dtype=kind).tobytes())
         listed[name] = {"type": kind, "shape": list(array.shape)}
     body = b"".join(parts)
-    head = json.dumps({"version": VERSION, "told": dict(metadata), "arrays": listed}, separators=(",", ":"), allow_nan=False).encode()
+    head = json.dumps(
+        {"version": VERSION, "told": dict(metadata), "arrays": listed}, separators=(",", ":"), allow_nan=False
+    ).encode()
     follows = len(head).to_bytes(4, "little") + head + body
     data = magic + blake3.blake3(follows).digest() + follows
     if len(data) > FILE_BYTES_MAX or len(head) > _HEAD_BYTES_MAX:
-        raise ConfigError(f"the file has {len(data) >> 20} MiB, at most {FILE_BYTES_MAX >> 20} MiB are allowed", where=str(path))
+        raise ConfigError(
+            f"the file has {len(data) >> 20} MiB, at most {FILE_BYTES_MAX >> 20} MiB are allowed", where=str(path)
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -81,13 +81,21 @@ def _seconds_left(rows: Array, signal: str, span: int) -> Array:
 
     They are infinite if the signal does not fall, levels off, or only swings.
     """
-    values, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
+    values, slope, lately = (
+        rows[:, _of(signal, "last")],
+        rows[:, _of(signal, f"slope{span}")],
+        rows[:, _of(signal, "slope30")],
+    )
     line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
     if span < max(SPANS):  # one tooth of a sawtooth is a straight line: the value must also be lower than usual
-        falls &= values < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
+        falls &= (
+            values < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
+        )
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(falls, values / -np.minimum(slope, lately), np.where(np.isnan(values), np.nan, np.inf)))
+        return np.asarray(
+            np.where(falls, values / -np.minimum(slope, lately), np.where(np.isnan(values), np.nan, np.inf))
+        )
 
 
 def _gone(signal: str, least: float) -> Callable[[Array], Array]:
@@ -102,7 +110,10 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
 
 def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
     def why(row: Array) -> str:
-        value, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
+        value, seconds = (
+            float(row[_of(signal, "last")]),
+            min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S),
+        )
         forecast = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
         return f"{100 * value:.1f} % of the {what} are left{forecast}"
 
@@ -121,7 +132,9 @@ def _throttled_why(row: Array) -> str:
 
 
 def _ecc(rows: Array) -> Array:
-    return np.asarray(np.fmax(_half(rows[:, _of("ecc", "mean300")], 0.2), 0.9 * (rows[:, _of("ecc_bad", "mean300")] > 0)))
+    return np.asarray(
+        np.fmax(_half(rows[:, _of("ecc", "mean300")], 0.2), 0.9 * (rows[:, _of("ecc_bad", "mean300")] > 0))
+    )
 
 
 def _rising(rows: Array) -> Array:

@@ -48,7 +48,9 @@ class Drift:
         """See ``Detector``."""
         score, index, beyond = self._next(window.values[self._features].astype(np.float64))
         name = SIGNALS[self._where[index]]
-        return Risk(score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from its median, for some time", KIND_OF[name])
+        return Risk(
+            score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from its median, for some time", KIND_OF[name]
+        )
 
     def follow(self, features: Array) -> Array:
         """See ``Detector``."""

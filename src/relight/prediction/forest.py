@@ -36,9 +36,18 @@ class Forest:
             self._threshold, self._depth = arrays["threshold"], arrays["depth"]
             self.scale, self._usual = scale, float(arrays["usual"][0])
             shape = self._feature.shape
-            fits = len(shape) == 2 and shape[1] > 0 and all(array.shape == shape for array in (self._left, self._threshold, self._depth))
+            fits = (
+                len(shape) == 2
+                and shape[1] > 0
+                and all(array.shape == shape for array in (self._left, self._threshold, self._depth))
+            )
             inside = ((self._left >= 0) & (self._left < shape[1] - 1) | (self._left == -1)).all()
-            if not fits or not inside or not ((self._feature >= 0) & (self._feature < len(_USED))).all() or not self._usual > 0:
+            if (
+                not fits
+                or not inside
+                or not ((self._feature >= 0) & (self._feature < len(_USED))).all()
+                or not self._usual > 0
+            ):
                 raise ValueError
         except (KeyError, ValueError, IndexError):
             raise CorruptCheckpoint("a forest with invalid trees") from None
@@ -49,7 +58,11 @@ class Forest:
     def follow(self, features: Array) -> Array:
         """See ``Detector``."""
         rows = self.scale(features)[:, _USED]
-        return np.concatenate([self._scores(rows[row : row + 512]) for row in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
+        return (
+            np.concatenate([self._scores(rows[row : row + 512]) for row in range(0, len(rows), 512)])
+            if len(rows)
+            else np.empty(0)
+        )
 
     def update(self, window: FeatureWindow) -> Risk:
         """See ``Detector``.
@@ -88,12 +101,20 @@ def grow(rows: Array, scale: Scale, seed: int) -> Forest:
     grown.fit(scale(rows)[:, _USED])
     trees = [_flat(estimator.tree_) for estimator in grown.estimators_]
     longest = max(len(tree[0]) for tree in trees)
-    stacked = [np.stack([np.pad(tree[part], (0, longest - len(tree[part])), constant_values=fill) for tree in trees])
-               for part, fill in ((0, 0), (1, 0.0), (2, -1), (3, 0.0))]  # fmt: skip
-    return Forest(scale, {
-        "feature": stacked[0].astype("<i4"), "threshold": stacked[1].astype("<f8"), "left": stacked[2].astype("<i4"),
-        "depth": stacked[3].astype("<f4"), "usual": np.array([_usual_depth(float(grown.max_samples_))], "<f8"),
-    })  # fmt: skip
+    stacked = [
+        np.stack([np.pad(tree[part], (0, longest - len(tree[part])), constant_values=fill) for tree in trees])
+        for part, fill in ((0, 0), (1, 0.0), (2, -1), (3, 0.0))
+    ]
+    return Forest(
+        scale,
+        {
+            "feature": stacked[0].astype("<i4"),
+            "threshold": stacked[1].astype("<f8"),
+            "left": stacked[2].astype("<i4"),
+            "depth": stacked[3].astype("<f4"),
+            "usual": np.array([_usual_depth(float(grown.max_samples_))], "<f8"),
+        },
+    )
 
 
 def _flat(tree: Any) -> tuple[Array, Array, Array, Array]:

@@ -69,7 +69,10 @@ def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
             windows = features_of(SignalHistory(trace.columns).signals(values))
             runs.append(
                 RecordedRun(
-                    f"{name}/{len(runs)}", grid[WINDOW_INTERVAL_S - 1 :: WINDOW_INTERVAL_S][FIRST_WINDOW:], windows[FIRST_WINDOW:], failed
+                    f"{name}/{len(runs)}",
+                    grid[WINDOW_INTERVAL_S - 1 :: WINDOW_INTERVAL_S][FIRST_WINDOW:],
+                    windows[FIRST_WINDOW:],
+                    failed,
                 )
             )
     return runs
@@ -94,7 +97,9 @@ Other runs have the simulator's defaults.
 """
 
 
-def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)) -> Iterator[tuple[str, RecordedRun]]:
+def simulated(
+    seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)
+) -> Iterator[tuple[str, RecordedRun]]:
     """Yield simulated runs and the set of each: of five, three for training, one for validation, one held out."""
     for number in range(count):
         part = parts[number % len(parts)]

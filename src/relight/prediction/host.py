@@ -17,7 +17,9 @@ _UNLIMITED = 1 << 60
 class HostGauges:
     """Reads one node. Rates are over the time since the last read, so the first has none."""
 
-    def __init__(self, places: Sequence[str] = (".",), root: str = "/", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, places: Sequence[str] = (".",), root: str = "/", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """``places``: paths in the file systems to sample.
 
         ``root``: the directory that contains ``proc`` and ``sys``.
@@ -34,7 +36,11 @@ class HostGauges:
         used, limit = self._group_bytes()
         cpu, faults = self._rates()
         load = self._words("proc/loadavg")
-        psi = {f"psi_{resource}_{how}": self._pressure(resource, how) for resource in ("memory", "io", "cpu") for how in ("some", "full")}
+        psi = {
+            f"psi_{resource}_{how}": self._pressure(resource, how)
+            for resource in ("memory", "io", "cpu")
+            for how in ("some", "full")
+        }
         return Host(
             cpu=cpu, load=float(load[0]) / self._cores if load else NAN, memory_size_bytes=1024 * memory.get("MemTotal", NAN),
             memory_available_bytes=1024 * memory.get("MemAvailable", NAN), group_used_bytes=used, group_limit_bytes=limit,
@@ -129,5 +135,7 @@ def _room(place: str) -> DiskSpace:
 def rss_bytes(pid: int) -> float:
     """Return the resident memory of a process in bytes; NaN if it does not exist."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return float(int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return float(
+            int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        )
     return NAN

@@ -18,7 +18,17 @@ from relight.prediction.forest import INSTALL, grow
 from relight.prediction.history import CHECK, HELD_OUT, TRAIN, RecordedRun, recorded, simulated
 from relight.prediction.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
 from relight.prediction.model import DETECTORS, DetectorModel, Worth
-from relight.prediction.score import HORIZON_S, AlarmCosts, Result, Scored, alarms_of, choose_threshold, result_of, tally, together
+from relight.prediction.score import (
+    HORIZON_S,
+    AlarmCosts,
+    Result,
+    Scored,
+    alarms_of,
+    choose_threshold,
+    result_of,
+    tally,
+    together,
+)
 
 Array = np.ndarray[Any, Any]
 Report = Callable[[str], None]
@@ -50,7 +60,9 @@ class LearningPlan:
     def __post_init__(self) -> None:
         unknown = [name for name in self.detectors if name not in DETECTORS]
         if unknown or not self.detectors:
-            raise ConfigError(f"there is no detector {', '.join(unknown) or 'named'}", hint=f"there are {', '.join(DETECTORS)}")
+            raise ConfigError(
+                f"there is no detector {', '.join(unknown) or 'named'}", hint=f"there are {', '.join(DETECTORS)}"
+            )
 
 
 def train(plan: LearningPlan, report: Report) -> tuple[DetectorModel, list[Result]]:
@@ -61,7 +73,9 @@ def train(plan: LearningPlan, report: Report) -> tuple[DetectorModel, list[Resul
     for part, run in recorded(plan.recordings) if plan.recordings is not None else ():
         parts[part].append(run)
     if not all(parts.values()):
-        raise ConfigError("training, validation and the held-out set need at least one run each", hint="--runs 5 or more")
+        raise ConfigError(
+            "training, validation and the held-out set need at least one run each", hint="--runs 5 or more"
+        )
     detectors = _learned(plan, parts, report)
     worth, results = {}, []
     for name, detector in detectors.items():
@@ -71,7 +85,9 @@ def train(plan: LearningPlan, report: Report) -> tuple[DetectorModel, list[Resul
         report(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {outcome}")
         worth[name] = Worth.from_result(held_out)
         results.append(held_out)
-    names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
+    names = sorted(
+        {run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")}
+    )
     metadata = {"seed": plan.seed, "runs": plan.runs, "recordings": names[:1000], "precision": plan.precision}
     return DetectorModel(detectors, worth, time.time(), metadata), results
 
@@ -91,7 +107,9 @@ def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], report: Re
     if "drift" in plan.detectors:
         detectors["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
-        healthy = np.concatenate([run.features[_some(rng, np.flatnonzero(~run.before_failure), _HEALTHY_EACH)] for run in parts[TRAIN]])
+        healthy = np.concatenate(
+            [run.features[_some(rng, np.flatnonzero(~run.before_failure), _HEALTHY_EACH)] for run in parts[TRAIN]]
+        )
         scale = Scale.from_rows(healthy)
     if "forest" in plan.detectors:
         report(f"training the forest on {len(healthy)} windows of healthy nodes")
@@ -101,16 +119,25 @@ def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], report: Re
     return {name: detectors[name] for name in DETECTORS if name in detectors}
 
 
-def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, report: Report) -> Lstm:
+def _network(
+    plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, report: Report
+) -> Lstm:
     try:
         from relight.prediction.lstm_train import train_network
     except ModuleNotFoundError as error:
         hint = f"{INSTALL}, or --detectors without lstm"
         raise ConfigError(f"the network is trained with torch, and {error.name} is not installed", hint=hint) from None
     examples = _examples(parts[TRAIN], scale, rng)
-    report(f"training the network on {len(examples[1])} windows, {int((examples[1] > 0).sum())} of them before a failure")
+    report(
+        f"training the network on {len(examples[1])} windows, {int((examples[1] > 0).sum())} of them before a failure"
+    )
     arrays = train_network(
-        *examples, _examples(parts[CHECK], scale, rng), seed=plan.seed, epochs=plan.epochs, size=plan.size, report=report
+        *examples,
+        _examples(parts[CHECK], scale, rng),
+        seed=plan.seed,
+        epochs=plan.epochs,
+        size=plan.size,
+        report=report,
     )
     return Lstm(scale, arrays)
 

@@ -36,7 +36,9 @@ class Lstm:
         shapes = (
             (4 * size, INPUTS), (4 * size, size), (4 * size,), (size, size), (size,), (size,), (len(CLASSES), 2 * size), (len(CLASSES),),
         )  # fmt: skip
-        if not 0 < size <= 1024 or any(name not in arrays or arrays[name].shape != shape for name, shape in zip(NAMES, shapes)):
+        if not 0 < size <= 1024 or any(
+            name not in arrays or arrays[name].shape != shape for name, shape in zip(NAMES, shapes)
+        ):
             raise CorruptCheckpoint("a network with invalid weights")
         self.scale, self.arrays, self._size = scale, arrays, size
         self._weights = {name: np.ascontiguousarray(arrays[name].T) for name in NAMES}

@@ -33,7 +33,9 @@ class Network(nn.Module):
         """Logits of the classes."""
         states, _ = self.recur(windows)
         weights = torch.softmax(self.attend_to(torch.tanh(self.attend(states))), dim=1)
-        return torch.as_tensor(self.head(self.leave_out(torch.cat([(weights * states).sum(dim=1), states[:, -1]], dim=1))))
+        return torch.as_tensor(
+            self.head(self.leave_out(torch.cat([(weights * states).sum(dim=1), states[:, -1]], dim=1)))
+        )
 
     def arrays(self) -> Arrays:
         """Return the weights for ``Lstm``."""
@@ -46,7 +48,14 @@ class Network(nn.Module):
 
 
 def train_network(
-    windows: Array, labels: Array, checked: tuple[Array, Array], *, seed: int, epochs: int, size: int, report: Callable[[str], None]
+    windows: Array,
+    labels: Array,
+    checked: tuple[Array, Array],
+    *,
+    seed: int,
+    epochs: int,
+    size: int,
+    report: Callable[[str], None],
 ) -> Arrays:
     """Return the weights of the epoch with the least loss on ``checked`` windows and labels.
 
@@ -63,13 +72,21 @@ def train_network(
 
 
 def _train(
-    windows: Array, labels: Array, checked: tuple[Array, Array], seed: int, epochs: int, size: int, report: Callable[[str], None]
+    windows: Array,
+    labels: Array,
+    checked: tuple[Array, Array],
+    seed: int,
+    epochs: int,
+    size: int,
+    report: Callable[[str], None],
 ) -> Arrays:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Network(size)
         counts = np.bincount(labels, minlength=len(CLASSES))
-        share = torch.tensor(np.where(counts > 0, np.sqrt(len(labels) / np.maximum(counts, 1)), 0.0), dtype=torch.float32, device="cpu")
+        share = torch.tensor(
+            np.where(counts > 0, np.sqrt(len(labels) / np.maximum(counts, 1)), 0.0), dtype=torch.float32, device="cpu"
+        )
         loss_of = nn.CrossEntropyLoss(weight=share / share.sum())
         optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
         steps = epochs * -(-len(labels) // _BATCH)

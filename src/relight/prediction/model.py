@@ -39,7 +39,14 @@ class Worth:
     def from_result(cls, held_out: Result) -> Worth:
         """Return the worth from a result on held-out runs."""
         result = held_out
-        return cls(result.threshold, result.smoothed_precision, result.recall, result.lead_s, result.false_per_day, result.alarms)
+        return cls(
+            result.threshold,
+            result.smoothed_precision,
+            result.recall,
+            result.lead_s,
+            result.false_per_day,
+            result.alarms,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,15 @@ class DetectorModel:
             if isinstance(detector, (Forest, Lstm)):
                 arrays |= {f"{name}.{part}": value for part, value in detector.arrays.items()}
                 arrays |= {"scale.middle": detector.scale.middle, "scale.spread": detector.scale.spread}
-        worth = {name: {slot: _none(getattr(entry, slot)) for slot in Worth.__slots__} for name, entry in self.worth.items()}
-        write_arrays(path, _MAGIC, {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.metadata}, arrays)
+        worth = {
+            name: {slot: _none(getattr(entry, slot)) for slot in Worth.__slots__} for name, entry in self.worth.items()
+        }
+        write_arrays(
+            path,
+            _MAGIC,
+            {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.metadata},
+            arrays,
+        )
 
 
 def without_model() -> DetectorModel:
@@ -76,17 +90,25 @@ def read_model(path: Path) -> DetectorModel:
     """
     head, arrays = read_arrays(path, _MAGIC, "model")
     if head.get("features") != list(FEATURES):
-        raise IncompatibleState("this model uses other features", where=str(path), hint="train a new one with relight predict train")
+        raise IncompatibleState(
+            "this model uses other features", where=str(path), hint="train a new one with relight predict train"
+        )
     try:
         worth = {}
         for name, entry in head["worth"].items():
-            numbers = {slot: math.nan if entry[slot] is None else float(entry[slot]) for slot in Worth.__slots__ if slot != "alarms"}
+            numbers = {
+                slot: math.nan if entry[slot] is None else float(entry[slot])
+                for slot in Worth.__slots__
+                if slot != "alarms"
+            }
             worth[str(name)] = Worth(alarms=int(entry["alarms"]), **numbers)
         detectors: dict[str, Detector] = {}
         if not set(worth) <= set(DETECTORS) or not worth:
             raise ValueError("unknown detectors")
         for name in worth:
-            own_arrays = {part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")}
+            own_arrays = {
+                part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")
+            }
             if name in ("forest", "lstm"):
                 scale = Scale(arrays["scale.middle"], arrays["scale.spread"])
                 if scale.middle.shape != (len(FEATURES),) or scale.spread.shape != (len(FEATURES),):

@@ -28,7 +28,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     for panel, (title, values, colour, text) in zip(panels, columns, strict=True):
         panel.set_facecolor(PAPER)
         shown = [0.0 if math.isnan(value) else value for value in values]
-        panel.barh(range(len(shown)), shown, height=0.6, color=[colour or (GOOD if value >= 0 else BAD) for value in shown])
+        panel.barh(
+            range(len(shown)), shown, height=0.6, color=[colour or (GOOD if value >= 0 else BAD) for value in shown]
+        )
         for row, value in enumerate(shown):
             panel.text(max(value, 0), row, " " + text.format(value), va="center", fontsize=9, color=INK)
         panel.set_xlim(min(0.0, *shown) * 1.1, max(1e-9, *shown) * 1.25)
@@ -38,7 +40,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
             panel.spines[side].set_visible(False)
     panels[0].set_yticks(range(len(names)), names, color=INK)
     panels[0].invert_yaxis()
-    figure.text(0.01, 0.01, f"{results[0].days:.1f} node-days with {results[0].failures} failures", fontsize=9, color=FAINT)
+    figure.text(
+        0.01, 0.01, f"{results[0].days:.1f} node-days with {results[0].failures} failures", fontsize=9, color=FAINT
+    )
     figure.tight_layout(rect=(0, 0.04, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, facecolor=PAPER)

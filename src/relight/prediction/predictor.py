@@ -139,7 +139,11 @@ def distrust(precision: float, asked: float, settled: Collection[bool]) -> str:
     """
     if not precision >= asked:
         return f"of its alarms on held-out runs {_percent(precision)} were true, and {_percent(asked)} are required"
-    return f"of its last {len(settled)} alarms in this job {sum(settled)} came true" if came_true(precision, settled) < asked else ""
+    return (
+        f"of its last {len(settled)} alarms in this job {sum(settled)} came true"
+        if came_true(precision, settled) < asked
+        else ""
+    )
 
 
 def came_true(precision: float, settled: Collection[bool]) -> float:
@@ -209,7 +213,11 @@ class FailurePredictor:
         """Return which detectors count, and why others do not."""
         return [
             DetectorStanding(
-                watcher.name, not (why := watcher.distrusted()), why, sum(watcher.settled), len(watcher.settled) - sum(watcher.settled)
+                watcher.name,
+                not (why := watcher.distrusted()),
+                why,
+                sum(watcher.settled),
+                len(watcher.settled) - sum(watcher.settled),
             )
             for watcher in self._watchers
         ]
@@ -243,12 +251,25 @@ class FailurePredictor:
             watcher.reported_why = why
             if risk is not None and not why and self._enough.update(time_s):
                 action, reason = action_for(risk.kind)
-                alarms.append(Alarm(time_s, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely))
-                emit("prediction.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=name, score=alarms[-1].score)
+                alarms.append(
+                    Alarm(time_s, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely)
+                )
+                emit(
+                    "prediction.alarm",
+                    f"{risk.why}: {action}",
+                    kind=risk.kind,
+                    action=action,
+                    detector=name,
+                    score=alarms[-1].score,
+                )
         return alarms
 
     def _begin(self) -> None:
-        self._signals, self._windows, self._enough = SignalHistory(self.recorder.shape.columns), FeatureWindows(), Enough()
+        self._signals, self._windows, self._enough = (
+            SignalHistory(self.recorder.shape.columns),
+            FeatureWindows(),
+            Enough(),
+        )
         self._row, self._second, self._count = None, -(1 << 62), 0
         for watcher in self._watchers:
             watcher.begin(watcher.detector)
@@ -270,9 +291,20 @@ class FailurePredictor:
             self._take(model)
             created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
             text = f"the model {self._path.name} of {created} is in use: {', '.join(model.detectors)}"
-            emit("prediction.model_loaded", text, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
+            emit(
+                "prediction.model_loaded",
+                text,
+                path=str(self._path),
+                made_at=model.made_at,
+                detectors=list(model.detectors),
+            )
         except RelightError as error:
-            emit("prediction.detector_disabled", f"the model does not count: {error.what}", detector="model", why=error.what)
+            emit(
+                "prediction.detector_disabled",
+                f"the model does not count: {error.what}",
+                detector="model",
+                why=error.what,
+            )
 
     def _take(self, model: DetectorModel) -> None:
         """Use a model's detectors, and the rules in any case.
@@ -281,7 +313,9 @@ class FailurePredictor:
         """
         old, rules = {watcher.name: watcher for watcher in self._watchers}, without_model()
         detectors, worth = {**rules.detectors, **model.detectors}, {**rules.worth, **model.worth}
-        self._watchers = [_Watcher(name, detector, worth[name], self._precision) for name, detector in detectors.items()]
+        self._watchers = [
+            _Watcher(name, detector, worth[name], self._precision) for name, detector in detectors.items()
+        ]
         for watcher in self._watchers:
             if watcher.name in old:
                 watcher.settled.extend(old[watcher.name].settled)

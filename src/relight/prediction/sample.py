@@ -98,9 +98,21 @@ class SampleShape:
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the columns' names in order, such as ``host.cpu``, ``room0.free_bytes``, ``accelerator0.power_w``."""
-        parts = (("room", self.rooms, DiskSpace), ("rank", self.ranks, Rank), ("accelerator", self.accelerators, Accelerator))
+        parts = (
+            ("room", self.rooms, DiskSpace),
+            ("rank", self.ranks, Rank),
+            ("accelerator", self.accelerators, Accelerator),
+        )
         names = [f"host.{field}" for field in Host._fields]
-        return (*names, *(f"{word}{number}.{field}" for word, count, kind in parts for number in range(count) for field in kind._fields))
+        return (
+            *names,
+            *(
+                f"{word}{number}.{field}"
+                for word, count, kind in parts
+                for number in range(count)
+                for field in kind._fields
+            ),
+        )
 
     def row(self, sample: NodeSample) -> list[float]:
         """Return a sample's values in the order of the columns."""

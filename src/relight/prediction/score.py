@@ -88,7 +88,11 @@ class Alarming:
     def update(self, time_s: float, score: float, group: object = None) -> bool:
         """Return whether this window is an alarm."""
         self._held = self._held + 1 if score >= self._threshold else 0
-        return self._held >= HELD and self._cooling.setdefault(group, Cooling()).update(time_s) and self._enough.update(time_s)
+        return (
+            self._held >= HELD
+            and self._cooling.setdefault(group, Cooling()).update(time_s)
+            and self._enough.update(time_s)
+        )
 
 
 class Enough:
@@ -200,10 +204,14 @@ class Result:
 
 def result_of(detector: str, threshold: float, runs: Sequence[Scored], costs: AlarmCosts) -> Result:
     """Return the result of a detector on these runs."""
-    return tally(detector, threshold, runs, [alarms_of(run.at, run.scores, threshold, run.groups) for run in runs], costs)
+    return tally(
+        detector, threshold, runs, [alarms_of(run.at, run.scores, threshold, run.groups) for run in runs], costs
+    )
 
 
-def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Sequence[Sequence[float]], costs: AlarmCosts) -> Result:
+def tally(
+    detector: str, threshold: float, runs: Sequence[Scored], alarms: Sequence[Sequence[float]], costs: AlarmCosts
+) -> Result:
     """Return the result from the alarms of each run."""
     judged = [judge(times, run.failed_at, costs) for run, times in zip(runs, alarms)]
     days = sum(run.seconds for run in runs) / DAY_S
@@ -240,7 +248,11 @@ def choose_threshold(detector: str, runs: Sequence[Scored], precision: float, co
     precise = [result for result in results if result.smoothed_precision >= precision]
     if precise:
         return max(precise, key=lambda result: (result.found, -result.false, result.threshold))
-    return max(results, key=lambda result: (result.smoothed_precision, result.found), default=result_of(detector, 1.0, runs, costs))
+    return max(
+        results,
+        key=lambda result: (result.smoothed_precision, result.found),
+        default=result_of(detector, 1.0, runs, costs),
+    )
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -94,7 +94,10 @@ class SignalHistory:
     def _raw(self, rows: Array) -> Array:
         """Return the signals before division by the usual values: seconds, megahertz, watts."""
         host = {name: rows[:, index] if index >= 0 else np.full(len(rows), np.nan) for name, index in self._one.items()}
-        many = {name: rows[:, indexes] if indexes else np.full((len(rows), 1), np.nan) for name, indexes in self._many.items()}
+        many = {
+            name: rows[:, indexes] if indexes else np.full((len(rows), 1), np.nan)
+            for name, indexes in self._many.items()
+        }
         raw = np.full((len(rows), len(SIGNALS)), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             of_group = 1 - host["group_used_bytes"] / host["group_limit_bytes"]

@@ -49,8 +49,14 @@ class _SyntheticRun:
         self.free = np.full(n, rng.uniform(0.3, 0.85)) + self.correlated_noise(0.004, 60)
         self.disk = np.full(n, rng.uniform(0.15, 0.9)) - self.t * rng.uniform(0, 4e-7)
         self.cpu = rng.uniform(0.1, 0.6) + self.correlated_noise(0.03, 20)
-        self.psi = {name: np.abs(self.correlated_noise(scale, 15)) for name, scale in (("memory", 0.02), ("io", 0.8), ("cpu", 1.5))}
-        self.full = {name: 0.4 * np.abs(self.correlated_noise(scale, 15)) for name, scale in (("memory", 0.02), ("io", 0.4), ("cpu", 0.0))}
+        self.psi = {
+            name: np.abs(self.correlated_noise(scale, 15))
+            for name, scale in (("memory", 0.02), ("io", 0.8), ("cpu", 1.5))
+        }
+        self.full = {
+            name: 0.4 * np.abs(self.correlated_noise(scale, 15))
+            for name, scale in (("memory", 0.02), ("io", 0.4), ("cpu", 0.0))
+        }
         self.faults = rng.poisson(0.05, n).astype(float)
         self.rss = np.full(n, rng.uniform(0.05, 0.15))
         self.step_s = float(np.exp(rng.uniform(np.log(0.2), np.log(8))))
@@ -123,7 +129,10 @@ class _SyntheticRun:
         for second in self.some(1.5):  # corrected errors without a failure after them
             self.ecc = self.ecc + rng.poisson(rng.uniform(0.005, 0.3) * self.pulse(second, 10, rng.uniform(5, 900), 10))
         for second in self.some(4):  # a slow link or rank that recovers
-            self.lag(self.pulse(second, rng.uniform(10, 600), rng.uniform(10, 900), rng.uniform(5, 200)) * rng.uniform(0.1, 1.2))
+            self.lag(
+                self.pulse(second, rng.uniform(10, 600), rng.uniform(10, 900), rng.uniform(5, 200))
+                * rng.uniform(0.1, 1.2)
+            )
         for second in self.some(3):  # a slow hour of the store
             self.slow_store *= 1 + rng.uniform(0.3, 5) * self.pulse(second, 60, rng.uniform(60, 2400), 60)
         self.free, self.disk = np.clip(self.free, 0.04, 1), np.clip(self.disk, 0.03, 1)
@@ -218,12 +227,25 @@ class _SyntheticRun:
             for resource in kind
         }
         free = np.clip(self.free, 0.002, 1) * self.size
-        put("host", cpu=cpu, load=1.2 * cpu, memory_available_bytes=free, memory_size_bytes=self.size, major_faults=self.faults, **psi)
+        put(
+            "host",
+            cpu=cpu,
+            load=1.2 * cpu,
+            memory_available_bytes=free,
+            memory_size_bytes=self.size,
+            major_faults=self.faults,
+            **psi,
+        )
         put("room0", free_bytes=np.clip(self.disk, 0, 1) * self.disk_size, size_bytes=self.disk_size)
         late, gauged = int(rng.integers(self.ranks)), rng.random() < 0.85
         total, total_bad = np.cumsum(self.ecc), np.cumsum(self.ecc_bad)
         for rank in range(self.ranks):
-            step = self.step_s * self.slow * (1 + 0.01 * rng.normal(size=self.n)) * (1 + (self.straggle if rank == late else 0))
+            step = (
+                self.step_s
+                * self.slow
+                * (1 + 0.01 * rng.normal(size=self.n))
+                * (1 + (self.straggle if rank == late else 0))
+            )
             step = np.where(self.training, step, np.nan)
             put(f"rank{rank}", step_s=step, save_s=saved, rss_bytes=self.rss * self.size / self.ranks)
             if not gauged:
@@ -235,5 +257,9 @@ class _SyntheticRun:
                 ecc_corrected=total * fails, ecc_uncorrected=total_bad * fails,
             )  # fmt: skip
         return SampleTrace(
-            shape.columns, self.t + 1.0, values, tuple(failure._replace(at=failure.at + 1.0) for failure in self.happened), {"name": name}
+            shape.columns,
+            self.t + 1.0,
+            values,
+            tuple(failure._replace(at=failure.at + 1.0) for failure in self.happened),
+            {"name": name},
         )

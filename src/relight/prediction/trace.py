@@ -45,7 +45,11 @@ class SampleTrace:
 
     def write(self, path: Path) -> None:
         """Write the recording to a file, atomically and durably."""
-        metadata = {"columns": list(self.columns), "happened": [list(failure) for failure in self.happened], "told": self.metadata}
+        metadata = {
+            "columns": list(self.columns),
+            "happened": [list(failure) for failure in self.happened],
+            "told": self.metadata,
+        }
         write_arrays(path, _MAGIC, metadata, {"at": self.at.astype("<f8"), "values": self.values.astype("<f4")})
 
 
@@ -54,7 +58,9 @@ def read_trace(path: Path) -> SampleTrace:
     metadata, arrays = read_arrays(path, _MAGIC, "recording")
     try:
         columns = tuple(str(name) for name in metadata["columns"])
-        happened = tuple(Happened(float(time), str(kind), str(cause)) for time, kind, cause in metadata["happened"][:_INCIDENTS_MAX])
+        happened = tuple(
+            Happened(float(time), str(kind), str(cause)) for time, kind, cause in metadata["happened"][:_INCIDENTS_MAX]
+        )
         notes = {str(name): str(text) for name, text in metadata["told"].items()}
         times, values = arrays["at"], arrays["values"]
     except (KeyError, TypeError, ValueError, AttributeError):

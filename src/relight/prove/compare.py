@@ -53,7 +53,9 @@ def drift(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry]) -> tupl
     return tuple(rows)
 
 
-def compare(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry], *, kinds: dict[str, str]) -> tuple[int, FirstDifference | None]:
+def compare(
+    straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry], *, kinds: dict[str, str]
+) -> tuple[int, FirstDifference | None]:
     """Return the number of equal steps, and the first difference or None. ``kinds`` maps component names to their kinds.
 
     Within a step, differences are in the order of cause and effect: samples, their contents, random numbers, metrics, scaler,
@@ -83,7 +85,11 @@ def _differences(a: TraceEntry, b: TraceEntry, kinds: dict[str, str], *, state_o
             paths.append(SAMPLES)
         if a.batches != b.batches:
             paths.append(BATCHES)
-        paths += [f"{METRICS}/{name}" for name in sorted({*a.metrics, *b.metrics}) if a.metrics.get(name) != b.metrics.get(name)]
+        paths += [
+            f"{METRICS}/{name}"
+            for name in sorted({*a.metrics, *b.metrics})
+            if a.metrics.get(name) != b.metrics.get(name)
+        ]
     paths += [path for path in sorted({*a.state, *b.state}) if a.state.get(path) != b.state.get(path)]
     return sorted(paths, key=lambda path: (_rank(path, kinds), path))
 

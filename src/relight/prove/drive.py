@@ -92,7 +92,9 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
             for recording in list(old):
                 old.remove(recording.name)
     except PermissionError as error:
-        raise ConfigError(f"the recordings cannot be written: {error}", where=str(folder), hint="name a directory of your own") from None
+        raise ConfigError(
+            f"the recordings cannot be written: {error}", where=str(folder), hint="name a directory of your own"
+        ) from None
     last = n + k - 1
     options.on_stage(f"1/3 straight: {n + k} steps without interruption")
     _start(options, folder, "straight", record_from=n - 1, stop_after=last, kill=False, run="straight")
@@ -107,7 +109,9 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
         rows = drift(straight, resumed)
         if not rows:
             raise ConfigError("the runs reported no metric to compare", hint="report one: ckpt.step(step, loss=loss)")
-        return ProveReport(True, n, k, len({row.step for row in rows}), len(rows), None, time.monotonic() - started, rows)
+        return ProveReport(
+            True, n, k, len({row.step for row in rows}), len(rows), None, time.monotonic() - started, rows
+        )
     kinds = from_json_bytes((folder / "straight.kinds").read_bytes(), dict[str, str])
     _, unstable = compare(straight, killed, kinds=kinds)
     if unstable is not None:
@@ -130,7 +134,9 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     return ProveReport(difference is None, n, k, agreed, things, difference, time.monotonic() - started)
 
 
-def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, stop_after: int, kill: bool, run: str) -> None:
+def _start(
+    options: ProveOptions, folder: Path, name: str, *, record_from: int, stop_after: int, kill: bool, run: str
+) -> None:
     config = RecorderConfig(
         trace=str(folder / f"{name}.trace"),
         kinds=str(folder / f"{name}.kinds"),
@@ -141,17 +147,26 @@ def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, 
         kill=kill,
         seed=1 if name == "resumed" else 0,
     )
-    command = child_command("relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args)
+    command = child_command(
+        "relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args
+    )
     output = folder / f"{name}.log"
     environment = {**os.environ, LOSSY: " ".join(options.lossy)} if options.lossy and name != "straight" else None
     with output.open("wb") as log:
         try:
             process = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=options.timeout_s,
-                check=False, env=environment,
-            )  # fmt: skip
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                timeout=options.timeout_s,
+                check=False,
+                env=environment,
+            )
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k") from None
+            raise ConfigError(
+                f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k"
+            ) from None
     expected = -signal.SIGKILL if kill else 0
     reached = os.path.exists(config.kinds)
     if process.returncode != expected or not reached:

@@ -58,7 +58,9 @@ def read_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
         yield
 
 
-def begin_attempt_on_all(ranks: RankGroup, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
+def begin_attempt_on_all(
+    ranks: RankGroup, store: ByteStore, run: str, reason: str, check: Callable[[History], None]
+) -> Attempt:
     """Begin one attempt for all ranks: rank 0 takes over the run, unless ``check`` raises. Collective."""
     mine: list[Attempt] = []
 

@@ -62,10 +62,15 @@ class PieceRequest(NamedTuple):
 class HeldPieces:
     """The tensors that a rank can send: its items, and the pieces of each that it has."""
 
-    def __init__(self, items: Sequence[Item], spreads: Mapping[int, ShardingOf], pieces: Sequence[Sequence[LocalBox]]) -> None:
+    def __init__(
+        self, items: Sequence[Item], spreads: Mapping[int, ShardingOf], pieces: Sequence[Sequence[LocalBox]]
+    ) -> None:
         """``pieces`` has the pieces of the first items; the rank has all later items whole."""
         self._items, self._spreads = items, spreads
-        self._pieces = [*pieces, *([LocalBox(whole(item.shape), (0,) * len(item.shape))] for item in items[len(pieces) :])]
+        self._pieces = [
+            *pieces,
+            *([LocalBox(whole(item.shape), (0,) * len(item.shape))] for item in items[len(pieces) :]),
+        ]
 
     def source(self, entry: int, piece: int, box: Box) -> Source:
         """Return a source for the bytes of that box."""
@@ -101,7 +106,9 @@ class GatheredSource:
                 for route in self.routes:
                     shared = intersection(box, route.box)
                     if shared is not None:
-                        yield PieceRequest(route.rank, route.entry, route.piece, shared, part(target, relative(shared, box)))
+                        yield PieceRequest(
+                            route.rank, route.entry, route.piece, shared, part(target, relative(shared, box))
+                        )
 
 
 class Rank0Exchange:
@@ -174,7 +181,9 @@ class Rank0Exchange:
                 continue
             if len(under_way) == AHEAD:
                 self._take(*under_way.popleft())
-            self.send_message(_ASK + msgspec.msgpack.encode([(each.entry, each.piece, each.box) for each in batch]), [rank])
+            self.send_message(
+                _ASK + msgspec.msgpack.encode([(each.entry, each.piece, each.box) for each in batch]), [rank]
+            )
             under_way.append((rank, batch))
         while under_way:
             self._take(*under_way.popleft())

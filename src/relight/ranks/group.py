@@ -63,7 +63,12 @@ class RankGroup(Protocol):
         """Return the cache for captures of all components on this rank, if ``cache`` serves ``capture``."""
 
     def capture(
-        self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: CaptureCache | None
+        self,
+        components: Mapping[str, object],
+        plans: Restorable,
+        *,
+        micro_step: int | None,
+        recall: CaptureCache | None,
     ) -> Captured:
         """Capture this rank's part of the checkpoint. Raise ``IncompatibleState`` if it could not be restored."""
 
@@ -124,7 +129,12 @@ class SingleRank:
         return cache
 
     def capture(
-        self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: CaptureCache | None
+        self,
+        components: Mapping[str, object],
+        plans: Restorable,
+        *,
+        micro_step: int | None,
+        recall: CaptureCache | None,
     ) -> Captured:
         """Capture the whole state."""
         return plans.check(components, capture(components, micro_step=micro_step, recall=recall))

@@ -127,13 +127,20 @@ class OneWriter(SeveralRanks):
             entries = len(plan.roster.tables[plan.roster.table_of[rank]].entries)
             node = decode_tree(message.own, len(message.own_items), f"rank {rank}'s own state")
             others.append(renumber_leaves(node, list(range(len(items), len(items) + len(message.own_items)))))
-            items = [*items, *(self._own_item(rank, entries + number, meta) for number, meta in enumerate(message.own_items))]
+            items = [
+                *items,
+                *(self._own_item(rank, entries + number, meta) for number, meta in enumerate(message.own_items)),
+            ]
         offers = HeldPieces([*common.items, *own.items[len(gathered) :]], common.spreads, plan.pieces)
         self.desk.begin(offers, (item.source for item in items if isinstance(item.source, GatheredSource)))
         return Captured(
-            {**tree, **own.tree, OWN: others}, items, {**common.kinds, **own.kinds}, [*common.notes, *own.notes],
-            [*common.found, *own.found], [*common.missed, *own.missed],
-        )  # fmt: skip
+            {**tree, **own.tree, OWN: others},
+            items,
+            {**common.kinds, **own.kinds},
+            [*common.notes, *own.notes],
+            [*common.found, *own.found],
+            [*common.missed, *own.missed],
+        )
 
     def _item(self, common: Captured, index: int, one: Gathering, trainable: Mapping[str, bool]) -> Item:
         """Return a whole tensor of the common state: rank 0's own item if rank 0 has all of it."""
@@ -148,7 +155,11 @@ class OneWriter(SeveralRanks):
     def _own_item(self, rank: int, entry: int, meta: _Meta) -> Item:
         weight = dtype_named(meta.dtype).itemsize
         box = whole(meta.shape)
-        source = GatheredSource(self.desk, meta.shape, weight, [Route(rank, entry, 0, box)]) if prod(meta.shape) else Bytes(b"")
+        source = (
+            GatheredSource(self.desk, meta.shape, weight, [Route(rank, entry, 0, box)])
+            if prod(meta.shape)
+            else Bytes(b"")
+        )
         return owned(Item(meta.name, meta.dtype, meta.shape, meta.role, source, None, meta.trainable), rank)
 
 

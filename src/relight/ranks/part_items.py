@@ -36,7 +36,9 @@ def part_items(
         item, spread = items[work.entry], spreads.get(work.entry)
         source = source_of(item, spread, pieces[work.entry], work)
         box = None if work.box == whole(item.shape) else work.box
-        by_entry.setdefault(work.entry, []).append(Item(item.name, item.dtype, item.shape, item.role, source, box, item.trainable))
+        by_entry.setdefault(work.entry, []).append(
+            Item(item.name, item.dtype, item.shape, item.role, source, box, item.trainable)
+        )
     if not leads:
         return [piece for index in sorted(by_entry) for piece in by_entry[index]]
     first = [by_entry[index][0] if index in by_entry else _placeholder(item) for index, item in enumerate(items)]
@@ -65,4 +67,6 @@ def _tensor_of(item: Item) -> Any:
 
 
 def _placeholder(item: Item) -> Item:
-    return Item(item.name, item.dtype, item.shape, item.role, _EMPTY, Box((0,) * len(item.shape), (0,) * len(item.shape)), False)
+    return Item(
+        item.name, item.dtype, item.shape, item.role, _EMPTY, Box((0,) * len(item.shape), (0,) * len(item.shape)), False
+    )

@@ -50,7 +50,9 @@ def reseed_plan(alike: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, s
     plan: list[dict[str, int]] = []
     for rank, leads in enumerate(_leads(alike)):
         restored = {name: lead for name, lead in leads.items() if name in now[rank]}
-        plan.append({name: lead for name, lead in restored.items() if first.setdefault((name, now[rank][name]), lead) != lead})
+        plan.append(
+            {name: lead for name, lead in restored.items() if first.setdefault((name, now[rank][name]), lead) != lead}
+        )
     return plan
 
 
@@ -91,5 +93,7 @@ def _leads(alike: Sequence[Mapping[str, str]]) -> Iterator[dict[str, int]]:
 
 def _seeded(components: Mapping[str, object]) -> dict[str, str]:
     states: dict[str, Any] = {kind: state for kind, state in host_states().items() if state is not None}
-    states |= {f"{_HANDED}{name}": generator_state(value) for name, value in components.items() if kind_of(value) == RNG}
+    states |= {
+        f"{_HANDED}{name}": generator_state(value) for name, value in components.items() if kind_of(value) == RNG
+    }
     return {name: fingerprint(state) for name, state in states.items()}

@@ -92,9 +92,14 @@ class SeveralRanks:
         unknown = set(self._per_rank) - components.keys()
         if unknown:
             raise ConfigError(
-                f"per_rank= names {sorted(unknown)[0]!r}, and no component has that name", hint="components are keyword arguments"
+                f"per_rank= names {sorted(unknown)[0]!r}, and no component has that name",
+                hint="components are keyword arguments",
             )
-        own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
+        own = {
+            name: value
+            for name, value in components.items()
+            if name in self._per_rank or kind_of(value) in (LOADER, RNG)
+        }
         return {name: value for name, value in components.items() if name not in own}, own
 
     def check_split(self, components: Mapping[str, object]) -> None:
@@ -109,16 +114,22 @@ class SeveralRanks:
                     continue
                 lacking = parameter_names(value, components).keys() - parameter_names(value, part).keys()  # type: ignore[arg-type]
                 apart = [
-                    module for module in components.keys() - part.keys()
+                    module
+                    for module in components.keys() - part.keys()
                     if kind_of(components[module]) == MODULE
                     and any(id(parameter) in lacking for parameter in components[module].parameters())  # type: ignore[attr-defined]
-                ]  # fmt: skip
+                ]
                 if apart:
                     what = f"per_rank= separates optimizer {name!r} from the module that it trains, {min(apart)!r}"
                     raise ConfigError(what, hint=f"name both or neither: per_rank={sorted([name, min(apart)])}")
 
     def capture(
-        self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: CaptureCache | None
+        self,
+        components: Mapping[str, object],
+        plans: Restorable,
+        *,
+        micro_step: int | None,
+        recall: CaptureCache | None,
     ) -> Captured:
         """Capture this rank's part of the checkpoint, and agree with the other ranks on which rank writes what.
 
@@ -129,7 +140,9 @@ class SeveralRanks:
         if micro_step is not None:
             self.check_micro_step()
         if self._lost:
-            raise RankTimeout("the ranks have lost each other", hint="nothing more can be saved by this job: start it again")
+            raise RankTimeout(
+                "the ranks have lost each other", hint="nothing more can be saved by this job: start it again"
+            )
         self._count += 1
         shared, mine = self.split(components)
         common = capture(shared, rng=False, recall=recall)
@@ -154,7 +167,9 @@ class SeveralRanks:
     def check_micro_step(self) -> None:
         """Raise ``ConfigError``: a checkpoint of several ranks cannot contain the gradients that each has summed within
         a step."""
-        raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
+        raise ConfigError(
+            "micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train"
+        )
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -294,9 +309,14 @@ class SeveralRanks:
         theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
         tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
         state = Captured(
-            tree, [*written.items, *theirs], {**common.kinds, **own.kinds}, [*common.notes, *own.notes], [*common.found, *own.found],
-            [*common.missed, *own.missed], written,
-        )  # fmt: skip
+            tree,
+            [*written.items, *theirs],
+            {**common.kinds, **own.kinds},
+            [*common.notes, *own.notes],
+            [*common.found, *own.found],
+            [*common.missed, *own.missed],
+            written,
+        )
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
         self.seat = Participant(self.world.rank, self.world.size, digest, self.timeout_s)
         return state
@@ -304,7 +324,9 @@ class SeveralRanks:
     def _agree(self, common: Captured, values: Mapping[str, bytes], error: IncompatibleState | None) -> TablePlan:
         digest, table = self._own_table(common)
         message = msgspec.msgpack.encode([digest, list(values.items()), "" if error is None else str(error)])
-        answers = [msgspec.msgpack.decode(answer) for answer in self.world.gather(message, "comparing the ranks' state")]
+        answers = [
+            msgspec.msgpack.decode(answer) for answer in self.world.gather(message, "comparing the ranks' state")
+        ]
         for rank, (_, _, refused) in enumerate(answers):
             if refused:
                 raise error or IncompatibleState(f"rank {rank}: {refused}")
@@ -317,7 +339,13 @@ class SeveralRanks:
             rank = self.world.rank
             whole = len(numbers) == 1 and not common.spreads
             self._shared = TablePlan(
-                digests, roster, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank), whole
+                digests,
+                roster,
+                roster.pieces(rank),
+                roster.work(rank),
+                roster.leads(rank),
+                Replicas(roster, rank),
+                whole,
             )
             self._written = None
         self.suspect = self._compare_replicas(self._shared.replicas, common)
@@ -334,8 +362,13 @@ class SeveralRanks:
         for key in differing(answers):
             pairs = zip(chosen.get(key, ()), own_sums.get(key, ()), strict=True)
             mine = [(common.items[stretch.copy.item].name, value) for stretch, value in pairs]
-            details = [msgspec.msgpack.decode(detail) for detail in self.world.gather(msgspec.msgpack.encode(mine), "comparing replicas")]
-            texts += map(str, differences({rank: details[rank] for rank, answer in enumerate(answers) if key in answer}))
+            details = [
+                msgspec.msgpack.decode(detail)
+                for detail in self.world.gather(msgspec.msgpack.encode(mine), "comparing replicas")
+            ]
+            texts += map(
+                str, differences({rank: details[rank] for rank, answer in enumerate(answers) if key in answer})
+            )
         if texts:
             shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
             if self.world.rank == 0:
@@ -353,7 +386,13 @@ class SeveralRanks:
 
     def _own_table(self, common: Captured) -> tuple[bytes, Table]:
         key: object = _all_fixed(common) or tuple(
-            (item.name, item.dtype, item.shape, item.role, None if (spread := common.spreads.get(index)) is None else spread.how)
+            (
+                item.name,
+                item.dtype,
+                item.shape,
+                item.role,
+                None if (spread := common.spreads.get(index)) is None else spread.how,
+            )
             for index, item in enumerate(common.items)
         )
         if self._table is None or self._table[0] != key:

@@ -19,7 +19,9 @@ def users_of(history: History, checkpoint_id: str) -> list[str]:
 def not_needed(history: History, ids: Collection[str]) -> set[str]:
     """Return the largest subset of ``ids`` that may go together: no checkpoint outside the subset needs one of them."""
     going = set(ids)
-    needs = {checkpoint.id: set(needs_of(history, checkpoint)) for checkpoint in history.there if checkpoint.body.requires}
+    needs = {
+        checkpoint.id: set(needs_of(history, checkpoint)) for checkpoint in history.there if checkpoint.body.requires
+    }
     while True:
         stays = {donor for user, donors in needs.items() if user not in going for donor in donors} & going
         if not stays:

@@ -86,7 +86,9 @@ def plan_prune(
     known = verified if isinstance(verified, dict) else dict(verified or {})
     while True:
         verdicts = decide_keep(rules, candidates_of(history, known, doubt))
-        hopeful = decide_keep(rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}, doubt))
+        hopeful = decide_keep(
+            rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}, doubt)
+        )
         if all(verdict.keep for verdict in hopeful) or not all(verdict.keep for verdict in verdicts):
             break
         doubtful = next((checkpoint for checkpoint in reversed(history.live) if checkpoint.id not in known), None)
@@ -94,14 +96,19 @@ def plan_prune(
             break
         known[doubtful.id] = _is_sound(store, view, doubtful, progress)
     wrong = {checkpoint_id: False for checkpoint_id in damage(history) if checkpoint_id not in known}
-    if wrong:  # a damaged checkpoint satisfies no rule: others stay in its place, and nothing goes that would stay otherwise
+    if (
+        wrong
+    ):  # a damaged checkpoint satisfies no rule: others stay in its place, and nothing goes that would stay otherwise
         careful = decide_keep(rules, candidates_of(history, {**known, **wrong}, doubt))
         verdicts = [
-            careful_verdict if careful_verdict.keep else verdict for verdict, careful_verdict in zip(verdicts, careful, strict=True)
+            careful_verdict if careful_verdict.keep else verdict
+            for verdict, careful_verdict in zip(verdicts, careful, strict=True)
         ]
     going = {verdict.id for verdict in verdicts if not verdict.keep}
     freed = sum(checkpoint.body.new_bytes for checkpoint in history.live if checkpoint.id in going)
-    sound = tuple(checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) and checkpoint.id not in going)
+    sound = tuple(
+        checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) and checkpoint.id not in going
+    )
     damaged = tuple(checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) is False)
     return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged)
 
@@ -153,7 +160,9 @@ def execute(
         ]
         abandoned = set() if plan.rules.prune_abandoned else abandoned_in(history, dict.fromkeys(plan.damaged, False))
         together = not_needed(history, set(free) - unsure(view, history) - abandoned)
-        still = oldest_together(history, [checkpoint_id for checkpoint_id in free if checkpoint_id in together], at_most)
+        still = oldest_together(
+            history, [checkpoint_id for checkpoint_id in free if checkpoint_id in together], at_most
+        )
         retired[:] = still
         return (RetireBody(ids=still, reason="retention", undo_s=undo_s), history.epoch) if still else None
 
@@ -183,7 +192,9 @@ def prune_a_share(
     return execute(plan, store, epoch=epoch, log=log, at_most=plan.usual_share)
 
 
-def candidates_of(history: History, known: Mapping[str, bool] | None = None, doubt: Collection[str] = ()) -> list[Candidate]:
+def candidates_of(
+    history: History, known: Mapping[str, bool] | None = None, doubt: Collection[str] = ()
+) -> list[Candidate]:
     """Return the live checkpoints as candidates for the rules. ``known``: by id, whether a checkpoint verified.
 
     Held are those that a further tier lacks, and those that an unreadable record may keep (``doubt``).
@@ -209,17 +220,25 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
         for name in group.members:
             copied = drained.get(name, set())
             had = retired_among(history, copied) if tiers[name].keep.every else []
-            lacks.update(owed(tiers[name].keep, lines, newest_seq(history, copied), pace_of(history, name, copied), had))
+            lacks.update(
+                owed(tiers[name].keep, lines, newest_seq(history, copied), pace_of(history, name, copied), had)
+            )
             has.update(safe_on(tiers[name], candidates, copied, had))
         for checkpoint_id, count in lacks.items():
             if len(group.members) - count < group.quorum:
-                here = f"not on {group.name} yet" if len(group.members) == 1 else f"not on {group.quorum} of {', '.join(group.members)} yet"
+                here = (
+                    f"not on {group.name} yet"
+                    if len(group.members) == 1
+                    else f"not on {group.quorum} of {', '.join(group.members)} yet"
+                )
                 reasons.setdefault(checkpoint_id, here)
         for checkpoint_id, count in has.items():
             if count >= group.quorum:
                 elsewhere.setdefault(checkpoint_id, group.name)
     return [
-        replace(candidate, held=reasons.get(candidate.id, ""), elsewhere=elsewhere.get(candidate.id, ""), passed=bool(tiers))
+        replace(
+            candidate, held=reasons.get(candidate.id, ""), elsewhere=elsewhere.get(candidate.id, ""), passed=bool(tiers)
+        )
         for candidate in lines
     ]
 

@@ -86,7 +86,9 @@ class RebuildReport:
     records: int = 0
 
 
-def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: Callable[[int], None] | None = None) -> RebuildPlan:
+def plan_rebuild(
+    store: ByteStore, run: str, *, verify: bool = False, progress: Callable[[int], None] | None = None
+) -> RebuildPlan:
     """Find the whole checkpoints that the run's log does not commit. Changes nothing.
 
     A directory counts as whole if its root and parts are well formed, of this store and run, and its packs have their sizes. With
@@ -100,7 +102,9 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
     if missing and anchor is not None and anchor.read(run).pins:
         Log(store, run, whole=True).read()  # raises: the anchor has seen a log, and it is gone
     if missing and not names:
-        raise CheckpointNotFound("there is neither a log nor a checkpoint directory", where=where, hint="relight ls STORE shows its runs")
+        raise CheckpointNotFound(
+            "there is neither a log nor a checkpoint directory", where=where, hint="relight ls STORE shows its runs"
+        )
     view = None if missing else Log(store, run, whole=True).read()
     if view is not None and view.faults:
         raise CorruptCheckpoint(
@@ -110,17 +114,29 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
             hint="relight scrub repairs records from another tier; relight verify shows all damage",
         )
     history = fold(view) if view is not None else History()
-    known = {record.body.id for record in view.records if isinstance(record.body, CommitBody)} if view is not None else set()
+    known = (
+        {record.body.id for record in view.records if isinstance(record.body, CommitBody)}
+        if view is not None
+        else set()
+    )
     unknown = [name for name in names if (parsed := parse_dir(name)) is not None and parsed.id not in known]
     peeked = {name: peek_root(store, f"{run}/{name}") for name in unknown}
-    store_id, run_id = (view.store_id, view.run_id) if view is not None else _ids(store, [root for root in peeked.values() if root], where)
+    store_id, run_id = (
+        (view.store_id, view.run_id)
+        if view is not None
+        else _ids(store, [root for root in peeked.values() if root], where)
+    )
     ids = LogView(run, store_id, run_id, (), (), -1, "")
     examined = []
     for name in unknown:
         directory = parse_dir(name)
         assert directory is not None
         if peeked[name] is None:
-            examined.append(UncommittedDirectory(name, directory.step, directory.epoch, why="it has no root: its save was not finished"))
+            examined.append(
+                UncommittedDirectory(
+                    name, directory.step, directory.epoch, why="it has no root: its save was not finished"
+                )
+            )
         elif directory.epoch < history.epoch:
             why = f"attempt {history.epoch} has superseded its attempt {directory.epoch}: a COMMIT would be void"
             examined.append(UncommittedDirectory(name, directory.step, directory.epoch, why=why))
@@ -160,7 +176,11 @@ def _append(log: Log, body: Callable[[LogView], Body], epoch: int | None = None)
 def _checked(directory: UncommittedDirectory, view: LogView) -> CommitBody:
     assert directory.commit is not None
     if fold(view).epoch != directory.epoch:
-        raise ConfigError(f"attempt {fold(view).epoch} has begun meanwhile", where=view.run, hint="stop the job that saves to this run")
+        raise ConfigError(
+            f"attempt {fold(view).epoch} has begun meanwhile",
+            where=view.run,
+            hint="stop the job that saves to this run",
+        )
     return directory.commit
 
 
@@ -174,7 +194,9 @@ def _fence(log: Log, epoch: int) -> None:
 def _ids(store: ByteStore, roots: list[dict[str, Any]], where: str) -> tuple[str, str]:
     """Return the ids of the store and run that most roots contain."""
     if not roots:
-        raise CorruptCheckpoint("no checkpoint directory has a root: there is nothing to rebuild the log from", where=where)
+        raise CorruptCheckpoint(
+            "no checkpoint directory has a root: there is nothing to rebuild the log from", where=where
+        )
     (store_id, run_id), _ = Counter((root["store"], root["run"]) for root in roots).most_common(1)[0]
     try:
         named = read_store(store).id
@@ -190,7 +212,12 @@ def _ids(store: ByteStore, roots: list[dict[str, Any]], where: str) -> tuple[str
 
 
 def _examined(
-    store: ByteStore, ids: LogView, name: str, directory: CheckpointDir, verify: bool, progress: Callable[[int], None] | None
+    store: ByteStore,
+    ids: LogView,
+    name: str,
+    directory: CheckpointDir,
+    verify: bool,
+    progress: Callable[[int], None] | None,
 ) -> UncommittedDirectory:
     prefix = f"{ids.run}/{name}"
     where = f"{prefix}/{ROOT_FILE}"

@@ -85,7 +85,9 @@ def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> Non
             if checkpoint_id in history.retired:
                 raise CheckpointNotFound(f"checkpoint {checkpoint_id} was retired, and its bytes were swept", where=run)
             raise CheckpointNotFound(
-                f"no retired checkpoint {checkpoint_id}", where=run, hint="relight undelete RUN lists what may be recalled"
+                f"no retired checkpoint {checkpoint_id}",
+                where=run,
+                hint="relight undelete RUN lists what may be recalled",
             )
         return RecallBody(ids=with_donors(history, ids), reason=why), history.epoch
 

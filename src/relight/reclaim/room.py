@@ -32,7 +32,9 @@ class SpaceGuard:
     epoch: int
     verified: dict[str, bool] = field(default_factory=dict)
 
-    def wait(self, need: int, leads: bool, until: float, still: Callable[[], bool], on_wait: Callable[[str, float], None]) -> float:
+    def wait(
+        self, need: int, leads: bool, until: float, still: Callable[[], bool], on_wait: Callable[[str, float], None]
+    ) -> float:
         """Wait until ``need`` more bytes fit into the capacity. Return the seconds waited.
 
         Also return when waiting cannot help, when ``still()`` is False, or at ``until`` (of ``time.monotonic``). The caller then saves all
@@ -49,7 +51,10 @@ class SpaceGuard:
                 break
             if not reported:
                 size = (self.rules.capacity or 0) / 1e9
-                on_wait(f"the tier's capacity is {size:g} GB, and its checkpoints are not copied to a further tier yet", until - now)
+                on_wait(
+                    f"the tier's capacity is {size:g} GB, and its checkpoints are not copied to a further tier yet",
+                    until - now,
+                )
                 reported = True
             _rest(min(pause, max(0.0, until - now)), still)
             pause = min(2 * pause, _PAUSES_S[1])
@@ -67,12 +72,18 @@ class SpaceGuard:
 
         rules, log = self._less(need), self.log
         try:
-            return prune_a_share(self.store, self.run, rules, verified=self.verified, log=log, epoch=self.epoch, progress=check_still)
+            return prune_a_share(
+                self.store, self.run, rules, verified=self.verified, log=log, epoch=self.epoch, progress=check_still
+            )
         except _NoLonger:
             return None
 
     def _less(self, need: int) -> Keep:
-        return self.rules if self.rules.capacity is None else replace(self.rules, capacity=max(0, self.rules.capacity - need))
+        return (
+            self.rules
+            if self.rules.capacity is None
+            else replace(self.rules, capacity=max(0, self.rules.capacity - need))
+        )
 
     def _over(self, history: History, need: int) -> int:
         """Return the bytes beyond the capacity after ``need`` more bytes; 0 without a capacity."""
@@ -98,7 +109,11 @@ class SpaceGuard:
         ]
         waits = any(candidate.held and candidate.id not in on_hold for candidate in candidates_of(history))
         rules = with_recorded(self._less(need), history.best_by)
-        left = sum(candidate.bytes for candidate, verdict in zip(arrived, decide_keep(rules, arrived), strict=True) if verdict.keep)
+        left = sum(
+            candidate.bytes
+            for candidate, verdict in zip(arrived, decide_keep(rules, arrived), strict=True)
+            if verdict.keep
+        )
         return waits and left + need <= (self.rules.capacity or 0)
 
 

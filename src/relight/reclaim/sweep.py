@@ -47,7 +47,9 @@ class SweepReport:
 def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     """Find what no process can need any more. Lists *before* it reads the log, so that a commit in between is known."""
     names = {entry.name for entry in store.list(run) if entry.is_dir}
-    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # an upload may be all that exists of a directory
+    names |= {
+        key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1
+    }  # an upload may be all that exists of a directory
     probes = [entry.name for entry in store.list("") if entry.name.startswith(PROBE_PREFIX) and not entry.is_dir]
     temporaries = [*probes, *_temporaries(store, "")]
     unfinished: list[tuple[int, str]] = []
@@ -93,7 +95,11 @@ def _temporaries(store: ByteStore, prefix: str) -> list[str]:
 
 def _unfinished_summaries(store: ByteStore, folder: str) -> list[tuple[int, str]]:
     """Return temporary files of log summaries, each with the summary's last record. A living writer continues without its summary."""
-    summaries = [(parse_summary_file(temporary_of(entry.name) or ""), entry.name) for entry in store.list(folder) if not entry.is_dir]
+    summaries = [
+        (parse_summary_file(temporary_of(entry.name) or ""), entry.name)
+        for entry in store.list(folder)
+        if not entry.is_dir
+    ]
     return sorted((upto, f"{folder}/{name}") for upto, name in summaries if upto is not None)
 
 

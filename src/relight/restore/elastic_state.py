@@ -32,7 +32,9 @@ class RemappedState(NamedTuple):
         numbers = reseed_plan(self.alike, now) if now else []
         several = [number for number, seeds in enumerate(numbers) if seeds]
         if several:
-            self.notes.append(f"generators of {_named(several)} start again, from the positions of other ranks' generators")
+            self.notes.append(
+                f"generators of {_named(several)} start again, from the positions of other ranks' generators"
+            )
             reseed(numbers[rank], self.components, _seed)
         for generator, seed in self.seeded:
             seed_generator(generator, seed)
@@ -69,10 +71,16 @@ def remap_rank_state(
     seeded: list[tuple[object, int]] = []
     notes: list[str] = []
     for name, value in components.items():
-        if not isinstance(value, DataLoader) or (world == saved and (name not in root or fits_alone(position_in(root[name]), value))):
+        if not isinstance(value, DataLoader) or (
+            world == saved and (name not in root or fits_alone(position_in(root[name]), value))
+        ):
             continue
         states = [rank_state.get(name) for rank_state in own]
-        outcome = _carry_loader(name, value, states, rank, key) if name in root else "the checkpoint has no loader of that name"
+        outcome = (
+            _carry_loader(name, value, states, rank, key)
+            if name in root
+            else "the checkpoint has no loader of that name"
+        )
         if isinstance(outcome, str):
             notes.append(f"{name} starts its epoch again: {outcome}")
             out.add(name)
@@ -88,8 +96,10 @@ def remap_rank_state(
     return RemappedState(
         {name: node for name, node in {**taken_from(root, own, source), **remapped}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
-        notes, seeded, alike,
-    )  # fmt: skip
+        notes,
+        seeded,
+        alike,
+    )
 
 
 class _Loader(NamedTuple):
@@ -107,7 +117,9 @@ def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], ran
     if isinstance(position, str):
         return position
     # The generators are those of the rank that had the same shard: this rank's own, if it had.
-    alike = [state for state in (*states[rank : rank + 1], *states) if belongs_to_rank(position_in(state), position.rank)]
+    alike = [
+        state for state in (*states[rank : rank + 1], *states) if belongs_to_rank(position_in(state), position.rank)
+    ]
     seeded = []
     if not alike:
         seed = _seed(f"{key}/{name}/{position.rank}")
@@ -131,7 +143,11 @@ def _seed(text: str) -> int:
 
 def _named(several: Sequence[int]) -> str:
     some = ", ".join(map(str, several[:4]))
-    return f"rank {some}" if len(several) == 1 else f"ranks {some}{f' and {len(several) - 4} more' if len(several) > 4 else ''}"
+    return (
+        f"rank {some}"
+        if len(several) == 1
+        else f"ranks {some}{f' and {len(several) - 4} more' if len(several) > 4 else ''}"
+    )
 
 
 def _ranks(count: int) -> str:

@@ -33,14 +33,20 @@ def restore_state(request: RestoreRequest) -> Resumed:
     facts = ActionFacts(request.run, given={"which": request.which, "only": request.only})
     with record_if_possible("restore", f"{request.store.url}/{request.run}@{request.which}", facts) as notes:
         result = restore_first_good(request)
-        notes.append(f"step {result.checkpoint.step}, {result.checkpoint.id}" if result.checkpoint is not None else "there was none yet")
+        notes.append(
+            f"step {result.checkpoint.step}, {result.checkpoint.id}"
+            if result.checkpoint is not None
+            else "there was none yet"
+        )
         return result
 
 
 def restore_first_good(request: RestoreRequest) -> Resumed:
     """Restore the first checkpoint that verifies for every rank, from the nearest copy. Collective."""
     ranks = request.ranks
-    transport: RestoreTransport = ReadByRank0(request, ranks) if isinstance(ranks, OneWriter) else ReadByEveryRank(request)
+    transport: RestoreTransport = (
+        ReadByRank0(request, ranks) if isinstance(ranks, OneWriter) else ReadByEveryRank(request)
+    )
     failed: BaseException | None = None
     try:
         return _restore_first_good(request, transport)
@@ -73,7 +79,14 @@ def _restore(request: RestoreRequest, transport: RestoreTransport, copy: TierCop
     alike = gather_rng_positions(ranks.world, components) if ranks.several and world != stored.saved else ()
     with read_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
         carried = remap_rank_state(
-            stored.tree, components, rank=rank, world=world, saved=stored.saved, key=f"step {checkpoint.step}", own=stored.own, alike=alike
+            stored.tree,
+            components,
+            rank=rank,
+            world=world,
+            saved=stored.saved,
+            key=f"step {checkpoint.step}",
+            own=stored.own,
+            alike=alike,
         )
         plan = plan_restore(
             carried.components, stored.tensors, carried.root, only=request.only, strict=request.strict, rename=request.rename,

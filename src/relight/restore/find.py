@@ -43,7 +43,10 @@ class Places(NamedTuple):
         assert place.view is not None  # the tier's log has the checkpoint
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
         others = [other for other in copies if other != copy and other.place not in self.silent]
-        spares = tuple((self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run)) for other in others)
+        spares = tuple(
+            (self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run))
+            for other in others
+        )
         return CopySource(place.store, place.view, spares)
 
     def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:
@@ -64,7 +67,12 @@ def read_places(request: RestoreRequest, result: Resumed) -> Places:
         if request.which != "latest" and not request.further:
             raise _of_another_run(error, request) from error
     for fault in view.faults if view is not None else ():
-        emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
+        emit(
+            "log.damaged",
+            f"{fault.file}: {fault.reason}; the record counts for nothing",
+            file=fault.file,
+            reason=fault.reason,
+        )
     near = fold(view) if view is not None else History()
     result.newest_seen = near.live[-1].id if near.live else None
     result.skips, result.cuts = near.skips, near.lr_factors
@@ -92,7 +100,13 @@ def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | 
     """Raise ``CorruptCheckpoint`` if ``latest`` is wanted and the run has only records that do not count: damaged ones,
     or records whose signer is not trusted here. Such a run must not be taken for a fresh one and started from
     scratch."""
-    if which != "latest" or view is None or not view.faults or fold(view).live or any(reach.history.live for reach in further):
+    if (
+        which != "latest"
+        or view is None
+        or not view.faults
+        or fold(view).live
+        or any(reach.history.live for reach in further)
+    ):
         return
     raise nothing_counts(view, where)
 
@@ -178,7 +192,9 @@ def agreed(request: RestoreRequest, history: History) -> Iterator[Checkpoint]:
     if not ids:
         with read_on_all_ranks(ranks, "choosing a checkpoint"):
             if candidates(history, which):
-                raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store")
+                raise StoreUnavailable(
+                    "this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store"
+                )
     for checkpoint_id in ids:
         checkpoint = history.find(checkpoint_id)
         with read_on_all_ranks(ranks, "choosing a checkpoint"):

@@ -99,12 +99,18 @@ class ReadByRank0:
                 self._places = places = read_places(self._request, result)
                 chosen = places.copies_of(reported(places.merged.history, self._request.which))
                 listed = [(copy.place, copy.has_next, copy.checkpoint) for copy in chosen]
-                rows = [(place, has_next, record.seq, record.time, record.epoch, record.body) for place, has_next, record in listed]
+                rows = [
+                    (place, has_next, record.seq, record.time, record.epoch, record.body)
+                    for place, has_next, record in listed
+                ]
                 listing = _Listing([tier.name for tier in places.tiers], rows, result.skips, result.cuts)
         encoded = msgspec.msgpack.encode(listing) if self._ranks.leads else None
         listing = from_msgpack(self._ranks.world.broadcast(encoded, 0, "choosing a checkpoint"), _Listing)
         result.skips, result.cuts = listing.skips, listing.cuts
-        copies = [TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next) for tier, has_next, seq, time, epoch, body in listing.copies]
+        copies = [
+            TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next)
+            for tier, has_next, seq, time, epoch, body in listing.copies
+        ]
         return CopiesToTry(copies, listing.tiers, self._places.silent if self._places is not None else set())
 
     def open(self, copy: TierCopy) -> CheckpointView:
@@ -114,7 +120,9 @@ class ReadByRank0:
             if self._places is not None and self._near is not None:
                 source = self._places.source_of(copy)
                 view = source.view
-                opened = open_checkpoint(source.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id)
+                opened = open_checkpoint(
+                    source.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id
+                )
                 opened = replace(opened, spares=source.spares)
                 joined = whole_of(opened)
                 self._opened, message = (opened, joined), _manifest(opened, joined)
@@ -123,7 +131,9 @@ class ReadByRank0:
                     for number, stored in enumerate(opened.parts):
                         for index in range(len(stored.packs)):
                             check(number, index)
-        manifest = from_msgpack(self._ranks.world.broadcast(message if self._ranks.leads else None, 0, doing), _Manifest)
+        manifest = from_msgpack(
+            self._ranks.world.broadcast(message if self._ranks.leads else None, 0, doing), _Manifest
+        )
         with read_on_all_ranks(self._ranks, doing):
             tree, own = manifest.trees()
             self._tensors = manifest.tensors
@@ -134,7 +144,9 @@ class ReadByRank0:
 
     def read(self, sinks: Mapping[int, Sink]) -> tuple[int, str]:
         """See ``RestoreTransport``. Rank 0 reads each stored byte once, and sends it to the ranks that need it."""
-        needs = {index: _boxes(sink, self._tensors[index]) for index, sink in sinks.items() if self._tensors[index].length}
+        needs = {
+            index: _boxes(sink, self._tensors[index]) for index, sink in sinks.items() if self._tensors[index].length
+        }
         bytes_read, source = 0, "store"
         with read_on_all_ranks(self._ranks, "receiving the state"):
             if self._opened is None or self._near is None:
@@ -156,7 +168,14 @@ class ReadByRank0:
 def _manifest(opened: Opened, joined: MergedCheckpoint) -> bytes:
     root, own = opened.root, [b"" if tree is joined.tree else encode_tree(tree) for tree in joined.own]
     manifest = _Manifest(
-        list(joined.tensors), encode_tree(joined.tree), own, saved_by(root), opened.prefix, root.environment, list(root.exact), root.user
+        list(joined.tensors),
+        encode_tree(joined.tree),
+        own,
+        saved_by(root),
+        opened.prefix,
+        root.environment,
+        list(root.exact),
+        root.user,
     )
     return msgspec.msgpack.encode(manifest)
 
@@ -222,7 +241,12 @@ class _DistributingSink:
     """
 
     def __init__(
-        self, distributor: _Distributor, index: int, tensor: Tensor, box: Box, wanted: Sequence[tuple[tuple[int, ...], Box]]
+        self,
+        distributor: _Distributor,
+        index: int,
+        tensor: Tensor,
+        box: Box,
+        wanted: Sequence[tuple[tuple[int, ...], Box]],
     ) -> None:
         self._distributor, self._index, self._box, self._wanted = distributor, index, box, wanted
         self._weight = TORCH_DTYPES[tensor.dtype].itemsize
@@ -287,11 +311,18 @@ def _decode_boxes(word: bytes) -> Iterator[tuple[int, list[Box]]]:
 
 
 def _sink(
-    distributor: _Distributor, index: int, tensor: Tensor, box: Box, wanted: Mapping[Box, Sequence[int]], sinks: Mapping[int, Sink]
+    distributor: _Distributor,
+    index: int,
+    tensor: Tensor,
+    box: Box,
+    wanted: Mapping[Box, Sequence[int]],
+    sinks: Mapping[int, Sink],
 ) -> Sink | None:
     """Return the sink for a stored piece: this rank's own if no other rank needs any of it, a distributing one
     otherwise, None if no rank needs it."""
-    needed = [(tuple(ranks), box_needed) for box_needed, ranks in wanted.items() if intersection(box_needed, box) is not None]
+    needed = [
+        (tuple(ranks), box_needed) for box_needed, ranks in wanted.items() if intersection(box_needed, box) is not None
+    ]
     if not needed:
         return None
     if all(ranks == (0,) for ranks, _ in needed):

@@ -53,7 +53,10 @@ class MemorySources:
         remote, part = self._remote(), opened.parts[number]
         if remote is not None and part.packs and remote.has(opened.checkpoint.id, part.rank) is not None:
             keys = [f"{opened.prefix}/{pack.file}" for pack in part.packs]
-            openers = {key: partial(_at_peers, remote, opened.checkpoint.id, part.rank, index, key) for index, key in enumerate(keys)}
+            openers = {
+                key: partial(_at_peers, remote, opened.checkpoint.id, part.rank, index, key)
+                for index, key in enumerate(keys)
+            }
             yield PEERS, replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=())
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
@@ -66,7 +69,9 @@ class MemorySources:
         @functools.cache
         def check_once(number: int, index: int) -> None:
             for _, view in self.views(opened, number):  # peers are read only if this node's memory lacks the pack
-                with contextlib.suppress(CorruptCheckpoint, StoreUnavailable):  # the pack in the store may still be intact
+                with contextlib.suppress(
+                    CorruptCheckpoint, StoreUnavailable
+                ):  # the pack in the store may still be intact
                     check_pack(view, view.parts[number], index)
                     return
             check_pack(opened, opened.parts[number], index)
@@ -79,8 +84,15 @@ class MemorySources:
         if snapshot is None or len(part.packs) != len(snapshot.starts):
             return None
         places = zip(part.packs, snapshot.starts, strict=True)
-        openers = {f"{opened.prefix}/{pack.file}": partial(_OverlayReader, snapshot, start, pack.size) for pack, start in places}
-        return replace(opened, store=_OverlayStore(opened.store, openers, max(opened.store.parallel_reads, cpu_threads())), spares=())
+        openers = {
+            f"{opened.prefix}/{pack.file}": partial(_OverlayReader, snapshot, start, pack.size)
+            for pack, start in places
+        }
+        return replace(
+            opened,
+            store=_OverlayStore(opened.store, openers, max(opened.store.parallel_reads, cpu_threads())),
+            spares=(),
+        )
 
     def close(self) -> None:
         """Disconnect from the agent and unmap its memory."""

@@ -34,7 +34,12 @@ class RestoreReader:
                     self.bytes_read += read_tensors(nearer, nearer.parts[number], self._sinks[number])
                 except (CorruptCheckpoint, StoreUnavailable) as error:
                     checkpoint_id = self._opened.checkpoint.id
-                    emit("restore.skipped", f"the copy in {source} is not used: {error}", id=checkpoint_id, kind=error.kind)
+                    emit(
+                        "restore.skipped",
+                        f"the copy in {source} is not used: {error}",
+                        id=checkpoint_id,
+                        kind=error.kind,
+                    )
                     continue
                 del self._sinks[number]
                 self.source = source if source == PEERS else self.source
@@ -47,7 +52,9 @@ class RestoreReader:
             self.source = "store"
         parts = self._opened.parts
         if not ranks.several:
-            self.bytes_read += sum(read_tensors(self._opened, parts[number], by_tensor) for number, by_tensor in self._sinks.items())
+            self.bytes_read += sum(
+                read_tensors(self._opened, parts[number], by_tensor) for number, by_tensor in self._sinks.items()
+            )
             return
         wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}
         self.bytes_read += read_together(ranks.world.gather, ranks.world.rank, this_node(), self._opened, wanted)

@@ -98,4 +98,8 @@ def report_restored(found: Resumed, start: int, environment: dict[str, Any]) -> 
     if different:
         emit("environment.differs", "this resume may not be bit-exact: " + "; ".join(different), differences=different)
     if found.notes:
-        emit("environment.differs", "this resume may not be bit-exact: " + "; ".join(found.notes), differences=found.notes)
+        emit(
+            "environment.differs",
+            "this resume may not be bit-exact: " + "; ".join(found.notes),
+            differences=found.notes,
+        )

@@ -64,7 +64,11 @@ def scale_learning_rates(components: Mapping[str, object], factor: float, only: 
         else:
             _cut_schedule(value, factor, done)
     if taken:
-        emit("restore.lr_scaled", f"learning rates × {factor:g}, as a rollback followed the restored checkpoint", factor=factor)
+        emit(
+            "restore.lr_scaled",
+            f"learning rates × {factor:g}, as a rollback followed the restored checkpoint",
+            factor=factor,
+        )
 
 
 def _is_restored(name: str, value: object, only: Sequence[str] | None) -> bool:

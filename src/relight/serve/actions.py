@@ -63,7 +63,9 @@ Prepared = tuple[Planned, Callable[[], ActionOutcome], ActionFacts]
 class Actions:
     """Plans and executes actions for a caller. ``done`` is called with a store's id after the store was changed."""
 
-    def __init__(self, index: Index, state: TokenFile, book: AuditLog, tasks: Tasks, done: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, index: Index, state: TokenFile, book: AuditLog, tasks: Tasks, done: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
         self._recorded: dict[tuple[str, str], float] = {}
         """Monotonic time at which a refusal by role was last recorded, by token and action."""
@@ -86,10 +88,16 @@ class Actions:
     def _record(self, verb: str, fields: Mapping[str, str], who: Caller, reason: str) -> None:
         """Add a refusal to the audit log. If that fails, emit an event: no action was done, so the log misses none."""
         try:
-            seq = self._book.begin(who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields))
+            seq = self._book.begin(
+                who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields)
+            )
             self._book.end(seq, "refused", reason)
         except (RelightError, OSError) as unwritten:
-            emit("audit.failed", f"a refused request to {verb} is not in the audit log: {unwritten}", error=str(unwritten)[:500])
+            emit(
+                "audit.failed",
+                f"a refused request to {verb} is not in the audit log: {unwritten}",
+                error=str(unwritten)[:500],
+            )
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Caller, digest: str = "") -> ActionOutcome:
         """Execute the action. With ``digest``, raise ``Fenced`` if the plan has changed since the digest was computed."""
@@ -185,7 +193,13 @@ class Actions:
             return ActionOutcome(True, f"{name} names {checkpoint.id} (step {checkpoint.step})")
 
         facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
-        return _planned("Tag", summary, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)), do, facts
+        return (
+            _planned(
+                "Tag", summary, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)
+            ),
+            do,
+            facts,
+        )
 
     def _branch(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, checkpoint = self._checkpoint(fields)
@@ -195,7 +209,8 @@ class Actions:
             new_branch = branch(run, checkpoint, to, by=who.name, why=fields.get("why", ""))
             return ActionOutcome(
                 True,
-                f"{new_branch.name} continues from {checkpoint.id} (step {checkpoint.step})" + ("" if new_branch.made else ", as before"),
+                f"{new_branch.name} continues from {checkpoint.id} (step {checkpoint.step})"
+                + ("" if new_branch.made else ", as before"),
             )
 
         return (
@@ -223,7 +238,9 @@ class Actions:
                 hold(run.store, run.name, checkpoint.id, why)
             else:
                 release(run.store, run.name, checkpoint.id, why)
-            return ActionOutcome(True, f"{checkpoint.id} (step {checkpoint.step}) is {'on hold' if hold_reason is None else 'released'}")
+            return ActionOutcome(
+                True, f"{checkpoint.id} (step {checkpoint.step}) is {'on hold' if hold_reason is None else 'released'}"
+            )
 
         summary = (
             f"Checkpoint {checkpoint.id} (step {checkpoint.step}) will be kept regardless of the retention rules."
@@ -238,7 +255,9 @@ class Actions:
                 (checkpoint.id, hold_reason),
             ),
             do,
-            ActionFacts(checkpoint=checkpoint.id, before=words(hold_reason), after="" if hold_reason is not None else words(why)),
+            ActionFacts(
+                checkpoint=checkpoint.id, before=words(hold_reason), after="" if hold_reason is not None else words(why)
+            ),
         )
 
     def _verify(self, fields: Mapping[str, str], who: Caller) -> Prepared:
@@ -254,7 +273,9 @@ class Actions:
             task = running or self._tasks.begin(
                 "verify", store, run.name, who.name, lambda task: verify(task, run, checkpoint, verified), checkpoint.id
             )
-            return ActionOutcome(True, "running" if running is None else f"already running, started by {running.who}", task=task.id)
+            return ActionOutcome(
+                True, "running" if running is None else f"already running, started by {running.who}", task=task.id
+            )
 
         return (
             _planned(
@@ -269,7 +290,9 @@ class Actions:
 
     def _prune(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run = self._run(fields)
-        numbers = {name: _number(name, fields[name]) for name in ("keep_last", "keep_every", "keep_best") if fields.get(name)}
+        numbers = {
+            name: _number(name, fields[name]) for name in ("keep_last", "keep_every", "keep_best") if fields.get(name)
+        }
         rules = keep(
             last=numbers.get("keep_last"),
             every=numbers.get("keep_every"),
@@ -286,7 +309,9 @@ class Actions:
             f" --undo-window {fields['undo_window']}" if fields.get("undo_window") else ""
         )
         summary = (
-            f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will be retired." if plan.going else "No checkpoint would be retired."
+            f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will be retired."
+            if plan.going
+            else "No checkpoint would be retired."
         )
         hidden = self._index.hidden_branches(fields["store"], fields["run"])
         rows = [
@@ -315,10 +340,17 @@ class Actions:
             promote(run, checkpoint, stage, why=fields.get("why", ""), by=who.name)
             return ActionOutcome(True, f"{stage} is {checkpoint.id} (step {checkpoint.step})")
 
-        summary = f"{stage} will be checkpoint {checkpoint.id} (step {checkpoint.step})" + (f" instead of {before}." if before else ".")
+        summary = f"{stage} will be checkpoint {checkpoint.id} (step {checkpoint.step})" + (
+            f" instead of {before}." if before else "."
+        )
         facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
         return (
-            _planned("Promote", summary, f"relight promote {_at(fields)}@{checkpoint.id} {stage}", (checkpoint.id, stage, before)),
+            _planned(
+                "Promote",
+                summary,
+                f"relight promote {_at(fields)}@{checkpoint.id} {stage}",
+                (checkpoint.id, stage, before),
+            ),
             do,
             facts,
         )
@@ -354,7 +386,9 @@ class Actions:
 
         def do() -> ActionOutcome:
             seq = ask_for_save(run, who.name[:WHO_MAX], why)
-            task = self._tasks.begin("save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S))
+            task = self._tasks.begin(
+                "save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S)
+            )
             return ActionOutcome(True, f"save requested, in record {seq} of its log", task=task.id)
 
         summary = f"The job of {run.name} will be asked in your name to save at the end of its current step."
@@ -368,8 +402,12 @@ class Actions:
 
         def do() -> ActionOutcome:
             running = self._tasks.under_way("drill", fields["store"], run.name)
-            task = running or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
-            return ActionOutcome(True, "running" if running is None else f"already running, started by {running.who}", task=task.id)
+            task = running or self._tasks.begin(
+                "drill", fields["store"], run.name, who.name, lambda task: drill(task, url)
+            )
+            return ActionOutcome(
+                True, "running" if running is None else f"already running, started by {running.who}", task=task.id
+            )
 
         summary = (
             "The newest two checkpoints are copied to this server's machine. There the newest is verified and restored. Then it is "
@@ -387,7 +425,9 @@ def _pruned(plan: PrunePlan, run: Run) -> ActionOutcome:
 
 def newest_account_time(accounts: Sequence[Account]) -> float | None:
     """Return the Unix time up to which supervisors of the run have recorded its goodput; None without a record."""
-    ends = [began + account.seconds for account in accounts if (began := seconds_since_epoch(account.began)) is not None]
+    ends = [
+        began + account.seconds for account in accounts if (began := seconds_since_epoch(account.began)) is not None
+    ]
     return max(ends, default=None)
 
 

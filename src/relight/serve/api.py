@@ -129,7 +129,9 @@ def router() -> APIRouter:
             raise await refuse_role(request, ACTIONS[verb])
         acts = request.app.state.acts
         if asked.confirm:
-            return json_response((await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict())
+            return json_response(
+                (await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict()
+            )
         return json_response((await run_in_threadpool(acts.plan, verb, asked.fields, who))._asdict())
 
     @routes.get("/openapi.json", dependencies=[needs("viewer")], include_in_schema=False)
@@ -158,20 +160,36 @@ def _reading(made: APIRouter) -> None:
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
         return json_response(request.app.state.index.checkpoints(store, run, after, limit))
 
-    @made.get("/runs/{store}/{run}/checkpoints/{which:path}/values", dependencies=viewer, summary="Statistics of a tensor's values")
+    @made.get(
+        "/runs/{store}/{run}/checkpoints/{which:path}/values",
+        dependencies=viewer,
+        summary="Statistics of a tensor's values",
+    )
     def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
         return json_response(request.app.state.index.values(store, run, which, path))
 
-    @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, a piece of its tensors")
+    @made.get(
+        "/runs/{store}/{run}/checkpoints/{which:path}",
+        dependencies=viewer,
+        summary="One checkpoint, a piece of its tensors",
+    )
     def checkpoint(
         request: Request, store: Name, run: Name, which: Name, after: After = None, limit: Limit = 100, find: Find = ""
     ) -> Response:
-        return json_response(pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find))
+        return json_response(
+            pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find)
+        )
 
-    @made.get("/diff", dependencies=viewer, summary="Difference of two checkpoints in pieces, or the comparison's progress")
-    def diff(request: Request, a: Spec, b: Spec, after: After = None, limit: Limit = 100, changed: Changed = False) -> Response:
+    @made.get(
+        "/diff", dependencies=viewer, summary="Difference of two checkpoints in pieces, or the comparison's progress"
+    )
+    def diff(
+        request: Request, a: Spec, b: Spec, after: After = None, limit: Limit = 100, changed: Changed = False
+    ) -> Response:
         difference = request.app.state.index.diff(a, b)
-        return json_response(difference if isinstance(difference, Working) else pieces.diff_piece(difference, after, limit, changed))
+        return json_response(
+            difference if isinstance(difference, Working) else pieces.diff_piece(difference, after, limit, changed)
+        )
 
 
 def _more_reading(made: APIRouter) -> None:
@@ -200,7 +218,9 @@ def _more_reading(made: APIRouter) -> None:
 
     @made.get("/tasks", dependencies=viewer, summary="Tasks that actions started, newest first")
     def tasks(request: Request, limit: Limit = 100) -> Response:
-        return json_response([pieces.short_task(task.shown(time.time())) for task in request.app.state.tasks.all()[:limit]])
+        return json_response(
+            [pieces.short_task(task.shown(time.time())) for task in request.app.state.tasks.all()[:limit]]
+        )
 
     @made.get("/tasks/{task}", dependencies=viewer, summary="One task: its output and its result")
     def task(request: Request, task: Name) -> Response:
@@ -210,6 +230,10 @@ def _more_reading(made: APIRouter) -> None:
     def audit(request: Request, after: After = None, limit: Limit = 100) -> Response:
         return json_response(request.app.state.index.audit(after, limit))
 
-    @made.get("/settings", dependencies=[needs("admin")], summary="Tokens without their secrets, alert rules, and retention rules of tiers")
+    @made.get(
+        "/settings",
+        dependencies=[needs("admin")],
+        summary="Tokens without their secrets, alert rules, and retention rules of tiers",
+    )
     def settings(request: Request) -> Response:
         return json_response(request.app.state.index.settings())

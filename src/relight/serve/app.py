@@ -67,13 +67,18 @@ def create_app(settings: ServerSettings) -> FastAPI:
     hub = Hub()
     readers = open_readers(settings.stores, hub.changed, settings.poll_s)
     state = TokenFile(settings.state)
-    audit_log = AuditLog(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
+    audit_log = AuditLog(
+        open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit"))
+    )
     jobs, tasks = Jobs(hub.changed, progressed=hub.progressed), Tasks(hub.changed)
     ids = {follower.store.url: follower.id for follower in readers}
     around = EventFeed(
-        readers, read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
-        kept=state.alarms(), keep=state.keep_alarms,
-    )  # fmt: skip
+        readers,
+        read_alerting(settings.alerts),
+        lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
+        kept=state.alarms(),
+        keep=state.keep_alarms,
+    )
     index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(audit_log), around=around)
     by_id = {follower.id: follower for follower in readers}
 
@@ -137,7 +142,9 @@ def _end(readers: Sequence[StoreFollower], state: TokenFile) -> None:
 def _audited(book: AuditLog) -> list[AuditRow]:
     rows = book.newest(AUDIT_SHOWN)
     return [
-        AuditRow(entry.seq, entry.at, entry.who, entry.what, entry.on, entry.how, entry.role, entry.token, dict(entry.fields))
+        AuditRow(
+            entry.seq, entry.at, entry.who, entry.what, entry.on, entry.how, entry.role, entry.token, dict(entry.fields)
+        )
         for entry in rows
     ]
 
@@ -150,7 +157,9 @@ def _streams(app: FastAPI, hub: Hub, state: TokenFile) -> None:
         who: Caller = request.state.who
         asker = request.state.asker
         if hub.full(asker):
-            return JSONResponse({"error": {"kind": "refused", "what": "too many event streams"}}, 503, {"retry-after": "30"})
+            return JSONResponse(
+                {"error": {"kind": "refused", "what": "too many event streams"}}, 503, {"retry-after": "30"}
+            )
         if store:
             index: Index = app.state.index
             _ = index.state(store, run) if run else index.reader(store)
@@ -187,7 +196,9 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 
     @app.get("/login", include_in_schema=False)
-    async def login(request: Request) -> HTMLResponse:  # runs in the event loop, so that it never waits for a thread or a slot
+    async def login(
+        request: Request,
+    ) -> HTMLResponse:  # runs in the event loop, so that it never waits for a thread or a slot
         return HTMLResponse(_login_page(""))
 
     @app.post("/login", include_in_schema=False)
@@ -241,7 +252,9 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        lines = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()[:10]]
+        lines = [
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()[:10]
+        ]
         return JSONResponse(
             {
                 "error": {

@@ -167,7 +167,9 @@ class AuthMiddleware:
         if int(length) > BODY_BYTES_MAX:
             raise HttpRefusal(413, f"more than {BODY_BYTES_MAX} bytes")
         if any(name.lower() in _IN_THE_QUERY for name, _ in parse_qsl(scope["query_string"].decode("latin-1"))):
-            raise HttpRefusal(400, "an address with a token ends up in logs: send the token as a header, Authorization: Bearer …")
+            raise HttpRefusal(
+                400, "an address with a token ends up in logs: send the token as a header, Authorization: Bearer …"
+            )
         path = scope["path"]
         if (
             scope["method"] == "POST"
@@ -185,7 +187,9 @@ class AuthMiddleware:
         """Return the caller and its CSRF token. Raise ``HttpRefusal`` for invalid credentials: they never fall back to anonymous access."""
         scope["state"]["bearer"] = False
         credentials = headers.getlist("authorization")
-        if self._proxies.trusts(_address(scope)):  # an authenticating proxy forwards the user's own credentials, such as Basic
+        if self._proxies.trusts(
+            _address(scope)
+        ):  # an authenticating proxy forwards the user's own credentials, such as Basic
             credentials = [line for line in credentials if _is_bearer(line)]
         if credentials:
             scheme, _, token = credentials[0].partition(" ")
@@ -218,7 +222,9 @@ class AuthMiddleware:
         would log the user out.
         """
         pairs = [pair.strip().partition("=") for line in headers.getlist("cookie") for pair in line.split(";")]
-        return [value for name, _, value in pairs if name == self.rules.cookie and 0 < len(value) <= _TOKEN_CHARS_MAX][:_COOKIES_MAX]
+        return [value for name, _, value in pairs if name == self.rules.cookie and 0 < len(value) <= _TOKEN_CHARS_MAX][
+            :_COOKIES_MAX
+        ]
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Raise ``HttpRefusal`` unless a page of this server sent the request. Programs with a token are exempt."""
@@ -289,7 +295,9 @@ def answer(refused: HttpRefusal, headers: Headers) -> Response:
     """Return a refusal as JSON, or as a redirect to the login page for a browser without credentials."""
     extra_headers = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
     if refused.status == 401:
-        if "text/html" in headers.get("accept", "") and not any(_is_bearer(line) for line in headers.getlist("authorization")):
+        if "text/html" in headers.get("accept", "") and not any(
+            _is_bearer(line) for line in headers.getlist("authorization")
+        ):
             return RedirectResponse("/login", 303)
         extra_headers["www-authenticate"] = "Bearer"
     return JSONResponse({"error": {"kind": "refused", "what": refused.message}}, refused.status, extra_headers)

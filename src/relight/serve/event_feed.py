@@ -42,10 +42,17 @@ class EventFeed:
     """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events."""
 
     def __init__(
-        self, readers: Sequence[StoreFollower], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
-        events: Path | None = None, poll_s: float = POLL_S, every_s: float = EVERY_S,
-        kept: bytes = b"", keep: Callable[[bytes], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        readers: Sequence[StoreFollower],
+        alerting: Alerting,
+        changed: Callable[[str, str], None] = lambda store, run: None,
+        *,
+        events: Path | None = None,
+        poll_s: float = POLL_S,
+        every_s: float = EVERY_S,
+        kept: bytes = b"",
+        keep: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         """``kept``: the last value that the previous server passed to ``keep``: alert states and undelivered notifications."""
         self._files = EventFiles(events)
         self._readers, self._alerting = readers, alerting
@@ -81,7 +88,9 @@ class EventFeed:
         trace = trace_of(store, run, id_, events) if events else None
         if trace is None:
             return None, []
-        spans = [SpanRow(span.rank, span.part, span.start - trace.start, span.end - trace.start) for span in trace.spans]
+        spans = [
+            SpanRow(span.rank, span.part, span.start - trace.start, span.end - trace.start) for span in trace.spans
+        ]
         return trace.durable_s if trace.committed else None, spans
 
     def curves(self, store: str, run: str) -> dict[str, dict[int, float | None]]:
@@ -106,7 +115,11 @@ class EventFeed:
 
     def risks(self) -> list[RiskRow]:
         """Return runs with a failure risk, highest first. ``store`` is the store's URL."""
-        rows = [RiskRow(run.store, run.run, "", run.last_event_at, "", run.risk, run.risk_why) for run in self._runs() if run.risk > 0]
+        rows = [
+            RiskRow(run.store, run.run, "", run.last_event_at, "", run.risk, run.risk_why)
+            for run in self._runs()
+            if run.risk > 0
+        ]
         return sorted(rows, key=lambda row: -(row.risk or 0.0))
 
     def alerts(self) -> list[AlertRow]:
@@ -117,7 +130,12 @@ class EventFeed:
                 for_s = max(0.0, time.time() - (alert.fired_at or alert.since))
                 firing.setdefault(alert.kind, []).append(f"{alert.run}, for {format_duration(for_s)}: {alert.reason}")
         return [
-            AlertRow(rule.kind, "; ".join([KINDS[rule.kind].summary, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
+            AlertRow(
+                rule.kind,
+                "; ".join([KINDS[rule.kind].summary, *firing.get(rule.kind, [])])[:500],
+                rule.severity,
+                rule.kind in firing,
+            )
             for rule in self._alerting.rules
         ]
 
@@ -139,7 +157,11 @@ class EventFeed:
     def _reads(self) -> Iterator[KnownRun]:
         """Yield the last read state of every run. Wait up to ``FIRST_S`` for the first read of each store, which lists its runs."""
         ends = time.monotonic() + FIRST_S
-        while any(reader.now.state == NOT_YET for reader in self._readers) and time.monotonic() < ends and not self._ending.wait(0.05):
+        while (
+            any(reader.now.state == NOT_YET for reader in self._readers)
+            and time.monotonic() < ends
+            and not self._ending.wait(0.05)
+        ):
             pass
         for reader in self._readers:
             now = reader.now
@@ -220,4 +242,6 @@ class EventFeed:
 
 
 def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None  # false for NaN; an int may exceed a float
+    return (
+        float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
+    )  # false for NaN; an int may exceed a float

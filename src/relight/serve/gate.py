@@ -61,7 +61,11 @@ def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
     """
     available = descriptors - used - max(64, min(512, descriptors // 8))
     connections = max(16, min(CONNECTIONS_MAX, available))
-    streams = min(STREAMS_MAX, connections - REQUEST_CONNECTIONS) if connections > 4 * REQUEST_CONNECTIONS else connections // 3
+    streams = (
+        min(STREAMS_MAX, connections - REQUEST_CONNECTIONS)
+        if connections > 4 * REQUEST_CONNECTIONS
+        else connections // 3
+    )
     return ConnectionLimits(connections, max(8, connections // 2), streams)
 
 
@@ -108,7 +112,9 @@ class Gate:
     ``exempt`` returns whether many clients share a peer, such as a proxy. Only the limit for all clients applies to it.
     """
 
-    def __init__(self, bounds: ConnectionLimits, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, bounds: ConnectionLimits, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S
+    ) -> None:
         self.bounds, self._exempt, self._idle_s = bounds, exempt, idle_s
         self.answers_probe: Callable[[socket.socket], bool] = lambda connection: False
         """Answers the request of a new connection if it is a health probe, without blocking. Returns False for any other request.
@@ -350,7 +356,9 @@ class Reporting(H11Protocol):
         cycle = self.cycle
         is_new_request, self._cycle = cycle is not self._cycle, cycle
         if self._connection is not None:
-            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=is_new_request)
+            self.gate.mark(
+                self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=is_new_request
+            )
 
 
 def _spare() -> int | None:

@@ -103,7 +103,9 @@ class Index:
 
     def state(self, store: str, run: str) -> RunState:
         """Return the last read state of a run. Raise ``CheckpointNotFound`` if there is none, or the caller may not see it."""
-        state = self._readers[store].now.runs.get(dir_of(run)) if store in self._readers and reaches(store, run) else None
+        state = (
+            self._readers[store].now.runs.get(dir_of(run)) if store in self._readers and reaches(store, run) else None
+        )
         if state is None:
             raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
         return state
@@ -120,8 +122,12 @@ class Index:
     def choose(self, store: str, run: str, which: str) -> Chosen:
         """Return a checkpoint by id, step, tag, ``latest``, ``best`` or ``best:METRIC``; ``step=N`` for N."""
         history = self.state(store, run).history
-        if hidden := set(self.hidden_branches(store, run)):  # whether a hidden run exists must not show in which tags there are
-            history = replace(history, tags={name: target for name, target in history.tags.items() if name not in hidden})
+        if hidden := set(
+            self.hidden_branches(store, run)
+        ):  # whether a hidden run exists must not show in which tags there are
+            history = replace(
+                history, tags={name: target for name, target in history.tags.items() if name not in hidden}
+            )
         return choose(history, which.removeprefix("step="))
 
     def stores(self) -> list[StoreRow]:
@@ -132,7 +138,12 @@ class Index:
                 runs = [state for name, state in follower.now.runs.items() if reaches(follower.id, name)]
                 rows.append(
                     StoreRow(
-                        follower.id, follower.url, len(runs), sum(state.bytes for state in runs), _state_of(follower), follower.now.read_at
+                        follower.id,
+                        follower.url,
+                        len(runs),
+                        sum(state.bytes for state in runs),
+                        _state_of(follower),
+                        follower.now.read_at,
                     )
                 )
         return rows
@@ -140,7 +151,9 @@ class Index:
     def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
         """Return runs of all stores: failed ones first, then late, good and idle ones."""
         now = self._clock()
-        ranked = sorted((_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._visible_runs())
+        ranked = sorted(
+            (_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._visible_runs()
+        )
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
         picked, more = _page(ranked, keys, after, limit)
         rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
@@ -151,7 +164,11 @@ class Index:
         state = self.state(store, run)
         history = state.history
         account = merged(list(state.accounts)) if state.accounts else None
-        parts = [GoodputPart(part, cause, seconds) for cause, part, seconds in account.rows()] if account is not None else []
+        parts = (
+            [GoodputPart(part, cause, seconds) for cause, part, seconds in account.rows()]
+            if account is not None
+            else []
+        )
         tags = [
             (name, checkpoint.step)
             for name, target in sorted(history.tags.items())
@@ -175,7 +192,12 @@ class Index:
         history = self.state(store, run).history
         newest_first = history.live[::-1]
         picked, more = _page(
-            newest_first, [f"{checkpoint.seq:012d}" for checkpoint in newest_first], after, limit, reverse=True, known=_seq
+            newest_first,
+            [f"{checkpoint.seq:012d}" for checkpoint in newest_first],
+            after,
+            limit,
+            reverse=True,
+            known=_seq,
         )
         return ListPage(self._listed(store, run, picked, history), more, len(newest_first))
 
@@ -183,18 +205,37 @@ class Index:
         """Return one checkpoint. Its tensors are missing while a job reads its metadata for longer than ``GLANCE_S``."""
         state, chosen = self.state(store, run), self.choose(store, run, which)
         checkpoint = chosen.checkpoint
-        tensors, facts = self._metadata(store, state, checkpoint) or ((), [("tensors", "being read: try again in a moment")])
+        tensors, facts = self._metadata(store, state, checkpoint) or (
+            (),
+            [("tensors", "being read: try again in a moment")],
+        )
         home = checkpoint.body.home or state.name
-        facts = [(name, value if name != "directory" or reaches(store, home) else checkpoint.body.dir) for name, value in facts]
+        facts = [
+            (name, value if name != "directory" or reaches(store, home) else checkpoint.body.dir)
+            for name, value in facts
+        ]
         facts = [("chosen", chosen.explanation), *facts] if chosen.explanation else facts
         row = self._listed(store, run, [checkpoint], state.history)[0]
         verification = checked(state.history).get(checkpoint.id)
-        recorded_at = seconds_since_epoch(verification.at) if verification is not None and not verification.damage else None
+        recorded_at = (
+            seconds_since_epoch(verification.at) if verification is not None and not verification.damage else None
+        )
         verified = max(
-            (moment for moment in (recorded_at, self.verified.get((store, state.name, checkpoint.id))) if moment is not None), default=None
+            (
+                moment
+                for moment in (recorded_at, self.verified.get((store, state.name, checkpoint.id)))
+                if moment is not None
+            ),
+            default=None,
         )
         return CheckpointDetail(
-            row, tensors, self._tiers(store, state, checkpoint), checkpoint.body.metrics, facts, verified, largest_first=True
+            row,
+            tensors,
+            self._tiers(store, state, checkpoint),
+            checkpoint.body.metrics,
+            facts,
+            verified,
+            largest_first=True,
         )
 
     def values(self, store: str, run: str, which: str, path: str) -> Statistics | Working:
@@ -213,7 +254,9 @@ class Index:
             message = f"{path[:80]!r} has {total / 1e9:.0f} GB, more than is read for a page"
             raise ConfigError(message, hint="at a terminal: relight show RUN@WHICH --stats")
         key = f"values {store}/{run}@{checkpoint.id} {path}"
-        job = self.jobs.ask(key, 2 * total, lambda advance: statistics_of(self._open(store, state, checkpoint), path, advance))
+        job = self.jobs.ask(
+            key, 2 * total, lambda advance: statistics_of(self._open(store, state, checkpoint), path, advance)
+        )
         return job.result_within(DIFF_GLANCE_S) or Working(job.done, "its values are being read")
 
     def diff(self, a: str, b: str) -> DiffDetail | Working:
@@ -227,10 +270,16 @@ class Index:
             message = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
             raise ConfigError(message, hint="log in, or at a terminal: relight diff")
         key = "diff " + " ".join(f"{store}/{state.name}@{checkpoint.id}" for store, state, checkpoint in sides)
-        job = self.jobs.ask(key, total, lambda advance: self._diff(sides, advance), rows=lambda detail: len(detail.tensors))
+        job = self.jobs.ask(
+            key, total, lambda advance: self._diff(sides, advance), rows=lambda detail: len(detail.tensors)
+        )
         difference = job.result_within(DIFF_GLANCE_S)
         # another caller may have started this job and named the checkpoints differently
-        return replace(difference, a=a, b=b) if difference is not None else Working(job.done, "tensors that differ are being read")
+        return (
+            replace(difference, a=a, b=b)
+            if difference is not None
+            else Working(job.done, "tensors that differ are being read")
+        )
 
     def lineage(self, store: str) -> list[LineageRow]:
         """Return the runs of a store, parents before their branches."""
@@ -240,7 +289,9 @@ class Index:
             first = next(
                 (
                     checkpoint
-                    for checkpoint in sorted([*state.history.live, *state.history.retired.values()], key=lambda checkpoint: checkpoint.seq)
+                    for checkpoint in sorted(
+                        [*state.history.live, *state.history.retired.values()], key=lambda checkpoint: checkpoint.seq
+                    )
                 ),
                 None,
             )
@@ -251,7 +302,9 @@ class Index:
                 if not tag.startswith(PREFIX) and (checkpoint := state.history.find(target))
             ]
             own_steps = [checkpoint.step for checkpoint in state.history.live if not checkpoint.body.home]
-            rows[name] = LineageRow(name, own_steps, parent or None, first.step if first is not None and parent else None, tags)
+            rows[name] = LineageRow(
+                name, own_steps, parent or None, first.step if first is not None and parent else None, tags
+            )
         order: list[LineageRow] = []
         placed: set[str] = set()
         waiting = sorted(rows)
@@ -273,7 +326,11 @@ class Index:
         free = reader.now.free if everything() else None
         used = float(sum(state.bytes for state in states))
         tiers = [TierUse(reader.url, used, used + free if free is not None else None, free)]
-        retired = [(state, checkpoint_id, record) for state in states for checkpoint_id, record in state.history.recallable.items()]
+        retired = [
+            (state, checkpoint_id, record)
+            for state in states
+            for checkpoint_id, record in state.history.recallable.items()
+        ]
         retention = [
             PlanRow(
                 state.name,
@@ -286,7 +343,10 @@ class Index:
             for state, checkpoint_id, record in retired
         ]
         return StorageDetail(
-            tiers, [(moment, size) for moment, size in thinned(trend, SERIES_MAX)], full_at(trend, free, self._clock()), retention
+            tiers,
+            [(moment, size) for moment, size in thinned(trend, SERIES_MAX)],
+            full_at(trend, free, self._clock()),
+            retention,
         )
 
     def incidents(self, after: str | None, limit: int) -> ListPage[IncidentRow]:
@@ -309,7 +369,11 @@ class Index:
     def risk(self) -> list[RiskRow]:
         """Return runs on machines that are likely to fail. Stores have no such records: only events of processes on this machine do."""
         ids = {follower.store.url: follower.id for follower in self._readers.values()}
-        rows = [replace(row, store=ids[row.store]) for row in self._around.risks() if row.store in ids] if self._around is not None else []
+        rows = (
+            [replace(row, store=ids[row.store]) for row in self._around.risks() if row.store in ids]
+            if self._around is not None
+            else []
+        )
         return [row for row in rows if reaches(row.store, row.run)]
 
     def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
@@ -327,7 +391,11 @@ class Index:
         for store, name, state in self._visible_runs():
             for note in state.history.notes[::-1]:
                 try:
-                    tiers = decode_tiers(getattr(note.body, "data", {})) if getattr(note.body, "topic", "") == "tiers" else ()
+                    tiers = (
+                        decode_tiers(getattr(note.body, "data", {}))
+                        if getattr(note.body, "topic", "") == "tiers"
+                        else ()
+                    )
                 except RelightError:
                     tiers = ()
                 if tiers:
@@ -347,7 +415,11 @@ class Index:
     def _health(self, store: str, state: RunState, now: float) -> tuple[str, str]:
         """Return a run's health and the reason. If the run's process reported its end, the run is idle, not late."""
         health, why = state.health(now)
-        if health == "late" and self._around is not None and self._around.over(self._readers[store].store.url, state.name):
+        if (
+            health == "late"
+            and self._around is not None
+            and self._around.over(self._readers[store].store.url, state.name)
+        ):
             return "idle", "the run has ended"
         return health, why
 
@@ -355,13 +427,19 @@ class Index:
         """Return rows of checkpoints, from their store's records and from events of processes on this machine."""
         tags, set_aside = _tags_by_id(store, history.tags), history.rolled_back_ids
         damaged = damage(history)
-        rows = [_checkpoint_row(checkpoint, tags.get(checkpoint.id, ()), set_aside, damaged.get(checkpoint.id)) for checkpoint in chosen]
+        rows = [
+            _checkpoint_row(checkpoint, tags.get(checkpoint.id, ()), set_aside, damaged.get(checkpoint.id))
+            for checkpoint in chosen
+        ]
         if self._around is None:
             return rows
         url = self._readers[store].store.url
         bad = self._around.damage(url, run)
         whys = [row.why or masked(bad.get(row.id, "")) for row in rows]
-        return [replace(row, seconds=self._around.save(url, run, row.id)[0], good=not why, why=why) for row, why in zip(rows, whys)]
+        return [
+            replace(row, seconds=self._around.save(url, run, row.id)[0], good=not why, why=why)
+            for row, why in zip(rows, whys)
+        ]
 
     def _row(self, store: str, state: RunState, now: float) -> RunRow:
         live = state.history.live
@@ -386,7 +464,9 @@ class Index:
     def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
         """Return metrics by step: those recorded in checkpoints, and between them those in events of processes on this machine."""
         reported = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
-        merged_points = {name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}}
+        merged_points = {
+            name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}
+        }
         return {name: sorted(points.items()) for name, points in merged_points.items()}
 
     def _save(self, store: str, run: str, checkpoint: Checkpoint) -> SaveRow:
@@ -400,22 +480,32 @@ class Index:
         for follower in self._readers.values():
             if follower.id != store and reaches(follower.id):
                 for name, candidate in follower.now.runs.items():
-                    if reaches(follower.id, name) and any(copy.original_id == checkpoint.original_id for copy in candidate.history.live):
+                    if reaches(follower.id, name) and any(
+                        copy.original_id == checkpoint.original_id for copy in candidate.history.live
+                    ):
                         rows.append(TierRow(follower.url, True, None))
                         break
         return rows
 
-    def _metadata(self, store: str, state: RunState, checkpoint: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
+    def _metadata(
+        self, store: str, state: RunState, checkpoint: Checkpoint
+    ) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
         """Return a checkpoint's tensors and facts, or None while a job reads them. The result is cached."""
         key = f"open {store}/{state.name}@{checkpoint.id}"
-        job = self.jobs.ask(key, 0, lambda _: self._opened(store, state, checkpoint), quick=True, rows=lambda contents: len(contents[0]))
+        job = self.jobs.ask(
+            key, 0, lambda _: self._opened(store, state, checkpoint), quick=True, rows=lambda contents: len(contents[0])
+        )
         return job.result_within(GLANCE_S)
 
-    def _opened(self, store: str, state: RunState, checkpoint: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
+    def _opened(
+        self, store: str, state: RunState, checkpoint: Checkpoint
+    ) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
         opened = self._open(store, state, checkpoint)
         storage = stored_of(opened)
         rows = [_tensor_row(tensor, *storage.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
-        rows.sort(key=lambda row: (-row.bytes, row.path))  # once: a page of 100,000 tensors costs no more than one of 200
+        rows.sort(
+            key=lambda row: (-row.bytes, row.path)
+        )  # once: a page of 100,000 tensors costs no more than one of 200
         root = opened.root
         facts: list[tuple[str, Any]] = [
             ("reason", root.reason),
@@ -435,7 +525,9 @@ class Index:
         return rows, [(name, str(value)[:500]) for name, value in facts if value not in ("", None)][:FACTS_MAX]
 
     def _open(self, store: str, state: RunState, checkpoint: Checkpoint) -> Opened:
-        return open_checkpoint(self._readers[store].store, state.name, checkpoint, store_id=state.view.store_id, run_id=state.view.run_id)
+        return open_checkpoint(
+            self._readers[store].store, state.name, checkpoint, store_id=state.view.store_id, run_id=state.view.run_id
+        )
 
     def _checkpoint_of_spec(self, spec: str) -> tuple[str, RunState, Checkpoint]:
         run, separator, which = spec.rpartition("@")
@@ -446,7 +538,8 @@ class Index:
             holders = [holder for holder, run_directory, _ in self._visible_runs() if run_directory == dir_of(run)]
             if len(holders) > 1:
                 raise ConfigError(
-                    f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{holder}/{run}@{which}" for holder in holders)[:300]
+                    f"{len(holders)} stores have a run {run[:80]!r}",
+                    hint=", ".join(f"{holder}/{run}@{which}" for holder in holders)[:300],
                 )
             store, name = (holders[0] if holders else ""), run
         return store, self.state(store, name), self.find(store, name, which)
@@ -457,15 +550,26 @@ class Index:
         rows = []
         for item in result.tensors:
             difference, of = item.apart, item.a or item.b
-            changed = difference.changed / difference.elements if difference is not None and difference.elements else None
+            changed = (
+                difference.changed / difference.elements if difference is not None and difference.elements else None
+            )
             size = _bytes_of(of.shape, of.dtype) if of is not None else 0
             rows.append(
                 DiffRow(
-                    item.name, _STATES.get(item.state, "changed"), changed, difference.largest if difference is not None else None, size
+                    item.name,
+                    _STATES.get(item.state, "changed"),
+                    changed,
+                    difference.largest if difference is not None else None,
+                    size,
                 )
             )
-        values = [(item.path, item.a if item.in_a else None, item.b if item.in_b else None) for item in [*result.values, *result.facts]]
-        return DiffDetail("", "", rows, [(path, _short(left_value), _short(right_value)) for path, left_value, right_value in values])
+        values = [
+            (item.path, item.a if item.in_a else None, item.b if item.in_b else None)
+            for item in [*result.values, *result.facts]
+        ]
+        return DiffDetail(
+            "", "", rows, [(path, _short(left_value), _short(right_value)) for path, left_value, right_value in values]
+        )
 
 
 def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) -> float | None:
@@ -478,7 +582,13 @@ def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) 
 
 
 def _page(
-    rows: Sequence[T], keys: Sequence[str], after: str | None, limit: int, *, reverse: bool = False, known: Callable[[str], str] = str
+    rows: Sequence[T],
+    keys: Sequence[str],
+    after: str | None,
+    limit: int,
+    *,
+    reverse: bool = False,
+    known: Callable[[str], str] = str,
 ) -> tuple[list[T], str | None]:
     """Return the rows after the key ``after``, and the key of the last one if more follow.
 
@@ -493,11 +603,15 @@ def _page(
 
 def _seq(text: str) -> str:
     if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise ConfigError(f"{text[:40]!r} is not a position in this list", hint="take the value of next from the piece before")
+        raise ConfigError(
+            f"{text[:40]!r} is not a position in this list", hint="take the value of next from the piece before"
+        )
     return text.zfill(12)
 
 
-def _checkpoint_row(checkpoint: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
+def _checkpoint_row(
+    checkpoint: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None
+) -> CheckpointRow:
     why = (
         "suspect: its loss was abnormal"
         if checkpoint.body.suspect
@@ -507,7 +621,9 @@ def _checkpoint_row(checkpoint: Checkpoint, tags: Sequence[str], set_aside: set[
     )
     if known is not None:
         why = f"damaged: {masked(known.damage)} (found by {known.by})"
-    return CheckpointRow(checkpoint.id, checkpoint.step, checkpoint.time, checkpoint.body.stored_bytes, None, not why, tags, why)
+    return CheckpointRow(
+        checkpoint.id, checkpoint.step, checkpoint.time, checkpoint.body.stored_bytes, None, not why, tags, why
+    )
 
 
 def _masked_incident(incident: IncidentRow) -> IncidentRow:

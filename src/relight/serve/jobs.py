@@ -28,7 +28,9 @@ Progress = Callable[[int], None]
 class PooledJob(Generic[T]):
     """One job. ``key`` identifies it, ``total`` is the number of bytes that it will read. ``quick``: it reads metadata only."""
 
-    def __init__(self, key: str, total: int, quick: bool = False, on_progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, key: str, total: int, quick: bool = False, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         self.key, self.total, self.bytes_done = key, total, 0
         self.quick, self.asker, self.asked_at, self.rows = quick, asker(), time.monotonic(), 1
         self.future: Future[T] = Future()
@@ -76,7 +78,12 @@ class Jobs:
     the last worker for long reads. A free worker takes a job of the caller with the fewest running jobs.
     """
 
-    def __init__(self, changed: Callable[[], None] = lambda: None, workers: int = 2, progressed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        changed: Callable[[], None] = lambda: None,
+        workers: int = 2,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._workers = workers
         self._pool = ThreadPoolExecutor(2 * workers, thread_name_prefix="relight-serve-job")
         self._known: OrderedDict[str, PooledJob[Any]] = OrderedDict()
@@ -87,7 +94,13 @@ class Jobs:
         self._ending = False
 
     def ask(
-        self, key: str, total: int, work: Callable[[Progress], T], *, quick: bool = False, rows: Callable[[T], int] = lambda _: 1
+        self,
+        key: str,
+        total: int,
+        work: Callable[[Progress], T],
+        *,
+        quick: bool = False,
+        rows: Callable[[T], int] = lambda _: 1,
     ) -> PooledJob[T]:
         """Return the job with that key. Start it if it is unknown or has failed. ``rows`` counts the rows of its result.
 
@@ -115,11 +128,17 @@ class Jobs:
         strangers = sum(job.is_anonymous for job in open_jobs)
         most, of_one = (QUICK_MAX, QUICK_OF_ONE_MAX) if quick else (WAITING_MAX, OF_ONE_MAX)
         if len(open_jobs) >= most:
-            raise StoreUnavailable(f"{most} such tasks are waiting already", hint="try again in a minute", retryable=True)
+            raise StoreUnavailable(
+                f"{most} such tasks are waiting already", hint="try again in a minute", retryable=True
+            )
         if asker() and own_jobs >= of_one:
-            raise StoreUnavailable(f"{of_one} tasks that you asked for are unfinished", hint="try again when one has ended", retryable=True)
+            raise StoreUnavailable(
+                f"{of_one} tasks that you asked for are unfinished", hint="try again when one has ended", retryable=True
+            )
         if asker().startswith(ANONYMOUS) and strangers >= most * OF_ANONYMOUS_MAX // WAITING_MAX:
-            raise StoreUnavailable("too many clients without a token wait", hint="log in, or try again in a minute", retryable=True)
+            raise StoreUnavailable(
+                "too many clients without a token wait", hint="log in, or try again in a minute", retryable=True
+            )
 
     def _drop_abandoned(self) -> None:
         """End pending jobs that no client waits for any more."""
@@ -151,7 +170,9 @@ class Jobs:
         if len(running) >= self._workers:
             return None
         strangers_may = self._workers == 1 or sum(entry.is_anonymous for entry in running) < self._workers - 1
-        waiting = [entry for entry in self._pending if entry[0].quick == quick and (strangers_may or not entry[0].is_anonymous)]
+        waiting = [
+            entry for entry in self._pending if entry[0].quick == quick and (strangers_may or not entry[0].is_anonymous)
+        ]
         busy = Counter(entry.asker for entry in running)
         return min(waiting, key=lambda entry: (busy[entry[0].asker], entry[0].is_anonymous), default=None)
 
@@ -188,4 +209,6 @@ class Jobs:
 
 def clients_left() -> StoreUnavailable:
     """Return the error of a job that was cancelled because its clients left."""
-    return StoreUnavailable(f"cancelled: no client asked for the result within {ABANDONED_S:.0f} s", hint="ask again", retryable=True)
+    return StoreUnavailable(
+        f"cancelled: no client asked for the result within {ABANDONED_S:.0f} s", hint="ask again", retryable=True
+    )

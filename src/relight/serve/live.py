@@ -80,7 +80,11 @@ class Hub:
         for stream in self._streams:
             if any(
                 in_scope(stream.scope, store, runs)
-                and (not stream.store or not store or (store == stream.store and (not stream.run or not runs or stream.run in runs)))
+                and (
+                    not stream.store
+                    or not store
+                    or (store == stream.store and (not stream.run or not runs or stream.run in runs))
+                )
                 for store, runs in news
             ):
                 stream.woken.set()
@@ -94,7 +98,9 @@ class Hub:
                 return True
         return len(self._streams) >= self.most or own_streams >= min(STREAMS_OF_ONE_MAX, self.of_one)
 
-    async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
+    async def listen(
+        self, store: str, run: str, asker: str, may_stay: Callable[[], bool]
+    ) -> AsyncIterator[dict[str, str]]:
         """Yield events until the client leaves, the server ends, or the client's token ends.
 
         Changes outside the token's scope are left out.

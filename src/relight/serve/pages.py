@@ -51,11 +51,15 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
     """Return all pages as routes. ``needs(role)`` returns the dependency that admits callers with at least that role."""
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     for route in PAGES:
-        routes.add_api_route(route.path, route.show, methods=["GET"], dependencies=[needs(route.role)], name=route.show.__name__)
+        routes.add_api_route(
+            route.path, route.show, methods=["GET"], dependencies=[needs(route.role)], name=route.show.__name__
+        )
     return routes
 
 
-def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
+def shown(
+    request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any
+) -> HTMLResponse:
     """Return a page as a response. ``live``: the query of its event stream, which selects the changes that reload it; empty for none."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     who: Caller | None = getattr(request.state, "who", None)
@@ -80,14 +84,24 @@ def overview(request: Request, after: str = "") -> HTMLResponse:
     index = request.app.state.index
     page_of_runs = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
     context = views.overview(page_of_runs.rows, index.stores(), time.time())
-    return shown(request, "overview.html", "/", live="?", **context, more="/" + query(after=page_of_runs.next) if page_of_runs.next else "")
+    return shown(
+        request,
+        "overview.html",
+        "/",
+        live="?",
+        **context,
+        more="/" + query(after=page_of_runs.next) if page_of_runs.next else "",
+    )
 
 
 @page("/runs/{store}/{run}")
 def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse:
     """Show one run."""
     index = request.app.state.index
-    detail, page_of_checkpoints = index.run(store, run), index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE)
+    detail, page_of_checkpoints = (
+        index.run(store, run),
+        index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE),
+    )
     here = of_run(store, run)
     return shown(
         request,
@@ -103,7 +117,9 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
 
 
 @page("/runs/{store}/{run}/checkpoints/{which:path}")
-def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "", after: str = "") -> HTMLResponse:
+def checkpoint(
+    request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "", after: str = ""
+) -> HTMLResponse:
     """Show one checkpoint, and statistics of the tensor that ``tensor`` names."""
     index, tensor = request.app.state.index, tensor[:_TEXT_MAX]
     detail = index.checkpoint(store, run, which)
@@ -140,7 +156,15 @@ def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
         try:
             context |= contents.compared(request.app.state.index.diff(a, b))
         except (CheckpointNotFound, ConfigError) as error:
-            return shown(request, "compare.html", "/compare", a=a, b=b, status=404, **context | {"wrong": str(masked_error(error))})
+            return shown(
+                request,
+                "compare.html",
+                "/compare",
+                a=a,
+                b=b,
+                status=404,
+                **context | {"wrong": str(masked_error(error))},
+            )
     live = "?" if context["waiting"] else ""
     return shown(request, "compare.html", "/compare", live=live, a=a, b=b, **context)
 
@@ -171,7 +195,14 @@ def incidents(request: Request, after: str = "") -> HTMLResponse:
     """Show incidents of all runs."""
     page_of_incidents = request.app.state.index.incidents(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
     more = "/incidents" + query(after=page_of_incidents.next) if page_of_incidents.next else ""
-    return shown(request, "incidents.html", "/incidents", live="?", **around.incidents(page_of_incidents.rows, time.time()), more=more)
+    return shown(
+        request,
+        "incidents.html",
+        "/incidents",
+        live="?",
+        **around.incidents(page_of_incidents.rows, time.time()),
+        more=more,
+    )
 
 
 @page("/incidents/{store}/{run}/{which}")
@@ -201,7 +232,15 @@ def task(request: Request, task: str) -> HTMLResponse:
     live = query(store=server_task.store, run=server_task.run) if server_task.done is None else ""
     back = of_run(server_task.store, server_task.run)
     crumbs = [("Runs", "/"), (server_task.run, back)]
-    return shown(request, "task.html", back, live=live, **context, tabs=tabs_of(server_task.store, server_task.run), crumbs=crumbs)
+    return shown(
+        request,
+        "task.html",
+        back,
+        live=live,
+        **context,
+        tabs=tabs_of(server_task.store, server_task.run),
+        crumbs=crumbs,
+    )
 
 
 @page("/audit", "operator")
@@ -220,12 +259,19 @@ def audit(request: Request, after: str = "") -> HTMLResponse:
 @page("/settings", "admin")
 def settings(request: Request) -> HTMLResponse:
     """Show tokens, alert rules and retention rules."""
-    return shown(request, "settings.html", "/settings", **around.settings(request.app.state.index.settings(), time.time()))
+    return shown(
+        request, "settings.html", "/settings", **around.settings(request.app.state.index.settings(), time.time())
+    )
 
 
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
     """Return an error as a page."""
     return shown(
-        request, "error.html", "", name="Not found" if status == 404 else "Request failed", message=str(masked_error(error)), todo="",
+        request,
+        "error.html",
+        "",
+        name="Not found" if status == 404 else "Request failed",
+        message=str(masked_error(error)),
+        todo="",
         status=status,
-    )  # fmt: skip
+    )

@@ -59,7 +59,9 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
     """Return a route for each action, with the role that it needs."""
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     for verb, role in ACTIONS.items():
-        routes.add_api_route(f"/act/{verb}", _asked(verb), methods=["POST"], dependencies=[needs(role)], name=f"act_{verb}")
+        routes.add_api_route(
+            f"/act/{verb}", _asked(verb), methods=["POST"], dependencies=[needs(role)], name=f"act_{verb}"
+        )
     return routes
 
 
@@ -94,7 +96,16 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
             outcome = acts.execute(verb, fields, who, confirmed)
             if outcome.task:
                 return RedirectResponse(f"/tasks/{outcome.task}", 303)
-            return shown(request, "done.html", "", name=planned.name, ok=outcome.ok, message=outcome.says, lines=outcome.details, back=back)
+            return shown(
+                request,
+                "done.html",
+                "",
+                name=planned.name,
+                ok=outcome.ok,
+                message=outcome.says,
+                lines=outcome.details,
+                back=back,
+            )
     except RelightError as error:
         return refused(request, error, 409)
     changed = "The plan has changed since it was shown: check it again." if confirmed else ""

@@ -14,7 +14,9 @@ def at(*parts: object, **asked: object) -> str:
 
 def query(**asked: object) -> str:
     """Return a query string with its question mark; empty if no value is given."""
-    words = "&".join(f"{name}={quote(run_name(str(value)), safe='')}" for name, value in asked.items() if value not in (None, ""))
+    words = "&".join(
+        f"{name}={quote(run_name(str(value)), safe='')}" for name, value in asked.items() if value not in (None, "")
+    )
     return "?" + words if words else ""
 
 

@@ -26,7 +26,14 @@ ROWS_MAX, TAGS_MAX = 200, 20
 def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]:
     """Return the template values of one store's lineage."""
     forks = [
-        Fork(row.run, sorted(row.steps), [(step, tag) for step, tag in row.tags], row.parent or "", row.at_step, of_run(store, row.run))
+        Fork(
+            row.run,
+            sorted(row.steps),
+            [(step, tag) for step, tag in row.tags],
+            row.parent or "",
+            row.at_step,
+            of_run(store, row.run),
+        )
         for row in rows
     ]
     return {
@@ -44,7 +51,9 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
             }
             for row in rows[:ROWS_MAX]
         ],
-        "cut": f"The first {ROWS_MAX} of {plural(len(rows), 'run')}; the API has all of them." if len(rows) > ROWS_MAX else "",
+        "cut": f"The first {ROWS_MAX} of {plural(len(rows), 'run')}; the API has all of them."
+        if len(rows) > ROWS_MAX
+        else "",
     }
 
 
@@ -53,11 +62,17 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
     trend = [(moment, stored) for moment, stored in detail.trend]
     newest = trend[-1][0] if trend else 0.0
     long = newest - trend[0][0] if trend else 0.0
-    unit, seconds = next(((name, count) for name, count in (("days", 86400), ("hours", 3600)) if long > 2 * count), ("minutes", 60))
+    unit, seconds = next(
+        ((name, count) for name, count in (("days", 86400), ("hours", 3600)) if long > 2 * count), ("minutes", 60)
+    )
     curve = Curve("bytes", [(moment - newest) / seconds for moment, _ in trend], [float(stored) for _, stored in trend])
     freed = sum(row.bytes or 0 for row in detail.retention)
     full = detail.full_at
-    forecast = f"Full {ago(now - full)} at the rate of the last week." if full else "No forecast: the store has no limit, or does not grow."
+    forecast = (
+        f"Full {ago(now - full)} at the rate of the last week."
+        if full
+        else "No forecast: the store has no limit, or does not grow."
+    )
     return {
         "id": store_row.id,
         "name": store_row.name,
@@ -106,7 +121,9 @@ def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
     return {
         "incidents": [incident_row(row, now) for row in rows],
         "caption": caption,
-        "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], caption, unit="h") if lanes_of else None,
+        "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], caption, unit="h")
+        if lanes_of
+        else None,
     }
 
 

@@ -18,10 +18,16 @@ TILES_MAX = 398
 """Maximum tiles of single tensors. One more tile stands for all other tensors together."""
 
 
-def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: float, after: str = "") -> dict[str, Any]:
+def checkpoint(
+    store: str, name: str, detail: CheckpointDetail, find: str, now: float, after: str = ""
+) -> dict[str, Any]:
     """Return the template values of a checkpoint: tensors as a treemap and as one page of rows, the tiers that have it, other facts."""
     row = detail.row
-    largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda tensor: (-tensor.bytes, tensor.path))
+    largest = (
+        detail.tensors
+        if detail.largest_first
+        else sorted(detail.tensors, key=lambda tensor: (-tensor.bytes, tensor.path))
+    )
     matching = [tensor for tensor in largest if find in tensor.path] if find else largest
     rows, more = piece_of(matching, after, TENSORS_MAX)
     groups: dict[str, int] = {}
@@ -69,7 +75,9 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
             }
             for tensor in rows
         ],
-        "cut": f"{number(len(rows))} of {number(len(matching))}, the largest first." if len(matching) > len(rows) else "",
+        "cut": f"{number(len(rows))} of {number(len(matching))}, the largest first."
+        if len(matching) > len(rows)
+        else "",
         "more": of_checkpoint(store, name, row.id, **({"find": find} if find else {}), after=more) if more else "",
         "residency": [
             {
@@ -121,7 +129,9 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
         StripItem(layer_of(tensor.name), tensor.name, tensor.share or 0.0, difference_text(tensor), tensor.kind)
         for tensor in detail.tensors
     ]
-    count = {kind: sum(tensor.kind == kind for tensor in detail.tensors) for kind in ("same", "changed", "added", "removed")}
+    count = {
+        kind: sum(tensor.kind == kind for tensor in detail.tensors) for kind in ("same", "changed", "added", "removed")
+    }
     return {
         "found": True,
         "facts": [
@@ -131,14 +141,20 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
             ("Only in A", number(count["removed"]), ""),
             ("Other values", number(len(detail.values)), ""),
         ],
-        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(detail.tensors))} differ") if differing else None,
+        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(detail.tensors))} differ")
+        if differing
+        else None,
         "tensors": [
             {"name": tensor.name, "kind": tensor.kind, "share": tensor.share, "largest": tensor.largest}
             for tensor in sorted(differing, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
         ],
-        "cut": f"The {TENSORS_MAX} that differ most, of {number(len(differing))}." if len(differing) > TENSORS_MAX else "",
+        "cut": f"The {TENSORS_MAX} that differ most, of {number(len(differing))}."
+        if len(differing) > TENSORS_MAX
+        else "",
         "values": [(str(path), str(left), str(right)) for path, left, right in detail.values[:VALUES_MAX]],
-        "values_cut": f"The first {VALUES_MAX} of {number(len(detail.values))}." if len(detail.values) > VALUES_MAX else "",
+        "values_cut": f"The first {VALUES_MAX} of {number(len(detail.values))}."
+        if len(detail.values) > VALUES_MAX
+        else "",
     }
 
 

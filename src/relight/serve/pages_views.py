@@ -31,7 +31,9 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
         (
             "Runs",
             number(len(rows)),
-            ", ".join(f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds),
+            ", ".join(
+                f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds
+            ),
         ),
         ("Oldest last good", span(max(ages)) if ages else NOTHING, "of runs that are not idle"),
         (
@@ -39,7 +41,11 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
             share(sum(goodputs) / len(goodputs)) if goodputs else NOTHING,
             f"mean of {plural(len(goodputs), 'run')}" if goodputs else "no run reports it",
         ),
-        ("Stored", size(sum(store_row.bytes or 0 for store_row in stores)), plural(sum(row.checkpoints for row in rows), "checkpoint")),
+        (
+            "Stored",
+            size(sum(store_row.bytes or 0 for store_row in stores)),
+            plural(sum(row.checkpoints for row in rows), "checkpoint"),
+        ),
     ]
     names = {store_row.id: store_row.name for store_row in stores}
     shown = [
@@ -131,7 +137,9 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
         points = list(detail.series[name])
         if not points:
             continue
-        curve = Curve(name, [step for step, _ in points], [value if value is not None else math.nan for _, value in points])
+        curve = Curve(
+            name, [step for step, _ in points], [value if value is not None else math.nan for _, value in points]
+        )
         steps = curve.x
         near = [mark for mark in marks if steps[0] <= mark.x <= steps[-1] * 1.05 + 1]
         charts_shown.append(
@@ -140,7 +148,9 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
                 "latest": number(points[-1][1]),
                 "data": chart_data(curve, near),
                 "picture": line(
-                    [curve], near, f"{name} over steps {number(steps[0])} to {number(steps[-1])}, with checkpoints and incidents"
+                    [curve],
+                    near,
+                    f"{name} over steps {number(steps[0])} to {number(steps[-1])}, with checkpoints and incidents",
                 ),
             }
         )
@@ -189,7 +199,8 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
     if not total:
         return None, []
     ordered = sorted(
-        (part for part in parts if part.seconds > 0), key=lambda part: (part.kind != "training" or bool(part.cause), -part.seconds)
+        (part for part in parts if part.seconds > 0),
+        key=lambda part: (part.kind != "training" or bool(part.cause), -part.seconds),
     )
     shares = [
         BarPart(
@@ -200,8 +211,13 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
         )
         for part in ordered
     ]
-    rows = [{"what": part.kind, "cause": part.cause or NOTHING, "seconds": part.seconds, "share": part.seconds / total} for part in ordered]
-    return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.tooltip}" for bar_part in shares[:4])), rows
+    rows = [
+        {"what": part.kind, "cause": part.cause or NOTHING, "seconds": part.seconds, "share": part.seconds / total}
+        for part in ordered
+    ]
+    return bar(
+        shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.tooltip}" for bar_part in shares[:4])
+    ), rows
 
 
 def checkpoint_row(store: str, name: str, row: CheckpointRow, now: float) -> dict[str, Any]:
@@ -240,7 +256,9 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
         "verb": verb,
         "href": f"/act/{verb}",
         "hidden": list(hidden),
-        "fields": [{"name": key, "label": label, "value": value, "required": not value} for key, label, value in fields],
+        "fields": [
+            {"name": key, "label": label, "value": value, "required": not value} for key, label, value in fields
+        ],
     }
 
 

@@ -57,13 +57,23 @@ def number(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return NOTHING if value is None else str(value).lower()
     if isinstance(value, int):
-        return f"{value:,}".replace(",", " ") if abs(value) < 10**18 else f"{float(value):.3g}" if abs(value) < 10**300 else "very large"
+        return (
+            f"{value:,}".replace(",", " ")
+            if abs(value) < 10**18
+            else f"{float(value):.3g}"
+            if abs(value) < 10**300
+            else "very large"
+        )
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def plural(count: int, noun: str) -> str:
     """Format a count with its noun: 1 run, 2 runs."""
-    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
+    return (
+        f"{number(count)} {noun}"
+        if count == 1
+        else f"{number(count)} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
+    )
 
 
 def when(time: float | str | None, now: float) -> Markup:
@@ -72,7 +82,9 @@ def when(time: float | str | None, now: float) -> Markup:
     if moment is None:
         return Markup(escape(time if isinstance(time, str) and time else NOTHING))  # noqa: S704 - escaped
     exact = moment.strftime("%Y-%m-%d %H:%M:%S UTC")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(moment.isoformat(), exact, ago(now - moment.timestamp()))
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        moment.isoformat(), exact, ago(now - moment.timestamp())
+    )
 
 
 def moment_of(time: float | str | None) -> datetime | None:

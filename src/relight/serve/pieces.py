@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from relight.errors import ConfigError
-from relight.serve.values import AuditRow, CheckpointDetail, DiffDetail, IncidentRow, LineageRow, ListPage, RunDetail, StorageDetail
+from relight.serve.values import (
+    AuditRow,
+    CheckpointDetail,
+    DiffDetail,
+    IncidentRow,
+    LineageRow,
+    ListPage,
+    RunDetail,
+    StorageDetail,
+)
 
 STEPS_MAX, TAGS_MAX, LISTED_MAX = 500, 100, 500
 POINTS_MAX = 24_000
@@ -23,7 +32,9 @@ T = TypeVar("T")
 def piece_of(rows: Sequence[T], after: str | None, limit: int) -> tuple[list[T], str | None]:
     """Return ``limit`` rows from the position ``after`` on, and the position of the next piece, None at the end."""
     if after and not (after.isascii() and after.isdecimal() and len(after) < 12):
-        raise ConfigError(f"{after[:40]!r} is not a position in this list", hint="take the value of next from the piece before")
+        raise ConfigError(
+            f"{after[:40]!r} is not a position in this list", hint="take the value of next from the piece before"
+        )
     end = int(after or 0) + limit
     return list(rows[end - limit : end]), str(end) if end < len(rows) else None
 
@@ -40,13 +51,22 @@ def diff_piece(detail: DiffDetail, after: str | None, limit: int, changed: bool 
     chosen = [tensor for tensor in detail.tensors if tensor.kind != "same"] if changed else detail.tensors
     tensors, more = piece_of(chosen, after, limit)
     values, more_values = piece_of(detail.values, after, limit)
-    return replace(detail, tensors=tensors, values=values, next=more or more_values, total=len(chosen), values_total=len(detail.values))
+    return replace(
+        detail,
+        tensors=tensors,
+        values=values,
+        next=more or more_values,
+        total=len(chosen),
+        values_total=len(detail.values),
+    )
 
 
 def lineage_piece(rows: Sequence[LineageRow], after: str | None, limit: int) -> ListPage[LineageRow]:
     """Return one piece of the runs, each with its newest steps and tags."""
     picked, more = piece_of(rows, after, limit)
-    return ListPage([replace(row, steps=row.steps[-STEPS_MAX:], tags=row.tags[-TAGS_MAX:]) for row in picked], more, len(rows))
+    return ListPage(
+        [replace(row, steps=row.steps[-STEPS_MAX:], tags=row.tags[-TAGS_MAX:]) for row in picked], more, len(rows)
+    )
 
 
 def bounded_run(detail: RunDetail) -> RunDetail:
@@ -95,9 +115,14 @@ def short_audit(row: AuditRow) -> AuditRow:
             break
         fields[name] = value
     return replace(
-        row, fields=fields, who=fitting(row.who, 100), what=fitting(row.what, 60), on=fitting(row.on, 300), role=fitting(row.role, 20),
+        row,
+        fields=fields,
+        who=fitting(row.who, 100),
+        what=fitting(row.what, 60),
+        on=fitting(row.on, 300),
+        role=fitting(row.role, 20),
         token=fitting(row.token, 20),
-    )  # fmt: skip
+    )
 
 
 def fitting(text: str, most: int) -> str:

@@ -34,7 +34,9 @@ class ProbeResponder:
 
     def __init__(self, rules: AccessRules) -> None:
         self._hosts = ("localhost", *rules.names)
-        response = JSONResponse(HEALTHY, headers={**security_headers(rules), "cache-control": "no-store", "connection": "close"})
+        response = JSONResponse(
+            HEALTHY, headers={**security_headers(rules), "cache-control": "no-store", "connection": "close"}
+        )
         lines = [b"HTTP/1.1 200 OK", *(name + b": " + value for name, value in response.raw_headers)]
         self._head, self._body = b"\r\n".join(lines), bytes(response.body)
 

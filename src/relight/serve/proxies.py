@@ -27,7 +27,9 @@ def public_origin(text: str) -> str:
     except (ValueError, UnicodeError):
         raise ConfigError(f"{text[:80]!r} is not an https address", hint=hint) from None
     if parts.scheme == "http":
-        raise ConfigError("--public needs https: without TLS, cookies can be read on the network", hint=f"--host {name or 'NAME'}")
+        raise ConfigError(
+            "--public needs https: without TLS, cookies can be read on the network", hint=f"--host {name or 'NAME'}"
+        )
     bare = not (parts.username or parts.password or parts.query or parts.fragment) and parts.path in ("", "/")
     if parts.scheme != "https" or not bare or not (_NAME.match(name) or _is_address(name)):
         raise ConfigError(f"{text[:80]!r} is not https://NAME", hint=hint)

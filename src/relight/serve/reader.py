@@ -96,7 +96,9 @@ class StoreFollower:
     def __init__(self, name: str, url: str, changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> None:
         place = locate(url)
         if place.run is not None or place.which is not None:
-            raise ConfigError("this is a run: relight serve follows whole stores", where=url, hint="name the directory above it")
+            raise ConfigError(
+                "this is a run: relight serve follows whole stores", where=url, hint="name the directory above it"
+            )
         self.id, self.url, self.store = name, place.store.url, place.store
         self.now = StoreState()
         self._changed, self._poll_s = changed, poll_s
@@ -160,13 +162,23 @@ class StoreFollower:
             empty = LogView(name, "", "", (), (), -1, "")
             last_state = before or RunState(name, empty, History())
             return replace(
-                RunState(name, last_state.view, last_state.history, last_state.incidents, last_state.accounts, _words(error), unread=True),
-                recorded_incidents=last_state.recorded_incidents, bytes=last_state.bytes,
-            )  # fmt: skip
+                RunState(
+                    name,
+                    last_state.view,
+                    last_state.history,
+                    last_state.incidents,
+                    last_state.accounts,
+                    _words(error),
+                    unread=True,
+                ),
+                recorded_incidents=last_state.recorded_incidents,
+                bytes=last_state.bytes,
+            )
         if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
         return replace(
-            made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts), recorded_incidents=incidents
+            made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts),
+            recorded_incidents=incidents,
         )
 
 
@@ -180,14 +192,20 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
         if not checkpoint.body.suspect and checkpoint.id not in history.rolled_back_ids and checkpoint.id not in damaged
     ]
     good = fine[-1] if fine else None
-    times = [moment for checkpoint in history.live[-GAPS_MAX:] if (moment := seconds_since_epoch(checkpoint.time)) is not None]
+    times = [
+        moment
+        for checkpoint in history.live[-GAPS_MAX:]
+        if (moment := seconds_since_epoch(checkpoint.time)) is not None
+    ]
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
     everything = sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq)
     series: dict[str, dict[int, float | None]] = {}
     for checkpoint in everything:
         for metric, value in checkpoint.body.metrics.items():
             number = float(value)
-            series.setdefault(metric, {})[checkpoint.step] = number if number == number and abs(number) != float("inf") else None
+            series.setdefault(metric, {})[checkpoint.step] = (
+                number if number == number and abs(number) != float("inf") else None
+            )
     return RunState(
         name,
         view,
@@ -256,7 +274,9 @@ def names_for(urls: Sequence[str]) -> list[str]:
     return names
 
 
-def open_readers(urls: Sequence[str], changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> list[StoreFollower]:
+def open_readers(
+    urls: Sequence[str], changed: Callable[[str, set[str]], None], poll_s: float = POLL_S
+) -> list[StoreFollower]:
     """Return a follower for each store, not started yet. Raise ``ConfigError`` without stores, or for a store named twice."""
     if not urls:
         raise ConfigError("no store was named", hint="name one: relight serve runs")

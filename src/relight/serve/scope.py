@@ -17,7 +17,9 @@ NOTHING = "\0"
 """A scope that no run is in."""
 ANOTHER = "(another run)"
 """Shown in place of the name of a run outside the caller's scope."""
-_IN_A_RUN = re.compile(r"(?:(?<= \[)|(?<![^/\n]))((?:(?! \[)[^/\n])+)/(?=[0-9]{10,16}-[0-9a-z]{10}-e[0-9]|log(?![A-Za-z0-9_-]))")
+_IN_A_RUN = re.compile(
+    r"(?:(?<= \[)|(?<![^/\n]))((?:(?! \[)[^/\n])+)/(?=[0-9]{10,16}-[0-9a-z]{10}-e[0-9]|log(?![A-Za-z0-9_-]))"
+)
 """A run's name before a file of it. Names may have spaces and quotes, so the match begins at a slash, a line or a bracket."""
 
 
@@ -76,7 +78,8 @@ def require(effect: str, who: Caller, store: str = "", run: str = "") -> None:
     if store and not reaches(store, run):
         if effect == "create run":
             raise ConfigError(
-                f"this token is limited to {who.scope}, so it cannot create another run", hint="get a token for the whole store"
+                f"this token is limited to {who.scope}, so it cannot create another run",
+                hint="get a token for the whole store",
             )
         raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
 
@@ -111,7 +114,13 @@ def masked(text: str) -> str:
 def masked_error(error: RelightError) -> RelightError:
     """Return ``error`` with all its texts ``masked``."""
     details = [masked(text) for text in error.details]
-    return type(error)(masked(error.what), where=masked(error.where), hint=masked(error.hint), details=details, retryable=error.retryable)
+    return type(error)(
+        masked(error.what),
+        where=masked(error.where),
+        hint=masked(error.hint),
+        details=details,
+        retryable=error.retryable,
+    )
 
 
 def scope_now() -> str:

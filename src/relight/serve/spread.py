@@ -29,4 +29,6 @@ def statistics_of(opened: Opened, path: str, progress: Progress) -> Statistics:
         explanation = "All its values are equal."
     elif "min" in numbers and not counts:
         explanation = "Its values are too far apart, or too close, for a histogram."
-    return Statistics([(NAMES[name], float(numbers[name])) for name in NAMES if name in numbers], edges, counts, explanation)
+    return Statistics(
+        [(NAMES[name], float(numbers[name])) for name in NAMES if name in numbers], edges, counts, explanation
+    )

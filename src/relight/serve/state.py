@@ -56,7 +56,9 @@ class TokenFile:
             self._db.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
             hint = "name another file with --state; if this one is damaged, remove it and create new tokens: only tokens are lost"
-            raise StoreUnavailable(f"the server's state file cannot be used: {error}", where=str(self.path), hint=hint) from error
+            raise StoreUnavailable(
+                f"the server's state file cannot be used: {error}", where=str(self.path), hint=hint
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -67,10 +69,13 @@ class TokenFile:
         """Create a token and return its id and the token itself, which is not stored: the file has only its hash."""
         rank_of(role)
         if not name.strip() or len(name) > 80 or not name.isprintable():
-            raise ConfigError("a token needs a name of 1 to 80 characters", hint="name its user, such as anna or grafana")
+            raise ConfigError(
+                "a token needs a name of 1 to 80 characters", hint="name its user, such as anna or grafana"
+            )
         if not _SCOPE.match(scope) or ("/" in scope and not is_dir(dir_of(scope.partition("/")[2]))):
             raise ConfigError(
-                f"{scope[:80]!r} is not a scope", hint="STORE or STORE/RUN, as relight serve names them; omit it for everything"
+                f"{scope[:80]!r} is not a scope",
+                hint="STORE or STORE/RUN, as relight serve names them; omit it for everything",
             )
         if lasts_s is not None and not 0 < lasts_s <= 10 * 365 * 86400:
             raise ConfigError("a token must last longer than 0 s, and at most ten years")
@@ -78,14 +83,18 @@ class TokenFile:
         token_id, secret = "".join(secrets.choice(letters) for _ in range(10)), secrets.token_urlsafe(32)
         now = self._clock()
         ends = now + lasts_s if lasts_s is not None else None
-        self._execute("INSERT INTO tokens VALUES(?,?,?,?,?,?,?,NULL)", token_id, _hash(secret), name, role, scope, now, ends)
+        self._execute(
+            "INSERT INTO tokens VALUES(?,?,?,?,?,?,?,NULL)", token_id, _hash(secret), name, role, scope, now, ends
+        )
         return token_id, f"rl_{token_id}.{secret}"
 
     def revoke(self, token_id: str) -> TokenRow:
         """Revoke a token and end its sessions, at once. Raise ``CheckpointNotFound`` if there is no such token."""
         row = next((token for token in self.tokens() if token.id == token_id), None)
         if row is None:
-            raise CheckpointNotFound(f"no token {token_id[:40]!r}", where=str(self.path), hint="relight token list shows them")
+            raise CheckpointNotFound(
+                f"no token {token_id[:40]!r}", where=str(self.path), hint="relight token list shows them"
+            )
         self._execute("UPDATE tokens SET revoked=? WHERE id=? AND revoked IS NULL", self._clock(), token_id)
         self._execute("DELETE FROM sessions WHERE token=?", token_id)
         return row
@@ -117,7 +126,9 @@ class TokenFile:
 
     def _valid(self, token_id: str, session: str = "") -> Caller | None:
         rows = self._execute(
-            "SELECT name,role,scope FROM tokens WHERE id=? AND revoked IS NULL AND (ends IS NULL OR ends>?)", token_id, self._clock()
+            "SELECT name,role,scope FROM tokens WHERE id=? AND revoked IS NULL AND (ends IS NULL OR ends>?)",
+            token_id,
+            self._clock(),
         )
         return Caller(rows[0][0], rows[0][1], rows[0][2], token_id, session) if rows else None
 
@@ -129,7 +140,9 @@ class TokenFile:
         """Start a browser session and return the value for its cookie. Delete expired sessions."""
         secret, now = secrets.token_urlsafe(32), self._clock()
         self._execute("DELETE FROM sessions WHERE ends<=?", now)
-        self._execute("INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S)
+        self._execute(
+            "INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S
+        )
         return secret
 
     def session_user(self, secret: str) -> tuple[Caller, str] | None:
@@ -160,7 +173,9 @@ class TokenFile:
             with self._lock:
                 return self._db.execute(words, values).fetchall()
         except sqlite3.Error as error:
-            raise StoreUnavailable(f"query of the server's state file failed: {error}", where=str(self.path), retryable=True) from error
+            raise StoreUnavailable(
+                f"query of the server's state file failed: {error}", where=str(self.path), retryable=True
+            ) from error
 
 
 def _hash(secret: str) -> bytes:

@@ -92,25 +92,36 @@ class ServerTask:
 class Tasks:
     """The latest tasks. ``changed`` is called with a store and a run when a task of that run has new output or has ended."""
 
-    def __init__(self, changed: Callable[[str, set[str]], None] = lambda store, runs: None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        changed: Callable[[str, set[str]], None] = lambda store, runs: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._changed, self._clock = changed, clock
         self._pool = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="relight-serve-task")
         self._known: OrderedDict[str, ServerTask] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
 
-    def begin(self, verb: str, store: str, run: str, who: str, work: Callable[[ServerTask], ActionOutcome], which: str = "") -> ServerTask:
+    def begin(
+        self, verb: str, store: str, run: str, who: str, work: Callable[[ServerTask], ActionOutcome], which: str = ""
+    ) -> ServerTask:
         """Start a task in its own thread. A ``RelightError`` of ``work`` becomes the task's outcome.
 
         Raise ``StoreUnavailable`` if too many tasks run, of all callers or of this one.
         """
-        task = ServerTask(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
+        task = ServerTask(
+            secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker()
+        )
         task.on_change = lambda: self._changed(store, {run})
         with self._lock:
             if sum(each.done is None for each in self._known.values()) >= RUNNING_MAX:
                 hint = "try again when one has ended"
                 raise StoreUnavailable(f"{RUNNING_MAX} tasks are already running", hint=hint, retryable=True)
-            if task.asker and sum(each.done is None and each.asker == task.asker for each in self._known.values()) >= OF_ONE_MAX:
+            if (
+                task.asker
+                and sum(each.done is None and each.asker == task.asker for each in self._known.values()) >= OF_ONE_MAX
+            ):
                 hint = "try again when one has ended"
                 raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you started are running", hint=hint, retryable=True)
             self._known[task.id] = task
@@ -122,7 +133,11 @@ class Tasks:
     def under_way(self, verb: str, store: str, run: str, which: str = "") -> ServerTask | None:
         """Return the running task of that kind on that run and checkpoint; None if there is none."""
         with self._lock:
-            matching = [task for task in self._known.values() if (task.verb, task.store, task.run, task.which) == (verb, store, run, which)]
+            matching = [
+                task
+                for task in self._known.values()
+                if (task.verb, task.store, task.run, task.which) == (verb, store, run, which)
+            ]
         return next((task for task in matching if task.done is None), None)
 
     def get(self, id_: str) -> ServerTask:
@@ -130,7 +145,9 @@ class Tasks:
         with self._lock:
             task = self._known.get(id_)
         if task is None or not reaches(task.store, task.run):
-            raise CheckpointNotFound(f"no task {id_[:40]!r}", hint="only the latest tasks are kept, until the server restarts")
+            raise CheckpointNotFound(
+                f"no task {id_[:40]!r}", hint="only the latest tasks are kept, until the server restarts"
+            )
         return task
 
     def all(self) -> Sequence[ServerTask]:

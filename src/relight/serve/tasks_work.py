@@ -74,10 +74,17 @@ def _verify_in_child(task: ServerTask, run: Run, checkpoint_id: str) -> VerifyRe
     command = child_command("relight.serve.verify_process", run.store.url, run.name, checkpoint_id)
     try:
         process = subprocess.Popen(
-            command, bufsize=0, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command,
+            bufsize=0,
+            env=child_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )  # its errors go to the server's own output
     except OSError as error:  # no process or descriptor is free
-        raise StoreUnavailable(f"starting the verification failed: {error.strerror or error}", retryable=True) from error
+        raise StoreUnavailable(
+            f"starting the verification failed: {error.strerror or error}", retryable=True
+        ) from error
     with process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -97,7 +104,9 @@ def _verify_in_child(task: ServerTask, run: Run, checkpoint_id: str) -> VerifyRe
                 raise StoreUnavailable("the server ended before every byte was read", retryable=True)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-            raise StoreUnavailable(f"the verification's process ended with {process.returncode} and no result", retryable=True)
+            raise StoreUnavailable(
+                f"the verification's process ended with {process.returncode} and no result", retryable=True
+            )
         finally:
             process.stdin.close()  # the child ends with its standard input
             _ended(process)
@@ -123,7 +132,10 @@ def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutc
     ) as process:
         outputs: list[bytes] = []
         readers = [
-            threading.Thread(target=lambda: outputs.append(process.stdout.read(_OUTPUT_BYTES_MAX) if process.stdout else b""), daemon=True),
+            threading.Thread(
+                target=lambda: outputs.append(process.stdout.read(_OUTPUT_BYTES_MAX) if process.stdout else b""),
+                daemon=True,
+            ),
             threading.Thread(target=_stream_output, args=(task, process), daemon=True),
         ]
         for reader in readers:
@@ -139,7 +151,9 @@ def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutc
     with suppress(RelightError, msgspec.MsgspecError):
         report = from_json_bytes(b"".join(outputs), DrillReport)
         return ActionOutcome(report.ok, report.summary(), "\n".join(lines_of(report)))
-    return ActionOutcome(False, f"relight drill ended with {process.returncode} and no report", "\n".join(task.lines[-5:]))
+    return ActionOutcome(
+        False, f"relight drill ended with {process.returncode} and no report", "\n".join(task.lines[-5:])
+    )
 
 
 def _stream_output(task: ServerTask, process: subprocess.Popen[bytes]) -> None:

@@ -56,7 +56,9 @@ class VerifyError(msgspec.Struct):
 
     def to_exception(self) -> RelightError:
         """Return the error that the process raised."""
-        return error_of(self.kind)(self.what, where=self.where, hint=self.hint, details=self.details, retryable=self.retryable)
+        return error_of(self.kind)(
+            self.what, where=self.where, hint=self.hint, details=self.details, retryable=self.retryable
+        )
 
 
 class VerifyMessage(msgspec.Struct, omit_defaults=True):

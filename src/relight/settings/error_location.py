@@ -73,7 +73,9 @@ def culprit(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], 
     return next((keys for keys in all_of if error_text(without(table, keys)) != what), ())
 
 
-def faults(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], most: int = 50) -> Iterator[tuple[Keys, ConfigError]]:
+def faults(
+    table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], most: int = 50
+) -> Iterator[tuple[Keys, ConfigError]]:
     """Yield every error with its path, up to ``most``. Each culprit is removed to find the next error."""
     rest = dict(table)
     for _ in range(most):

@@ -196,7 +196,10 @@ def give(name: str, value: str) -> None:
     """Set a setting from a command's argument. It overrides variable and file, also in child processes."""
     if name not in SETTINGS:
         close = nearest(name)
-        raise ConfigError(f"there is no setting {name[:80]!r}", hint=f"did you mean {close}?" if close else "relight config show --all")
+        raise ConfigError(
+            f"there is no setting {name[:80]!r}",
+            hint=f"did you mean {close}?" if close else "relight config show --all",
+        )
     os.environ[variable_of(name)] = value
     _given.add(variable_of(name))
 

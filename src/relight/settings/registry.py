@@ -43,7 +43,9 @@ _PROTECTION = (
     "job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host",
     "events", "cache",
 )  # fmt: skip
-NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model", "checkpoint.tiers"})
+NAMED_ONLY = frozenset(
+    {*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model", "checkpoint.tiers"}
+)
 """Settings for security, and paths that are read, written and cleaned up. They count only in a named file, not in a
 file that happens to be in the working directory."""
 
@@ -57,20 +59,39 @@ def variable_of(name: str) -> str:
     return PREFIX + (rest if table == "environment" else name).replace(".", "__").upper()
 
 
-_MAKERS = {"adaptive": "adaptive", "every": "every", "keep": "keep", "limits": "Limits", "compact": "Compact", "peers": "Peers"}
-_TIME, _SIZE, _COUNT, _YES = 'a time: "36h", or seconds', 'a size: "500GB", or bytes', "a whole number from 1 up", "true or false"
+_MAKERS = {
+    "adaptive": "adaptive",
+    "every": "every",
+    "keep": "keep",
+    "limits": "Limits",
+    "compact": "Compact",
+    "peers": "Peers",
+}
+_TIME, _SIZE, _COUNT, _YES = (
+    'a time: "36h", or seconds',
+    'a size: "500GB", or bytes',
+    "a whole number from 1 up",
+    "true or false",
+)
 _SECONDS, _RATE = "seconds", "bytes a second"
 
 
 def _argument_settings(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
     """Arguments of the function that ``[checkpoint.table]`` is named for."""
     return tuple(
-        Setting(f"checkpoint.{table}.{name}", kind, default, doc, f"{_MAKERS[table]}({name}=)") for name, kind, default, doc in rows
+        Setting(f"checkpoint.{table}.{name}", kind, default, doc, f"{_MAKERS[table]}({name}=)")
+        for name, kind, default, doc in rows
     )
 
 
 _CHECKPOINT = (
-    Setting("checkpoint.background", _YES, "true", "whether the agent writes while training continues", "Checkpointer(background=)"),
+    Setting(
+        "checkpoint.background",
+        _YES,
+        "true",
+        "whether the agent writes while training continues",
+        "Checkpointer(background=)",
+    ),
     Setting(
         "checkpoint.takeover",
         '"ask", "refuse" or "take"',
@@ -88,7 +109,12 @@ _CHECKPOINT = (
         ("loss", "a metric's name", "none", "the metric; volatile values make saves more frequent"),
         ("drop", "a share between 0 and 1", "none", "by how much the loss must fall for the next save to come earlier"),
         ("bytes_per_second", _RATE, "no bound", "limit of the bytes that saves write to the store"),
-        ("phases", "a table of names and factors", "none", "the factor of the interval in each phase that ckpt.phase names"),
+        (
+            "phases",
+            "a table of names and factors",
+            "none",
+            "the factor of the interval in each phase that ckpt.phase names",
+        ),
         ("busy", "a table: disk, device", "none", "the share of use above which the interval is twice as long"),
     ),
     *_argument_settings(
@@ -134,9 +160,19 @@ _CHECKPOINT = (
         ("full_every", _COUNT, "left to retention", "one in this many saves stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
         ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
-        ("max_error", "a table of patterns and bounds", "none", 'the largest error of values stored inexactly: 1e-4, or "0.1%"'),
+        (
+            "max_error",
+            "a table of patterns and bounds",
+            "none",
+            'the largest error of values stored inexactly: 1e-4, or "0.1%"',
+        ),
         ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
-        ("level", "a whole number from 1 to 19", "the fastest", "zstd's level: higher ones take more time and store less"),
+        (
+            "level",
+            "a whole number from 1 to 19",
+            "the fastest",
+            "zstd's level: higher ones take more time and store less",
+        ),
     ),
     *_argument_settings(
         "peers",
@@ -171,7 +207,12 @@ _SUPERVISE = _table_settings(
     ("skip", _COUNT, "1", "number of steps to skip after a rollback, with their samples"),
     ("lr_cut", "a number above 0, at most 1", "1.0", "factor for the learning rates at each rollback"),
     ("split", _YES, "false", "whether micro-batches may be made smaller"),
-    ("spikes", "a number from 0 to 86400", "10.0", "standard deviations above the median from which a loss counts as a spike"),
+    (
+        "spikes",
+        "a number from 0 to 86400",
+        "10.0",
+        "standard deviations above the median from which a loss counts as a spike",
+    ),
     ("start_s", _SECONDS, "900.0", "how long is waited for the first step"),
     ("phase_s", _SECONDS, "900.0", "how long is waited for a phase that was never seen"),
     ("spares", _YES, "true", "whether spare processes wait to replace ranks"),
@@ -181,7 +222,12 @@ _SUPERVISE = _table_settings(
     ("predict", _YES, "true", "whether the node is monitored each second to predict failures"),
     ("model", "a path", "rules alone", "a file of relight predict train"),
     ("recordings", "a path", "nowhere", "a directory for the recorded measurements"),
-    ("pause", "a share from 0 to 0.9", "0.2", "share of the time that ranks pause while this node is too hot or under pressure"),
+    (
+        "pause",
+        "a share from 0 to 0.9",
+        "0.2",
+        "share of the time that ranks pause while this node is too hot or under pressure",
+    ),
     ("lower_power", _YES, "false", "whether accelerators' power limits are lowered under heat"),
     ("drain", _YES, "false", "whether a machine leaves the job if its device is about to fail"),
 )
@@ -213,13 +259,21 @@ def _rule(name: str) -> tuple[Setting, ...]:
         ("enabled", _YES, "true", "whether the rule is evaluated"),
     ]
     return _table_settings(
-        f"alerts.rules.{name}", *([(limit, "a number from 0 up", number, "beyond which it holds")] if limit else []), *rows
+        f"alerts.rules.{name}",
+        *([(limit, "a number from 0 up", number, "beyond which it holds")] if limit else []),
+        *rows,
     )
 
 
 _ALERTS = (
     Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "none", "where alerts are sent", secret=True),
-    Setting("alerts.escalate_to", "a list of addresses", "none", "where alerts are sent as well if they persist", secret=True),
+    Setting(
+        "alerts.escalate_to",
+        "a list of addresses",
+        "none",
+        "where alerts are sent as well if they persist",
+        secret=True,
+    ),
     *_table_settings(
         "alerts",
         ("min_severity", "info, warning or critical", "warning", "the least severity that is sent"),
@@ -243,10 +297,23 @@ _ENVIRONMENT = (
         ("cache_bytes", _SIZE, "a tenth of what is free", "how much of it"),
         ("lossy", "PATTERN=WAY, parted by spaces", "nothing", "tensors to store inexactly, which overrides the script"),
     ),
-    Setting("environment.key", "specs: file:PATH, env:NAME", "none", "where keys are that open and encrypt", "encrypt=", secret=True),
+    Setting(
+        "environment.key",
+        "specs: file:PATH, env:NAME",
+        "none",
+        "where keys are that open and encrypt",
+        "encrypt=",
+        secret=True,
+    ),
     Setting("environment.sign", "a spec: ed25519:file:PATH", "none", "who signs records", "sign=", secret=True),
     Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "all", "public keys with accepted signatures", "trust="),
-    Setting("environment.job_secret", "a spec: file:PATH, or none", "one node needs none", "what the nodes of a job share", secret=True),
+    Setting(
+        "environment.job_secret",
+        "a spec: file:PATH, or none",
+        "one node needs none",
+        "what the nodes of a job share",
+        secret=True,
+    ),
     Setting("environment.anchor", "a store", "none", "where the end of each log is recorded", "anchor="),
     *_table_settings(
         "environment",
@@ -255,7 +322,12 @@ _ENVIRONMENT = (
         ("single_writer", _YES, "false", "a promise: one process at most writes to the store"),
         ("keys_over_http", _YES, "false", "whether key services on other machines may be asked without TLS"),
         ("debug", _YES, "false", "whether commands show tracebacks"),
-        ("log", "quiet, warnings, default, info or debug", "default", "which events go to stderr if no logging is configured"),
+        (
+            "log",
+            "quiet, warnings, default, info or debug",
+            "default",
+            "which events go to stderr if no logging is configured",
+        ),
     ),
 )
 SETTINGS = {setting.name: setting for setting in (*_CHECKPOINT, *_SUPERVISE, *_ALERTS, *_ENVIRONMENT)}

@@ -33,7 +33,10 @@ def clusters(count: int = 20, seed: int = 0, lives: float = _LIVES) -> list[Clus
     """Return random clusters. Their MTBFs are spread evenly on a logarithmic scale, from ten minutes to ten days."""
     rng = stream(seed, "clusters")
     low, high = map(math.log, _MTBF_S)
-    return [_cluster(number, math.exp(low + (high - low) * (number + rng.random()) / count), rng, lives) for number in range(count)]
+    return [
+        _cluster(number, math.exp(low + (high - low) * (number + rng.random()) / count), rng, lives)
+        for number in range(count)
+    ]
 
 
 def _cluster(number: int, mtbf_s: float, rng: np.random.Generator, lives: float) -> Cluster:
@@ -43,10 +46,16 @@ def _cluster(number: int, mtbf_s: float, rng: np.random.Generator, lives: float)
     durable_s = max(stall_s, min(stall_s * math.exp(rng.uniform(0, math.log(20))), mtbf_s / 10))
     restart_s = min(math.exp(rng.uniform(math.log(30), math.log(1200))), mtbf_s / 4)
     scenario = Scenario(
-        name=f"cluster {number}", gpus=gpus, days=max(30.0, lives * mtbf_s / DAY_S), step_s=1.0,
-        save=SavingCosts(stall_s=stall_s, durable_s=durable_s), restart=Restarting(base_s=restart_s, per_gpu_s=0.0),
-        failure=(Failing(name="failure", kind="killed", per_day=DAY_S / mtbf_s, takes_nodes=0, broken=0.0, detect_s=0.0),),
-    )  # fmt: skip
+        name=f"cluster {number}",
+        gpus=gpus,
+        days=max(30.0, lives * mtbf_s / DAY_S),
+        step_s=1.0,
+        save=SavingCosts(stall_s=stall_s, durable_s=durable_s),
+        restart=Restarting(base_s=restart_s, per_gpu_s=0.0),
+        failure=(
+            Failing(name="failure", kind="killed", per_day=DAY_S / mtbf_s, takes_nodes=0, broken=0.0, detect_s=0.0),
+        ),
+    )
     return Cluster(scenario, mtbf_s, off)
 
 
@@ -69,7 +78,9 @@ def compare(
             "stall_s": round(cluster.scenario.save.stall_s, 3), "durable_s": round(cluster.scenario.save.durable_s, 3),
             "restart_s": round(cluster.scenario.restart.base_s, 1), "lost": lost,
         })  # fmt: skip
-        report(f"{number + 1} of {len(cases)}: {lost['adaptive'] / lost['oracle'] - 1:+.2%} over the oracle's {lost['oracle']:.4f}")
+        report(
+            f"{number + 1} of {len(cases)}: {lost['adaptive'] / lost['oracle'] - 1:+.2%} over the oracle's {lost['oracle']:.4f}"
+        )
     mean = {name: float(np.mean([row["lost"][name] for row in rows])) for name in rows[0]["lost"]}
     best = min(fixed, key=mean.__getitem__)
     return {

@@ -158,10 +158,14 @@ class _Simulation:
             self.held_up = True
             return
         self._leave(now)
-        assert abs(self.work / self.scenario.step_s - round(self.work / self.scenario.step_s)) < 1e-3, "a save begins between two steps"
+        assert abs(self.work / self.scenario.step_s - round(self.work / self.scenario.step_s)) < 1e-3, (
+            "a save begins between two steps"
+        )
         self.work = round(self.work / self.scenario.step_s) * self.scenario.step_s
         save = self.scenario.save
-        made = self.shelf.new(self._ended() - 1, self.work, now, wrong=self.onset is not None and self.work > self.onset)
+        made = self.shelf.new(
+            self._ended() - 1, self.work, now, wrong=self.onset is not None and self.work > self.onset
+        )
         self.saves += 1
         self.last_save_s, self.from_step, self.writing = now, self._ended(), made
         self._push(now + max(save.durable_s, save.stall_s), _DURABLE, made)
@@ -230,7 +234,14 @@ class _Simulation:
             self._fail(now, failing, failure, lost=slots, away=slots)
 
     def _fail(
-        self, now: float, failing: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
+        self,
+        now: float,
+        failing: Failing,
+        dice: FailureEvent,
+        *,
+        lost: tuple[int, ...],
+        away: tuple[int, ...],
+        onset: int | None = None,
     ) -> None:
         """End the attempt.
 
@@ -258,22 +269,33 @@ class _Simulation:
         elif decision.action == "end":
             delay_s += self.scenario.restart.requeue_s
         before = decision.settings.get(BEFORE) if decision.action != "stop" else (None if onset is None else str(onset))
-        self._come_back(now, failing.name, dice, lost, away, failing.detect_s, delay_s, int(before) if before is not None else None)
+        self._come_back(
+            now, failing.name, dice, lost, away, failing.detect_s, delay_s, int(before) if before is not None else None
+        )
 
     def _decide(self, failure: Failure, machine: int, now: float) -> Decision:
         """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""
         while self.past and now - self.past[0][0] > INCIDENT_COUNTS_S:
             self.past.popleft()
         local_failure = replace(failure, here=True)
-        history = [Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past]
+        history = [
+            Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past
+        ]
         decision = decide(local_failure, history, self.policy.rules, now)
         self.past.append((now, machine, (failure, local_failure), decision))
         return decision
 
     def _come_back(
-        self, now: float, cause: str, dice: FailureEvent, lost: tuple[int, ...], away: tuple[int, ...], detect_s: float, delay_s: float,
+        self,
+        now: float,
+        cause: str,
+        dice: FailureEvent,
+        lost: tuple[int, ...],
+        away: tuple[int, ...],
+        detect_s: float,
+        delay_s: float,
         before: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Stop the job: choose the checkpoint to resume from, send machines to repair, and schedule the restart."""
         if self.writing is not None and (lost or not self.policy.memory or not self.writing.sealed):
             self.writing.gone = True
@@ -374,7 +396,10 @@ class _Simulation:
                     self._push(failure.at, _SETTLE, True)
         if predictor is None or predictor.precision >= 1 or not expected:
             return
-        rng, risks = stream(self.seed, "false alarms"), sorted({failing.risk for failing in self.scenario.failure if failing.risk})
+        rng, risks = (
+            stream(self.seed, "false alarms"),
+            sorted({failing.risk for failing in self.scenario.failure if failing.risk}),
+        )
         count = min(int(rng.poisson(expected * (1 / predictor.precision - 1))), FAILURES_MAX)
         for time in sorted((rng.random(count) * self.scenario.wall_s).tolist()):
             self._push(time, _ALARM, (-1, risks[int(rng.integers(len(risks)))], False))
@@ -386,13 +411,19 @@ class _Simulation:
     def _alarm(self, now: float, payload: tuple[int, str, bool]) -> None:
         number, risk, true = payload
         predictor = self.policy.foresee
-        if self.phase != _TRAINING or (risk and (predictor is None or distrust(predictor.precision, PRECISION, self.settled))):
+        if self.phase != _TRAINING or (
+            risk and (predictor is None or distrust(predictor.precision, PRECISION, self.settled))
+        ):
             return
         self.alarms += 1
         self.false_alarms += not true
         self._soon(now)  # each action begins with a save
         if risk and self.policy.drain and action_for(risk)[0] == "drain node" and self.leaving is None:
-            slot = int(self.chance.failures[number].u_node * self.scenario.nodes) if true else int(now) % self.scenario.nodes
+            slot = (
+                int(self.chance.failures[number].u_node * self.scenario.nodes)
+                if true
+                else int(now) % self.scenario.nodes
+            )
             self.leaving = (slot, number)
 
     def _move_out(self, now: float, slot: int, number: int) -> None:
@@ -409,7 +440,9 @@ class _Simulation:
 
     def _outcome(self, wall: float) -> PolicyOutcome:
         lost = sum(parts.get(LOST, 0.0) for parts in self.spent.values())
-        assert math.isclose(self.trained - lost, self.work, rel_tol=1e-9, abs_tol=1.0), "every second of training is either useful or lost"
+        assert math.isclose(self.trained - lost, self.work, rel_tol=1e-9, abs_tol=1.0), (
+            "every second of training is either useful or lost"
+        )
         peaks, stored = self.shelf.stored(wall)
         return PolicyOutcome(
             self.policy.name, self.seed, wall, self.trained - lost, self.saving, {name: dict(parts) for name, parts in self.spent.items()},

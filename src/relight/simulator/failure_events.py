@@ -65,9 +65,13 @@ def draw(scenario: Scenario, seed: int, calendar: Calendar | None = None) -> Cha
     for number, failing in enumerate(scenario.failure):
         if calendar is None:
             rng = stream(seed, "failure", failing.name)
-            failures += _failure_events(rng, _times(rng, scenario.rate_per_s(failing), scenario.wall_s, failing), failing.name, number)
+            failures += _failure_events(
+                rng, _times(rng, scenario.rate_per_s(failing), scenario.wall_s, failing), failing.name, number
+            )
         else:
-            times = np.array([time for time, which in zip(calendar.at, calendar.failing, strict=True) if which == number])
+            times = np.array(
+                [time for time, which in zip(calendar.at, calendar.failing, strict=True) if which == number]
+            )
             failures += _failure_events(stream(seed, "failure", failing.name), times, failing.name, number)
     lemons = _lemons(scenario, seed)
     for machine in sorted(lemons):
@@ -87,7 +91,9 @@ def _lemons(scenario: Scenario, seed: int) -> frozenset[int]:
     return frozenset(int(machine) for machine in rng.choice(machines, size=count, replace=False))
 
 
-def _times(rng: np.random.Generator, per_s: float, until: float, failing: Failing | None = None) -> np.ndarray[Any, Any]:
+def _times(
+    rng: np.random.Generator, per_s: float, until: float, failing: Failing | None = None
+) -> np.ndarray[Any, Any]:
     if not per_s:
         return np.empty(0)
     shape = failing.shape if failing is not None else 1.0
@@ -101,7 +107,9 @@ def _times(rng: np.random.Generator, per_s: float, until: float, failing: Failin
         last = float(times[-1])
     first = np.concatenate(batches)
     first = first[first < until]
-    return first if failing is None or not failing.aftershock else np.sort(np.array(_shaken(rng, first, failing, until)))
+    return (
+        first if failing is None or not failing.aftershock else np.sort(np.array(_shaken(rng, first, failing, until)))
+    )
 
 
 def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], failing: Failing, until: float) -> list[float]:
@@ -117,5 +125,9 @@ def _failure_events(
     rng: np.random.Generator, times: np.ndarray[Any, Any], cause: str, failing: int, machine: int = ANY
 ) -> list[FailureEvent]:
     count = len(times)
-    dice = [*rng.random((4, count)).tolist(), rng.exponential(size=count).tolist(), *rng.standard_normal((2, count)).tolist()]
+    dice = [
+        *rng.random((4, count)).tolist(),
+        rng.exponential(size=count).tolist(),
+        *rng.standard_normal((2, count)).tolist(),
+    ]
     return [FailureEvent(time, cause, failing, machine, *row) for time, *row in zip(times.tolist(), *dice, strict=True)]

@@ -58,7 +58,11 @@ class Machines:
         """Return ``count`` adjacent slots that include ``slot``: of its rack first, then of the next racks."""
         if count <= 1:
             return (slot,)[:count]
-        first = slot - slot % self._rack if count >= self._rack else min(slot, slot - slot % self._rack + self._rack - count)
+        first = (
+            slot - slot % self._rack
+            if count >= self._rack
+            else min(slot, slot - slot % self._rack + self._rack - count)
+        )
         return tuple((first + offset) % self._nodes for offset in range(count))
 
     def send_away(self, slots: tuple[int, ...], now: float, dice: FailureEvent) -> Iterator[tuple[int, float]]:

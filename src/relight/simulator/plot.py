@@ -20,7 +20,11 @@ def draw(summaries_by_title: Sequence[tuple[str, Sequence[Summary]]], days: floa
 
     Its suffix selects the format (``.png``, ``.svg``, ``.pdf``).
     """
-    rows = [(title if number == 0 else "", summary) for title, summaries in summaries_by_title for number, summary in enumerate(summaries)]
+    rows = [
+        (title if number == 0 else "", summary)
+        for title, summaries in summaries_by_title
+        for number, summary in enumerate(summaries)
+    ]
     height = 1.2 + 0.45 * len(rows)
     drawing = Drawing(figsize=(10, height + 3.2), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
@@ -44,7 +48,9 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
         key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for _, summary in rows),
     )
     shown, other_causes = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
-    colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[position % len(LOST)] for position, cause in enumerate(shown)}
+    colours = {"useful": GOOD, "saves": WORK[0]} | {
+        f"lost to: {cause}": LOST[position % len(LOST)] for position, cause in enumerate(shown)
+    }
     colours |= {"lost to: others": WORK[2]} if other_causes else {}
     drawn: set[str] = set()
     least = min(summary.parts[USEFUL] for _, summary in rows)
@@ -56,7 +62,14 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
         shares["lost to: others"] = sum(summary.by_cause.get(cause, 0.0) for cause in other_causes)
         for name, colour in colours.items():
             share = 100 * shares[name]
-            axes.barh(position, share, left=offset, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            axes.barh(
+                position,
+                share,
+                left=offset,
+                color=colour,
+                height=0.6,
+                label=None if name in drawn or not share else name,
+            )
             offset += share
             drawn |= {name} if share else set()
         axes.text(100.3, position, f"{100 * summary.goodput.median:.1f} %", va="center", color=INK, fontsize=9)
@@ -71,7 +84,11 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
         fontsize=9,
     )
     axes.set_title(
-        titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more below", loc="left", color=INK, fontsize=10, pad=46
+        titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more below",
+        loc="left",
+        color=INK,
+        fontsize=10,
+        pad=46,
     )
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=8)
 

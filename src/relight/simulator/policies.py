@@ -88,11 +88,15 @@ def policy_of(text: str, name: str = "") -> Policy:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals or not value.strip():
-            raise ConfigError(f"{pair!r} is not key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
+            raise ConfigError(
+                f"{pair!r} is not key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}"
+            )
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             raise ConfigError(
-                f"a policy has no {key!r}", where=text, hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
+                f"a policy has no {key!r}",
+                where=text,
+                hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}",
             )
         if key in values:
             raise ConfigError(f"{key!r} twice", where=text)
@@ -116,17 +120,25 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
         return "every", seconds_of(first, "a policy's schedule")
     except ConfigError:
         close = difflib.get_close_matches(first, SCHEDULES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"a policy begins with one of {', '.join(SCHEDULES)}, a time (30m), or 500steps"
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"a policy begins with one of {', '.join(SCHEDULES)}, a time (30m), or 500steps"
+        )
         raise ConfigError(f"{first[:40]!r} does not state when to save", where=text, hint=hint) from None
 
 
 def _parts(settings: dict[str, str]) -> dict[str, Any]:
     keep_options: dict[str, Any] = {
-        key: settings[key] if key in ("within", "budget", "undo_window") else _whole(key, settings[key]) for key in _KEEP if key in settings
+        key: settings[key] if key in ("within", "budget", "undo_window") else _whole(key, settings[key])
+        for key in _KEEP
+        if key in settings
     }
     peers = {key: _whole(key, settings[key]) for key in _PEERS if key in settings}
     rules = {key: _rule(key, settings[key]) for key in _RULES if key in settings}
-    bounds = {key: _share(key, settings[key]) if key == "overhead" else settings[key] for key in _ADAPTIVE if key in settings}
+    bounds = {
+        key: _share(key, settings[key]) if key == "overhead" else settings[key] for key in _ADAPTIVE if key in settings
+    }
     schedule = adaptive(**bounds)  # type: ignore[arg-type]
     assert isinstance(schedule, Adaptive)
     return {
@@ -147,7 +159,9 @@ def _tiers(settings: dict[str, str]) -> tuple[Tier, ...]:
     """Return the further tiers, nearest first: at most one."""
     if "far" not in settings:
         if "far_last" in settings:
-            raise ConfigError("far_last without far", hint="set far, such as far=20GB: bytes a second to the further tier")
+            raise ConfigError(
+                "far_last without far", hint="set far, such as far=20GB: bytes a second to the further tier"
+            )
         return ()
     far_rules = keep(last=_whole("far_last", settings["far_last"])) if "far_last" in settings else None
     rate = bytes_of(settings["far"].removesuffix("/s"), "far")

@@ -46,7 +46,9 @@ class PublishedResult(NamedTuple):
         return {**self._asdict(), "holds": self.holds}
 
 
-def bare(mtbf_s: float, *, failures: int, stall_s: float, durable_s: float, restart_s: float, down_s: float = 0.0) -> Scenario:
+def bare(
+    mtbf_s: float, *, failures: int, stall_s: float, durable_s: float, restart_s: float, down_s: float = 0.0
+) -> Scenario:
     """Return a job of one machine that fails at random and needs no replacement: the case of the formulas."""
     failing = Failing(name="failure", kind="killed", per_day=DAY_S / mtbf_s, takes_nodes=0, broken=0.0, detect_s=down_s)
     return Scenario(
@@ -78,19 +80,31 @@ def closed_forms(failures: int = 8_000) -> Iterator[PublishedResult]:
         label = f"MTBF {mtbf_s:g} s, stall {stall_s:g}, durable {durable_s:g}, restart {restart_s:g}: every {interval_s:g} s"
         measured = goodput(scenario, f"{interval_s - stall_s:.0f}steps,{_BARE}")
         yield PublishedResult(
-            label, "renewal argument; Daly (2006) where durable = stall", f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured
+            label,
+            "renewal argument; Daly (2006) where durable = stall",
+            f"{exact:.4f}",
+            0.99 * exact,
+            1.01 * exact,
+            measured,
         )
     for period_s, name in PERIODS.items():
         exact = _aupy(period_s)
         measured = goodput(_aupy_scenario(failures), f"{period_s - 600}steps,{_BARE}")
-        yield PublishedResult(f"{name}'s period, {period_s:,} s: goodput", AUPY, f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured)
+        yield PublishedResult(
+            f"{name}'s period, {period_s:,} s: goodput", AUPY, f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured
+        )
     mtbf_s, write_s, back_s = 1000 / 6.5 / 1024 * DAY_S, 300.0, 600.0
     young_s = math.sqrt(2 * mtbf_s * write_s)
     ettr = (1 - (back_s + young_s / 2) / mtbf_s) / (1 + write_s / young_s)
     scenario = bare(mtbf_s, failures=failures, stall_s=write_s, durable_s=write_s, restart_s=back_s)
     measured = goodput(scenario, f"{young_s:.0f}steps,{_BARE}")
     yield PublishedResult(
-        "expected ETTR of 8,192 GPUs of RSC-1, writes of 5 min, restarts of 10", KOKOLIS, f"{ettr:.4f}", 0.99 * ettr, 1.01 * ettr, measured
+        "expected ETTR of 8,192 GPUs of RSC-1, writes of 5 min, restarts of 10",
+        KOKOLIS,
+        f"{ettr:.4f}",
+        0.99 * ettr,
+        1.01 * ettr,
+        measured,
     )
 
 
@@ -119,7 +133,8 @@ def best_period(failures: int = 8_000, seeds: int = 2) -> PublishedResult:
     for seed in range(seeds):
         chance = draw(scenario, seed)
         goodputs += [
-            simulate(scenario, policy_of(f"{period - 600}steps,{_BARE}"), seed, chance=chance).goodput / seeds for period in periods
+            simulate(scenario, policy_of(f"{period - 600}steps,{_BARE}"), seed, chance=chance).goodput / seeds
+            for period in periods
         ]
     logs = np.log(periods)
     curve = np.polyfit(logs, goodputs, 3)
@@ -139,13 +154,20 @@ def best_period(failures: int = 8_000, seeds: int = 2) -> PublishedResult:
 def mttf(gpus: int, known: str, least: float, most: float) -> PublishedResult:
     """Return the mean time between failures, in hours, of a job at RSC-1's failure rate."""
     failing = Failing(name="hardware", per_million_gpu_hours=6.5 / 1000 / 8 / 24 * 1e6, broken=0.0, detect_s=0.0)
-    scenario = Scenario(gpus=gpus, days=max(20.0, 60 * 16384 / gpus), failure=(failing,), restart=Restarting(base_s=0.0, per_gpu_s=0.0))
+    scenario = Scenario(
+        gpus=gpus, days=max(20.0, 60 * 16384 / gpus), failure=(failing,), restart=Restarting(base_s=0.0, per_gpu_s=0.0)
+    )
     policy = policy_of("2m,node_failures=1000,backoff_s=0")
     counts = [sum(simulate(scenario, policy, seed).failures.values()) for seed in range(4)]
     return PublishedResult(
-        f"mean time to failure of {gpus:,} GPUs, hours", KOKOLIS, known, least, most, 24 * scenario.days / float(np.mean(counts)),
+        f"mean time to failure of {gpus:,} GPUs, hours",
+        KOKOLIS,
+        known,
+        least,
+        most,
+        24 * scenario.days / float(np.mean(counts)),
         "6.50 failures in 1,000 node-days, the paper's",
-    )  # fmt: skip
+    )
 
 
 def ettr(per_1000_node_days: float, write_s: float) -> PublishedResult:
@@ -154,7 +176,9 @@ def ettr(per_1000_node_days: float, write_s: float) -> PublishedResult:
     scenario = bare(mtbf_s, failures=6000, stall_s=write_s, durable_s=write_s, restart_s=300.0)
     label = f"ETTR of 12,000 GPUs at {per_1000_node_days:g} failures in 1,000 node-days, writes of {write_s:g} s"
     measured = goodput(scenario, f"young,{_BARE}")
-    return PublishedResult(label, KOKOLIS, "0.9", 0.85, 0.95, measured, "restarts of 5 min (the paper's 5 to 20); its one digit")
+    return PublishedResult(
+        label, KOKOLIS, "0.9", 0.85, 0.95, measured, "restarts of 5 min (the paper's 5 to 20); its one digit"
+    )
 
 
 def llama() -> Iterator[PublishedResult]:
@@ -165,11 +189,23 @@ def llama() -> Iterator[PublishedResult]:
     count = float(np.mean([sum(outcome.failures.values()) for outcome in outcomes]))
     bounds = 2 * math.sqrt(419)
     yield PublishedResult(
-        "interruptions in 54 days", source, "419", 419 - bounds, 419 + bounds, count, "bounds: two standard deviations of such a count"
+        "interruptions in 54 days",
+        source,
+        "419",
+        419 - bounds,
+        419 + bounds,
+        count,
+        "bounds: two standard deviations of such a count",
     )
     share = float(np.mean([outcome.goodput for outcome in outcomes]))
     yield PublishedResult(
-        "effective training time", source, "above 0.9", 0.9, 1.0, share, "stall 1 s, restarts of 200 s (FT-HSDP): not in the paper"
+        "effective training time",
+        source,
+        "above 0.9",
+        0.9,
+        1.0,
+        share,
+        "stall 1 s, restarts of 200 s (FT-HSDP): not in the paper",
     )
 
 
@@ -192,7 +228,9 @@ def hundred_thousand() -> PublishedResult:
 
 def megascale() -> Iterator[PublishedResult]:
     """Yield the results of four weeks on 12,288 GPUs."""
-    failing = Failing(name="failure", kind="killed", per_million_gpu_hours=19.7, takes_nodes=0, broken=0.0, detect_s=60.0)
+    failing = Failing(
+        name="failure", kind="killed", per_million_gpu_hours=19.7, takes_nodes=0, broken=0.0, detect_s=60.0
+    )
     scenario = Scenario(gpus=12288, days=28, failure=(failing,), restart=Restarting(base_s=480.0, per_gpu_s=0.0))
     outcomes = [simulate(scenario, policy_of("10m,memory=off,last=2"), seed) for seed in range(5)]
     source, assumed = (
@@ -202,7 +240,13 @@ def megascale() -> Iterator[PublishedResult]:
     recoveries = float(np.mean([sum(outcome.failures.values()) for outcome in outcomes]))
     yield PublishedResult("recoveries in several weeks", source, "over 100", 100, 250, recoveries, assumed)
     yield PublishedResult(
-        "effective training time", source, "above 0.9", 0.9, 1.0, float(np.mean([outcome.goodput for outcome in outcomes])), assumed
+        "effective training time",
+        source,
+        "above 0.9",
+        0.9,
+        1.0,
+        float(np.mean([outcome.goodput for outcome in outcomes])),
+        assumed,
     )
 
 
@@ -220,7 +264,13 @@ def pairs(nodes: int, known: str, least: float, most: float) -> PublishedResult:
         survived.append(shelf.best(lost, None)[0] == 1.0)
     label = f"two of {nodes} machines lost at once: come back from peers' memory"
     return PublishedResult(
-        label, "Wang et al., Gemini (SOSP 2023), corollary 1", known, least, most, float(np.mean(survived)), "all pairs, one copy"
+        label,
+        "Wang et al., Gemini (SOSP 2023), corollary 1",
+        known,
+        least,
+        most,
+        float(np.mean(survived)),
+        "all pairs, one copy",
     )
 
 
@@ -235,10 +285,22 @@ def repairs() -> Iterator[PublishedResult]:
         minutes += [seconds / 60 for _, seconds in machines.send_away((0,), 0.0, scenario_dice._replace(z_repair=z))]
     source = "Schroeder and Gibson, A large-scale study of failures (DSN 2006), LANL"
     yield PublishedResult(
-        "median repair, minutes", source, "54", 53.5, 54.5, float(np.median(minutes)), "lognormal, sigma 1.94 from the two"
+        "median repair, minutes",
+        source,
+        "54",
+        53.5,
+        54.5,
+        float(np.median(minutes)),
+        "lognormal, sigma 1.94 from the two",
     )
     yield PublishedResult(
-        "mean repair, minutes", source, "355", 0.95 * 355, 1.05 * 355, float(np.mean(minutes)), "bounds of 5 %: it is a heavy tail"
+        "mean repair, minutes",
+        source,
+        "355",
+        0.95 * 355,
+        1.05 * 355,
+        float(np.mean(minutes)),
+        "bounds of 5 %: it is a heavy tail",
     )
 
 

@@ -62,7 +62,9 @@ def setting_of(text: str) -> tuple[str, Any]:
     """Split a setting such as ``save.stall_s=2`` into its path and its value. The value is TOML, or else text."""
     path, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_]+(\.[A-Za-z0-9_-]+){0,3}", path.strip()):
-        raise ConfigError(f"{text[:60]!r} sets nothing", hint="KEY=VALUE, such as save.stall_s=2 or failure.0.broken=0.5")
+        raise ConfigError(
+            f"{text[:60]!r} sets nothing", hint="KEY=VALUE, such as save.stall_s=2 or failure.0.broken=0.5"
+        )
     return path.strip(), value_of(value)
 
 
@@ -93,7 +95,9 @@ def _text(named: str) -> tuple[str, str]:
         close = difflib.get_close_matches(named, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"a file, or one of {', '.join(names)}"
         raise ConfigError(f"there is no scenario {named[:80]!r}", hint=hint)
-    return resources.files("relight.simulator").joinpath("scenarios", f"{named}.toml").read_text(encoding="utf-8"), f"{named} (shipped)"
+    return resources.files("relight.simulator").joinpath("scenarios", f"{named}.toml").read_text(
+        encoding="utf-8"
+    ), f"{named} (shipped)"
 
 
 def put(values: dict[str, Any], path: str, value: Any) -> None:
@@ -159,6 +163,8 @@ def _line_of(key: str, text: str) -> int:
                 return number
             count += header[1] == table
             inside = header[1] == table and (index is None or count == int(index))
-        elif (inside and key_pattern.match(line)) or (table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)):
+        elif (inside and key_pattern.match(line)) or (
+            table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)
+        ):
             return number
     return 0

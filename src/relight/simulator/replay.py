@@ -49,12 +49,22 @@ def recorded_of(name: str, incidents: Sequence[Incident], accounts: Sequence[Acc
     training_s = whole.spent.get(TRAINING, 0.0)
     if whole.steps < 1 or not (0 < training_s < math.inf and 0 < whole.seconds < math.inf):
         raise CheckpointNotFound("its record has no steps, so the duration of a step is unknown", where=name, hint=hint)
-    relevant = [incident for incident in once_each(list(incidents)) if incident.kind not in _LEFT_OUT and incident.action not in _ENDED]
-    parts = [incident.after.seconds for incident in relevant if incident.after is not None and incident.after.seconds.get("all", 0.0) > 0]
+    relevant = [
+        incident
+        for incident in once_each(list(incidents))
+        if incident.kind not in _LEFT_OUT and incident.action not in _ENDED
+    ]
+    parts = [
+        incident.after.seconds
+        for incident in relevant
+        if incident.after is not None and incident.after.seconds.get("all", 0.0) > 0
+    ]
     noticed = median(incident.get("noticed", 0.0) for incident in parts) if parts else 0.0
     back = median(incident["all"] for incident in parts) - noticed if parts else 0.0
     ranks = 1 + max((int(worker.get("rank", 0)) for incident in relevant for worker in incident.workers), default=0)
-    failures = tuple(sorted((_offset(incident, accounts), incident.kind, incident.action == "exclude_node") for incident in relevant))
+    failures = tuple(
+        sorted((_offset(incident, accounts), incident.kind, incident.action == "exclude_node") for incident in relevant)
+    )
     return Recorded(
         name, whole.seconds, training_s / whole.steps, ranks, whole.goodput, failures, max(0.0, noticed), max(0.0, back)
     )  # fmt: skip
@@ -68,11 +78,14 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
     kinds = sorted({(kind, left) for _, kind, left in recorded.failures})
     failing: list[dict[str, Any]] = [
         {
-            "name": f"{kind}, left" if left else kind, "kind": kind, "takes_nodes": int(left or kind == "hardware"), "broken": float(left),
+            "name": f"{kind}, left" if left else kind,
+            "kind": kind,
+            "takes_nodes": int(left or kind == "hardware"),
+            "broken": float(left),
             "detect_s": recorded.noticed_s,
         }
         for kind, left in kinds
-    ]  # fmt: skip
+    ]
     values: dict[str, Any] = {
         "name": recorded.name[:40] or "replay",
         "about": f"recorded: goodput {100 * recorded.goodput:.1f} %, {len(recorded.failures)} failures",
@@ -85,7 +98,11 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
     }
     for path, value in (settings or {}).items():
         if path == "days" and value > values["days"]:
-            raise ConfigError(f"only {values['days']:.4g} days are recorded, not {value:g}", where=recorded.name, hint="leave --days out")
+            raise ConfigError(
+                f"only {values['days']:.4g} days are recorded, not {value:g}",
+                where=recorded.name,
+                hint="leave --days out",
+            )
         put(values, path, value)
     scenario = scenario_of(values, recorded.name)
     times = tuple(failed_at for failed_at, _, _ in recorded.failures)

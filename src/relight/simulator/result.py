@@ -99,10 +99,16 @@ class Summary(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``--json``."""
         fields = self._asdict()
-        return {**fields, "goodput": self.goodput._asdict(), "better": self.better._asdict() if self.better is not None else None}
+        return {
+            **fields,
+            "goodput": self.goodput._asdict(),
+            "better": self.better._asdict() if self.better is not None else None,
+        }
 
 
-def summary_of(outcomes: Sequence[PolicyOutcome], about: str = "", first: Sequence[PolicyOutcome] | None = None) -> Summary:
+def summary_of(
+    outcomes: Sequence[PolicyOutcome], about: str = "", first: Sequence[PolicyOutcome] | None = None
+) -> Summary:
     """Return the summary of one policy's outcomes.
 
     ``first``: outcomes of the policy to compare with, for the same seeds in the same order.
@@ -111,7 +117,9 @@ def summary_of(outcomes: Sequence[PolicyOutcome], about: str = "", first: Sequen
     walls = sum(outcome.wall_s for outcome in outcomes)
     better = None
     if first is not None and first is not outcomes:
-        better = spread([outcome.goodput - reference.goodput for outcome, reference in zip(outcomes, first, strict=True)])
+        better = spread(
+            [outcome.goodput - reference.goodput for outcome, reference in zip(outcomes, first, strict=True)]
+        )
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     causes: dict[str, float] = {}
     for outcome in outcomes:

@@ -140,7 +140,9 @@ class CheckpointInventory:
             (-2, NEAR, self._near),
             *((-3 - index, tier.name, kept) for index, (tier, kept) in enumerate(zip(self._tiers, self._far))),
         ]
-        candidates += [(good.work, order, name) for order, name, kept in places if (good := _newest_whole(kept)) is not None]
+        candidates += [
+            (good.work, order, name) for order, name, kept in places if (good := _newest_whole(kept)) is not None
+        ]
         work, _, place = max(candidates)
         tried = {save.seq for _, _, kept in places for save in kept if save.work > work and not save.whole}
         self.in_vain = 0 if place in (MEMORY, PEERS) else len(tried)
@@ -203,7 +205,14 @@ class CheckpointInventory:
         busy = {id(save) for save in self._sending if save is not None}
         newest = self._near[-1] if self._near else None
         candidates = [
-            self._candidate(save, "is being copied" if id(save) in busy else "a further tier lacks it" if self._owes(save, newest) else "")
+            self._candidate(
+                save,
+                "is being copied"
+                if id(save) in busy
+                else "a further tier lacks it"
+                if self._owes(save, newest)
+                else "",
+            )
             for save in self._near
         ]
         verdicts = decide_keep(self._rules, candidates)
@@ -258,7 +267,9 @@ def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[PeerRing, ...],
         return (), []
     key = (scenario.nodes, scenario.nodes_per_rack, policy.peers.data, policy.peers.parity)
     if key not in _KNOWN:
-        peers = [Peer(str(slot), str(slot), str(slot // scenario.nodes_per_rack), "", ()) for slot in range(scenario.nodes)]
+        peers = [
+            Peer(str(slot), str(slot), str(slot // scenario.nodes_per_rack), "", ()) for slot in range(scenario.nodes)
+        ]
         new_rings = rings(peers, policy.peers.data, policy.peers.parity).rings
         ring_of = [0] * scenario.nodes
         for number, ring in enumerate(new_rings):

@@ -120,7 +120,10 @@ class Silent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Probability that the same machine repeats it."""
     again_s: Seconds = 2 * DAY_S
     """Mean seconds until it repeats it."""
-    lag_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=10**9)], Annotated[int, msgspec.Meta(ge=1, le=10**9)]] = (1, 5000)
+    lag_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=10**9)], Annotated[int, msgspec.Meta(ge=1, le=10**9)]] = (
+        1,
+        5000,
+    )
     """Steps until it shows: log-uniform between the two."""
     found: Share = 0.7
     """Probability that the machine is then identified and replaced."""
@@ -190,12 +193,16 @@ def check(scenario: Scenario) -> Scenario:
             raise ConfigError(f"{path} is {value}", where=scenario.name, hint="a number that is finite")
     if scenario.nodes > NODES_MAX:
         hint = "a larger gpus_per_node"
-        raise ConfigError(f"{scenario.nodes:,} machines, and at most {NODES_MAX:,} are simulated", where=scenario.name, hint=hint)
+        raise ConfigError(
+            f"{scenario.nodes:,} machines, and at most {NODES_MAX:,} are simulated", where=scenario.name, hint=hint
+        )
     names = [failing.name for failing in scenario.failure]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
-            f"two failures are called {twice[0]!r}", where=scenario.name, hint="results are listed by these names: choose another"
+            f"two failures are called {twice[0]!r}",
+            where=scenario.name,
+            hint="results are listed by these names: choose another",
         )
     if reserved := sorted({"lemon", "silent"} & set(names)):
         raise ConfigError(
@@ -217,12 +224,18 @@ def check(scenario: Scenario) -> Scenario:
 def _check_failing(scenario: Scenario, failing: Failing, path: str) -> None:
     if failing.kind not in KINDS:
         raise ConfigError(
-            f"{path}.kind: there is no kind of failure {failing.kind!r}", where=scenario.name, hint=f"one of {', '.join(KINDS)}"
+            f"{path}.kind: there is no kind of failure {failing.kind!r}",
+            where=scenario.name,
+            hint=f"one of {', '.join(KINDS)}",
         )
     if failing.kind == "fenced":
         raise ConfigError(f"{path}.kind: 'fenced' ends a run for good", where=scenario.name, hint="choose another kind")
     if failing.risk and failing.risk not in ACTIONS:
-        raise ConfigError(f"{path}.risk: nothing is foreseen as {failing.risk!r}", where=scenario.name, hint=f"one of {', '.join(ACTIONS)}")
+        raise ConfigError(
+            f"{path}.risk: nothing is foreseen as {failing.risk!r}",
+            where=scenario.name,
+            hint=f"one of {', '.join(ACTIONS)}",
+        )
     if failing.takes_nodes > scenario.nodes:
         message = f"{path}.takes_nodes: {failing.takes_nodes:,} machines at once, and there are {scenario.nodes:,}"
         raise ConfigError(message, where=scenario.name, hint="fewer, or more gpus")

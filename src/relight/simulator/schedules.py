@@ -6,7 +6,16 @@ import math
 from collections import deque
 from typing import Protocol
 
-from relight.cost_model import Costs, IntervalBounds, ScheduleDecision, ScheduleInput, best_interval, daly, decide, young
+from relight.cost_model import (
+    Costs,
+    IntervalBounds,
+    ScheduleDecision,
+    ScheduleInput,
+    best_interval,
+    daly,
+    decide,
+    young,
+)
 from relight.cost_model.schedule import costly
 from relight.policy.triggers import TriggerInput, every
 from relight.simulator.policies import Policy
@@ -86,7 +95,9 @@ class _Planned(_Fixed):
         self._step_s = scenario.step_s
         self.interval_s = _formula(scenario, policy.schedule)
         self._count = (
-            math.inf if math.isinf(self.interval_s) else max(1, round((self.interval_s - scenario.save.stall_s) / scenario.step_s))
+            math.inf
+            if math.isinf(self.interval_s)
+            else max(1, round((self.interval_s - scenario.save.stall_s) / scenario.step_s))
         )
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
@@ -110,7 +121,9 @@ class _Adaptive(_Fixed):
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
         step = ended + max(1, math.ceil((self.interval_s - (now - last_save_s)) / self._step_s - 1e-9))
         due_at = now + (step - ended) * self._step_s
-        assert self._rules.due(TriggerInput(step - 1, due_at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s))
+        assert self._rules.due(
+            TriggerInput(step - 1, due_at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s)
+        )
         return step
 
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
@@ -176,6 +189,9 @@ def _formula(scenario: Scenario, name: str) -> float:
         return math.inf
     if name == "oracle":
         return best_interval(
-            rate, costs, at_least_s=max(costs.durable_s, scenario.step_s), at_most_s=max(scenario.wall_s, costs.durable_s)
+            rate,
+            costs,
+            at_least_s=max(costs.durable_s, scenario.step_s),
+            at_most_s=max(scenario.wall_s, costs.durable_s),
         ).seconds
     return max((young if name == "young" else daly)(costs.stall_s, 1 / rate), costs.durable_s, scenario.step_s)

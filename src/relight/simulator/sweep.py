@@ -36,12 +36,21 @@ def check_case(case: Case) -> None:
         least = {"every": policy.every, "steps": policy.every * case.scenario.step_s}.get(policy.schedule, 0.0)
         count = case.scenario.wall_s / max(least, save.durable_s, save.stall_s, case.scenario.step_s)
         if count > SAVES_MAX:
-            message = f"up to {count:,.0f} saves in {case.scenario.days:g} days, and at most {SAVES_MAX:,} are simulated"
-            raise ConfigError(message, where=policy.name, hint="a longer interval, a true save.durable_s, or fewer days")
+            message = (
+                f"up to {count:,.0f} saves in {case.scenario.days:g} days, and at most {SAVES_MAX:,} are simulated"
+            )
+            raise ConfigError(
+                message, where=policy.name, hint="a longer interval, a true save.durable_s, or fewer days"
+            )
 
 
 def sweep(
-    cases: Sequence[Case], seeds: Sequence[int], *, jobs: int = 1, engine: str = "local", done: Callable[[int], None] = lambda count: None
+    cases: Sequence[Case],
+    seeds: Sequence[int],
+    *,
+    jobs: int = 1,
+    engine: str = "local",
+    done: Callable[[int], None] = lambda count: None,
 ) -> list[list[list[PolicyOutcome]]]:
     """Return the outcomes by case, policy and seed.
 
@@ -54,7 +63,10 @@ def sweep(
     for (index, seed), outcomes in _run(tasks, jobs, engine):
         results[index, seed] = outcomes
         done(len(outcomes))
-    return [[[results[index, seed][policy] for seed in seeds] for policy in range(len(case.policies))] for index, case in enumerate(cases)]
+    return [
+        [[results[index, seed][policy] for seed in seeds] for policy in range(len(case.policies))]
+        for index, case in enumerate(cases)
+    ]
 
 
 _Task = tuple[Case, int, int]
@@ -91,7 +103,9 @@ def _run(tasks: Sequence[_Task], jobs: int, engine: str) -> Iterator[_Done]:
 
 def _on_ray(tasks: Sequence[_Task]) -> Iterator[_Done]:
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("--engine ray needs Ray", hint="pip install ray, or leave --engine out: --jobs uses this machine's cores")
+        raise ConfigError(
+            "--engine ray needs Ray", hint="pip install ray, or leave --engine out: --jobs uses this machine's cores"
+        )
     ray: Any = importlib.import_module("ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False)

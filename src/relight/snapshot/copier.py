@@ -27,7 +27,11 @@ class Snapshot:
     """
 
     def __init__(
-        self, marks: TensorFingerprints, base: int, on_complete: Callable[[list[str]], None], on_copied: Callable[[int], None] | None = None
+        self,
+        marks: TensorFingerprints,
+        base: int,
+        on_complete: Callable[[list[str]], None],
+        on_copied: Callable[[int], None] | None = None,
     ) -> None:
         """``marks``: the tensors to copy, with their fingerprints at the call. ``base``: the slot's address, which
         must stay valid until the snapshot is complete.
@@ -65,7 +69,9 @@ class Snapshot:
             self._copy(index)
             copied = True
         finally:
-            if not copied:  # no memory for a sample: put the slice back for the trainer, which would wait for ever otherwise
+            if (
+                not copied
+            ):  # no memory for a sample: put the slice back for the trainer, which would wait for ever otherwise
                 with self._lock:
                     self._taken.discard(index)
                     self._queue.append(index)
@@ -147,7 +153,9 @@ class Copier:
             return
         with self._changed:
             if not self._threads:
-                threads = [threading.Thread(target=self._work, name="relight-copy", daemon=True) for _ in range(self._wanted)]
+                threads = [
+                    threading.Thread(target=self._work, name="relight-copy", daemon=True) for _ in range(self._wanted)
+                ]
                 self._threads = [thread for thread in threads if new_threads.start(thread)]
             if self._threads:
                 self._current = snapshot

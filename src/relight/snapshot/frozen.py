@@ -35,7 +35,10 @@ class FrozenTensors:
     def __init__(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> None:
         """``tensors``: contiguous, in host memory or on an accelerator."""
         here = [(number, tensor) for number, tensor in tensors if tensor.is_cpu]
-        self._here, self._watched = [number for number, _ in here], GuardedTensors([(str(number), tensor, 0) for number, tensor in here])
+        self._here, self._watched = (
+            [number for number, _ in here],
+            GuardedTensors([(str(number), tensor, 0) for number, tensor in here]),
+        )
         self._away = [(number, tensor) for number, tensor in tensors if not tensor.is_cpu]
         self._turn = 0
         self.numbers = frozenset(number for number, _ in tensors)

@@ -76,4 +76,8 @@ class StepHook(OptimizerHook):
 def can_overlap(components: Iterable[object]) -> bool:
     """Return whether all optimizers among ``components`` call the hook. torch wraps ``step`` in an optimizer's
     ``__init__``."""
-    return all(getattr(type(component).step, "hooked", False) for component in components if isinstance(component, torch.optim.Optimizer))
+    return all(
+        getattr(type(component).step, "hooked", False)
+        for component in components
+        if isinstance(component, torch.optim.Optimizer)
+    )

@@ -57,7 +57,9 @@ class GuardedTensors:
     def versions(self) -> list[int]:
         """Return each tensor's version counter; 0 for inference tensors, which have none."""
         if any(self._inference):
-            return [0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)]
+            return [
+                0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)
+            ]
         return list(map(_version, self.tensors))
 
     def sample(self) -> bytes:
@@ -114,7 +116,11 @@ class TensorFingerprints:
         """
         watched = self.watched
         gone = {number for number in range(len(watched.tensors)) if not self.is_there(number)}
-        changed = _where_they_differ(self._versions, watched.versions()) if gone else self.differs(TensorFingerprints(watched))
+        changed = (
+            _where_they_differ(self._versions, watched.versions())
+            if gone
+            else self.differs(TensorFingerprints(watched))
+        )
         return {watched.names[number] for number in gone | changed}
 
 

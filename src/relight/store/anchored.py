@@ -119,7 +119,9 @@ class Anchor:
     def read(self, run: str) -> AnchorMemory:
         """Return what is remembered of a run. Cost: one listing."""
         names = [entry.name for entry in self._memory.list(self.folder(run))]
-        pins = sorted(Pin(int(match[1]), match[2], match[3] is not None) for name in names if (match := _PIN.match(name)))
+        pins = sorted(
+            Pin(int(match[1]), match[2], match[3] is not None) for name in names if (match := _PIN.match(name))
+        )
         gaps = sorted(Gap(int(match[1]), int(match[2]), match[3]) for name in names if (match := _GAP.match(name)))
         return AnchorMemory(tuple(pins), tuple(gaps))
 

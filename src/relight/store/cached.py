@@ -46,7 +46,12 @@ class CachedStore:
 
     def __init__(self, inner: ByteStore, blocks: BlockCache) -> None:
         self.without_cache, self.blocks = inner, blocks
-        self.url, self.shared, self.needs_sync, self.parallel_reads = inner.url, inner.shared, inner.needs_sync, inner.parallel_reads
+        self.url, self.shared, self.needs_sync, self.parallel_reads = (
+            inner.url,
+            inner.shared,
+            inner.needs_sync,
+            inner.parallel_reads,
+        )
         self.counts = Counts()
         self.changes = 0
         """Changes to immutable files through this store. Readers opened before the last change cache nothing: their file may be gone."""
@@ -137,7 +142,9 @@ class CachedStore:
         """Drop the cached blocks of a range of a file, or of all of it."""
         if is_fixed(key):
             end = None if length is None else offset + length
-            self.blocks.drop(name_of(self.url, key), None if end is None else range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+            self.blocks.drop(
+                name_of(self.url, key), None if end is None else range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+            )
 
     def _changed(self, key: str) -> None:
         if is_fixed(key):
@@ -148,7 +155,9 @@ class CachedStore:
     def count(self, key: str, counts: Counts) -> None:
         """Add to the statistics, and emit ``cache.read``."""
         with self._lock:
-            self.counts = Counts(*(total + more for total, more in zip(astuple(self.counts), astuple(counts), strict=True)))
+            self.counts = Counts(
+                *(total + more for total, more in zip(astuple(self.counts), astuple(counts), strict=True))
+            )
         if counts.hits or counts.misses:
             emit(
                 "cache.read",
@@ -279,7 +288,9 @@ class _CachedReader:
 
     def _count(self, more: Counts) -> None:
         with self._lock:
-            self._counts = Counts(*(total + added for total, added in zip(astuple(self._counts), astuple(more), strict=True)))
+            self._counts = Counts(
+                *(total + added for total, added in zip(astuple(self._counts), astuple(more), strict=True))
+            )
 
 
 def _blocks_of(data: memoryview) -> Iterator[memoryview]:

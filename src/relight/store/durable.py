@@ -52,7 +52,9 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     if code in _FULL:
         return NoSpace(what, where=path, hint=_ROOM_HINT)
     if code in STALE_ERRORS:
-        return StaleHandle(what, where=path, hint="another machine deleted or replaced it, or the server lost it in a restart")
+        return StaleHandle(
+            what, where=path, hint="another machine deleted or replaced it, or the server lost it in a restart"
+        )
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
     if code == errno.ENXIO:
@@ -61,9 +63,13 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
         hint = "links in a store are not followed: put the file itself here"
         return UnsafeContent("a symbolic link where a file of the store should be", where=path, hint=hint)
     if code == errno.EROFS:
-        return StoreUnavailable(what, where=path, hint="the file system is read-only: remount it, or choose another store")
+        return StoreUnavailable(
+            what, where=path, hint="the file system is read-only: remount it, or choose another store"
+        )
     if code in (errno.EACCES, errno.EPERM):
-        return StoreUnavailable(what, where=path, hint="check who owns the directory and its permissions", retryable=False)
+        return StoreUnavailable(
+            what, where=path, hint="check who owns the directory and its permissions", retryable=False
+        )
     return StoreUnavailable(what, where=path)
 
 
@@ -185,7 +191,9 @@ def make_dirs(disk: Disk, root: str, path: str) -> None:
         except OSError as error:
             raise translate(error, "checking", path) from error
         if not stat.S_ISDIR(mode):
-            raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=path)
+            raise UnsafeContent(
+                "not a directory, or a symbolic link, where a directory of the store should be", where=path
+            )
         break
     for new in reversed(missing):
         try:
@@ -350,7 +358,9 @@ class OpenFile:
         self.size = status.st_size
         self._identity = (status.st_dev, status.st_ino, status.st_size)
         if direct_from is not None and self.size >= direct_from:
-            with contextlib.suppress(OSError):  # no direct I/O on this file system, or no /proc: read through the page cache
+            with contextlib.suppress(
+                OSError
+            ):  # no direct I/O on this file system, or no /proc: read through the page cache
                 self._direct = disk.reopen_direct(self._fd)
 
     def map(self) -> mmap.mmap:
@@ -374,7 +384,9 @@ class OpenFile:
             while got < needed and got % ALIGN == 0:
                 read = self._read(True, room[got : end - begin], begin + got)
                 if read <= 0:
-                    raise CorruptCheckpoint(f"the file ends at byte {begin + got}, sooner than it should", where=self._path)
+                    raise CorruptCheckpoint(
+                        f"the file ends at byte {begin + got}, sooner than it should", where=self._path
+                    )
                 got += read
         except OSError as error:
             if error.errno == errno.EINVAL:  # this device wants another alignment
@@ -428,7 +440,9 @@ class OpenFile:
                 raise
             self._reopen(fd, error)
         if direct:
-            raise OSError(errno.EINVAL, "through the cache from here on")  # the caller then reads through the page cache
+            raise OSError(
+                errno.EINVAL, "through the cache from here on"
+            )  # the caller then reads through the page cache
         return self._disk.preadv(self._fd, into, offset)
 
     def _reopen(self, stale: int, error: OSError) -> None:

@@ -181,7 +181,9 @@ class EncryptedStore(StoreWrapper):
     def _ring_now(self, make: bool = False) -> KeyRing:
         with self._lock:
             if self._ring is None:
-                names = self._slot_names()  # before the ring is opened, so that a slot added in between is detected as new
+                names = (
+                    self._slot_names()
+                )  # before the ring is opened, so that a slot added in between is detected as new
                 self._ring, self._slots = open_ring(self.inner, self.keychain, make=make), names
             return self._ring
 
@@ -195,8 +197,14 @@ class EncryptedStore(StoreWrapper):
             with self._lock:
                 self._ring = open_ring(self.inner, self.keychain)
                 key = self._ring.keys.get(ring)
-        if key is None and (has_unreadable_slots(self.inner) or any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner))):
-            raise WrongKey("none of the keys at hand opens what it is encrypted with", where=where, hint="relight keys status STORE")
+        if key is None and (
+            has_unreadable_slots(self.inner) or any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner))
+        ):
+            raise WrongKey(
+                "none of the keys at hand opens what it is encrypted with",
+                where=where,
+                hint="relight keys status STORE",
+            )
         if key is None:
             raise CorruptCheckpoint(
                 "it is encrypted with a ring key without a slot in this store: it was changed, or all keys that could open it were revoked",
@@ -284,11 +292,15 @@ class _EncryptingWriter:
                 if number > last:
                     continue
                 if length < (left if number == last else PAGE_BYTES):
-                    raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
+                    raise StoreUnavailable(
+                        "a file that was not written whole cannot be finished", where=self._key, retryable=False
+                    )
                 self._page(number, memoryview(page)[: left if number == last else PAGE_BYTES])
             self._write_trailer()
             if sorted(self._tags) != list(range(last + 1)):
-                raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
+                raise StoreUnavailable(
+                    "a file that was not written whole cannot be finished", where=self._key, retryable=False
+                )
             self._end(size, last)
             self._inner.finish(stored_size(size))
             self._stop()
@@ -374,7 +386,9 @@ class _EncryptingWriter:
         step = WRITE_PAGES * PAGE_BYTES
         for start in range(0, len(data), step):
             piece = min(step, len(data) - start)
-            self._inner.write_at(begin + start, room[start : start + -(-piece // self._inner.align) * self._inner.align])
+            self._inner.write_at(
+                begin + start, room[start : start + -(-piece // self._inner.align) * self._inner.align]
+            )
 
     def _stop(self) -> None:
         thread, self._thread = self._thread, None
@@ -429,7 +443,9 @@ class _DecryptingReader:
             scratch = self._rooms.room = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
         return scratch
 
-    def _open(self, sealed: memoryview, scratch: memoryview, first: int, count: int, offset: int, into: memoryview) -> None:
+    def _open(
+        self, sealed: memoryview, scratch: memoryview, first: int, count: int, offset: int, into: memoryview
+    ) -> None:
         """Decrypt ``count`` pages from ``first`` on, and copy the bytes from ``offset`` on to ``into``. ``sealed`` is in ``scratch``."""
         lead = offset - first * PAGE_BYTES
         tags = self._tags[first * TAG_BYTES : (first + count) * TAG_BYTES]

@@ -101,7 +101,9 @@ def require_encrypted(inner: ByteStore) -> str:
         except CheckpointNotFound:
             runs = [entry.name for entry in inner.list("") if entry.is_dir and is_run_name(entry.name)]
             if any(True for run in runs for _ in inner.list(f"{run}/{LOG_DIR}")):
-                raise WrongKey("there are runs here which are not encrypted, and relight.json is gone", where=inner.url) from None
+                raise WrongKey(
+                    "there are runs here which are not encrypted, and relight.json is gone", where=inner.url
+                ) from None
             record = StoreRecord(id=secrets.token_hex(16), created=_now(), encrypted=True)
             if inner.put_once(STORE_FILE, encode_store(record)):
                 return record.id
@@ -132,15 +134,22 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ke
         if has_slots:
             raise WrongKey(
                 f"none of the keys at hand opens this store: {_named(keychain.providers)}",
-                where=inner.url, hint=f"it is opened by {_labels(slots)}; a revoked key opens nothing any more",
-            )  # fmt: skip
+                where=inner.url,
+                hint=f"it is opened by {_labels(slots)}; a revoked key opens nothing any more",
+            )
         if not make:
-            raise WrongKey("this store's slots are gone", where=f"{inner.url}/{KEYS_DIR}", hint="restore .keys from a copy of the store")
+            raise WrongKey(
+                "this store's slots are gone",
+                where=f"{inner.url}/{KEYS_DIR}",
+                hint="restore .keys from a copy of the store",
+            )
         put_slot(inner, store_id, 1, Secret(secrets.token_bytes(KEY_BYTES)), keychain.providers[0])
     raise WrongKey("a slot for this key can neither be made nor read", where=f"{inner.url}/{KEYS_DIR}")
 
 
-def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str = "") -> KeySlot:
+def put_slot(
+    inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str = ""
+) -> KeySlot:
     """Create a durable slot of a ring key for one more key-encryption key, and return it. An existing slot is kept."""
     blank = KeySlot(
         store=store_id, generation=generation, ring=ring_id(key).hex(), kind=provider.kind, kek=provider.kek,
@@ -165,7 +174,13 @@ def revoked_in(inner: ByteStore) -> list[Revoked]:
 def drop_slot(inner: ByteStore, slot: KeySlot) -> None:
     """Delete a slot permanently. A record of the revoked key stays."""
     gone = Revoked(
-        store=slot.store, generation=slot.generation, ring=slot.ring, kek=slot.kek, label=slot.label, created=slot.created, revoked=_now()
+        store=slot.store,
+        generation=slot.generation,
+        ring=slot.ring,
+        kek=slot.kek,
+        label=slot.label,
+        created=slot.created,
+        revoked=_now(),
     )
     inner.put_once(f"{KEYS_DIR}/{gone.file}", encode_revoked(gone))
     inner.delete(f"{KEYS_DIR}/{slot.file}")

@@ -84,7 +84,9 @@ class LocalStore:
         """
         path = self._path(prefix)
         self._retried(path, lambda: sync_dir(self._disk, path))
-        while not prefix and self._device(path) == self._device(os.path.dirname(path)) and path != os.path.dirname(path):
+        while (
+            not prefix and self._device(path) == self._device(os.path.dirname(path)) and path != os.path.dirname(path)
+        ):
             path = os.path.dirname(path)
             try:
                 sync_dir(self._disk, path)
@@ -109,7 +111,9 @@ class LocalStore:
         """See ``ByteStore``. Symbolic links below the root are refused, also in the middle of the path."""
         path = self._path(key)
         self._check_parents(path)
-        return self._retried(path, lambda: OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None))
+        return self._retried(
+            path, lambda: OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None)
+        )
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``. Opening a directory revalidates a network client's cache, so the listing is current."""
@@ -244,5 +248,7 @@ class LocalStore:
                     raise CheckpointNotFound(_FILE_THERE, where=file) from error
                 raise translate(error, "checking", parent) from error
             if not stat.S_ISDIR(mode):
-                raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=parent)
+                raise UnsafeContent(
+                    "not a directory, or a symbolic link, where a directory of the store should be", where=parent
+                )
             parent = os.path.dirname(parent)

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
 from relight.settings.process_defaults import get
 
-SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
+SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "azure": "az",
+    "http": "http",
+    "https": "https",
+}
 """URL schemes, each with its canonical name."""
 _QUERY = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
 _USER = re.compile(r"://[^/\s@\"']+@")
@@ -31,8 +40,15 @@ _FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507 Insufficien
 _ACCESS = "check the credentials, and that they allow to list, read, write and delete there"
 _METADATA = ("169.254.169.254", "metadata.google.internal")
 """Metadata servers, which provide credentials on a cloud's machines if there are no others."""
-_NO_KEYS = "no credentials were found: set them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a path on a disk"
-_S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
+_NO_KEYS = (
+    "no credentials were found: set them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a path on a disk"
+)
+_S3_KEYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_SKIP_SIGNATURE",
+)
 
 
 class RetryTimes(NamedTuple):
@@ -99,7 +115,9 @@ _process: int | None = None
 
 def surroundings() -> frozenset[tuple[str, str]]:
     """Return the environment's server and credential settings. Cached knowledge about a server holds only for the same settings."""
-    return frozenset((name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_")))
+    return frozenset(
+        (name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))
+    )
 
 
 def clients_of(bucket: Bucket, patience: RetryTimes) -> Clients:
@@ -125,7 +143,9 @@ def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
         extra = "s3" if bucket.scheme == "s3" else "objects"
-        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=f"pip install 'relight[{extra}]'") from None
+        raise ConfigError(
+            f"{bucket.scheme}:// needs the library obstore: {error}", hint=f"pip install 'relight[{extra}]'"
+        ) from None
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=patience.request_s),
         "connect_timeout": timedelta(seconds=min(5.0, patience.request_s)),
@@ -151,10 +171,18 @@ def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
             if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true"):
                 options["allow_http"] = True
             return stores.AzureStore(bucket.name, client_options=options, retry_config=retry)
-        if _plain_http(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")):
+        if _plain_http(
+            os.environ.get("AWS_ENDPOINT_URL_S3")
+            or os.environ.get("AWS_ENDPOINT_URL")
+            or os.environ.get("AWS_ENDPOINT")
+        ):
             options["allow_http"] = True  # the user chose a plain http endpoint
         return stores.S3Store(
-            bucket.name, client_options=options, retry_config=retry, credential_provider=_profile(), disable_bulk_delete=True
+            bucket.name,
+            client_options=options,
+            retry_config=retry,
+            credential_provider=_profile(),
+            disable_bulk_delete=True,
         )
     except Exception as error:  # settings that the library does not take
         raise ConfigError(f"no client for {bucket.scheme}://{bucket.name}: {shortened(error)}", hint=_ACCESS) from None
@@ -173,7 +201,10 @@ def _profile() -> Any:
         provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider
         session = boto3.Session()
         credentials = session.get_credentials()
-        if credentials is None or credentials.method in ("iam-role", "container-role"):  # the library renews these by itself
+        if credentials is None or credentials.method in (
+            "iam-role",
+            "container-role",
+        ):  # the library renews these by itself
             return None
         return provider(session)
     except Exception:  # a broken profile: obstore reports what is missing
@@ -203,7 +234,9 @@ def translate(error: BaseException, doing: str, where: str) -> RelightError:
     name, text = type(error).__name__, str(error)
     what = f"{doing} failed: {shortened(error)}"
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        return StoreUnavailable(what, where=where, hint="create the bucket first, or check its name and the endpoint", retryable=False)
+        return StoreUnavailable(
+            what, where=where, hint="create the bucket first, or check its name and the endpoint", retryable=False
+        )
     if isinstance(error, FileNotFoundError):
         return CheckpointNotFound(f"{doing} failed: no such object", where=where)
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -213,7 +246,11 @@ def translate(error: BaseException, doing: str, where: str) -> RelightError:
     status = _STATUS.search(text)
     asked = any(host in text for host in _METADATA)
     fault = status is not None and 300 <= int(status[1]) < 500 and int(status[1]) not in _PASSES
-    if fault or "builder error" in text or name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
+    if (
+        fault
+        or "builder error" in text
+        or name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
+    ):
         return StoreUnavailable(what, where=where, hint=_NO_KEYS if asked else "", retryable=False)
     hint = _NO_KEYS if asked else "is the server up, and the endpoint the right one?" if status is None else ""
     return StoreUnavailable(what, where=where, hint=hint)

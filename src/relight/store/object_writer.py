@@ -39,7 +39,9 @@ class ObjectWriter:
 
     def __init__(self, put: Put, delete: Callable[[str], None], path: str, size: int) -> None:
         if size > OBJECT_BYTES_MAX:
-            raise StoreUnavailable(f"an object of {size} bytes; at most {OBJECT_BYTES_MAX} are allowed", where=path, retryable=False)
+            raise StoreUnavailable(
+                f"an object of {size} bytes; at most {OBJECT_BYTES_MAX} are allowed", where=path, retryable=False
+            )
         self._put, self._delete, self._path, self._size = put, delete, path, size
         self._changed = threading.Condition()
         self._pieces: dict[int, bytes] = {}
@@ -63,7 +65,10 @@ class ObjectWriter:
         piece = bytes(data[:length])  # copied without the lock, so that the upload continues
         with self._changed:
             self._start()
-            if not self._changed.wait_for(lambda: self._takes(offset, length), STALL_S) and self._next not in self._pieces:
+            if (
+                not self._changed.wait_for(lambda: self._takes(offset, length), STALL_S)
+                and self._next not in self._pieces
+            ):
                 what = f"nothing was written at byte {self._next}, and {WINDOW_BYTES >> 20} MiB after it wait"
                 raise StoreUnavailable(what, where=self._path, retryable=False)
             self._changed.wait_for(lambda: self._takes(offset, length))
@@ -110,12 +115,20 @@ class ObjectWriter:
         if self._thread is None:
             thread = threading.Thread(target=self._upload, name="relight-put", daemon=True)
             if not new_threads.start(thread):
-                raise StoreUnavailable("no thread could be started to upload it", where=self._path, hint="raise ulimit -u or pids.max")
+                raise StoreUnavailable(
+                    "no thread could be started to upload it", where=self._path, hint="raise ulimit -u or pids.max"
+                )
             self._thread = thread
 
     def _takes(self, offset: int, length: int) -> bool:
         """Return whether a piece may be added: there is space, the upload waits for this piece, or the upload has ended."""
-        return self._held + length <= WINDOW_BYTES or not self._held or offset == self._next or self._aborted or self._error is not None
+        return (
+            self._held + length <= WINDOW_BYTES
+            or not self._held
+            or offset == self._next
+            or self._aborted
+            or self._error is not None
+        )
 
     def _small(self) -> bytes:
         whole = bytearray(self._size)
@@ -128,7 +141,11 @@ class ObjectWriter:
         return bytes(whole)
 
     def _upload(self) -> None:
-        part = max(PART_BYTES, -(-self._size // PARTS_MAX >> 20) + 1 << 20) if self._size > PART_BYTES * PARTS_MAX else PART_BYTES
+        part = (
+            max(PART_BYTES, -(-self._size // PARTS_MAX >> 20) + 1 << 20)
+            if self._size > PART_BYTES * PARTS_MAX
+            else PART_BYTES
+        )
         try:
             self._put(self._path, self._in_order(), part, PARALLEL)
             if self._next < self._size:
@@ -148,7 +165,9 @@ class ObjectWriter:
                     if self._aborted:
                         raise _Aborted("aborted")
                     if self._finished:
-                        raise StoreUnavailable(f"nothing was written at byte {self._next}", where=self._path, retryable=False)
+                        raise StoreUnavailable(
+                            f"nothing was written at byte {self._next}", where=self._path, retryable=False
+                        )
                     self._changed.wait()
                 piece = self._pieces.pop(self._next)
                 self._held -= len(piece)

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    RelightError,
+    StoreUnavailable,
+    UnsafeContent,
+)
 from relight.observe import emit
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_past_end, is_taken, translate
@@ -83,7 +90,11 @@ class ObjectStore:
                 where=self.url,
                 hint="if only one process ever writes to this store, set RELIGHT_SINGLE_WRITER=1. Otherwise choose another store",
             )
-        emit("store.no_conditional_put", f"{self.url} ignores 'create if absent': a second writer would not be detected", url=self.url)
+        emit(
+            "store.no_conditional_put",
+            f"{self.url} ignores 'create if absent': a second writer would not be detected",
+            url=self.url,
+        )
         return self._put_alone(path, data)
 
     def create(self, path: str, data: bytes) -> bool:
@@ -97,7 +108,9 @@ class ObjectStore:
         pause, doubt = self._patience.pause_s, None
         while True:
             try:
-                self._call("put")(self._clients().once, path, data, mode="create", use_multipart=False, attributes={MARK: mark})
+                self._call("put")(
+                    self._clients().once, path, data, mode="create", use_multipart=False, attributes={MARK: mark}
+                )
                 return True
             except RelightError:
                 raise
@@ -109,7 +122,9 @@ class ObjectStore:
                 else:
                     known = translate(error, "creating an object", path)
                     if not known.retryable:
-                        raise Uncertain(f"it may have been created: {known.what}", where=path) if doubt else known from None
+                        raise (
+                            Uncertain(f"it may have been created: {known.what}", where=path) if doubt else known
+                        ) from None
                     doubt = known
             if time.monotonic() + pause > ends:
                 why = doubt.what if doubt else "the server reports that it exists, but it cannot be read"
@@ -123,7 +138,11 @@ class ObjectStore:
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Put an object, replacing an existing one: for the probe, and if the user promised a single writer."""
-        self._ask("writing an object", path, lambda: self._call("put")(self._clients().patient, path, data, use_multipart=False))
+        self._ask(
+            "writing an object",
+            path,
+            lambda: self._call("put")(self._clients().patient, path, data, use_multipart=False),
+        )
 
     def _put_alone(self, path: str, data: bytes) -> bool:
         if self._read_head(path, 0) is not None:
@@ -207,7 +226,9 @@ class ObjectStore:
                 return _ObjectReader(self, path, 0, None, b"")
             size, head = result.meta["size"], bytes(result.bytes())
             if len(head) != min(size, HEAD_BYTES):
-                raise StoreUnavailable(f"only {len(head)} of the first {min(size, HEAD_BYTES)} bytes were received", where=key)
+                raise StoreUnavailable(
+                    f"only {len(head)} of the first {min(size, HEAD_BYTES)} bytes were received", where=key
+                )
             return _ObjectReader(self, path, size, result.meta["e_tag"], head)
 
         return retry(self._patience, lambda: self._ask("opening", path, begin))
@@ -273,7 +294,10 @@ class ObjectStore:
         """Return the current version of an object; None if it does not exist."""
         path = self._path(key, file=True)
         try:
-            meta = retry(self._patience, lambda: self._ask("checking", path, lambda: self._call("head")(self._clients().patient, path)))
+            meta = retry(
+                self._patience,
+                lambda: self._ask("checking", path, lambda: self._call("head")(self._clients().patient, path)),
+            )
         except CheckpointNotFound:
             return None
         return Version(int(meta["size"]), meta["e_tag"])
@@ -364,14 +388,18 @@ class ObjectStore:
             except BaseException as error:
                 outcome.append((None, error))
 
-        thread = threading.Thread(target=work, name="relight-list", daemon=True)  # the caller may be inside an event loop
+        thread = threading.Thread(
+            target=work, name="relight-list", daemon=True
+        )  # the caller may be inside an event loop
         if new_threads.start(thread):
             thread.join()
         else:
             work()
         result, error = outcome[0]
         if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-            raise StoreUnavailable(f"the listing did not end within {self._patience.deadline_s:.0f} s", where=self.url, retryable=False)
+            raise StoreUnavailable(
+                f"the listing did not end within {self._patience.deadline_s:.0f} s", where=self.url, retryable=False
+            )
         if error is not None:
             raise error
         return result

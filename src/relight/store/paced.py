@@ -98,7 +98,9 @@ class _PacedReader:
         self._inner.close()
 
 
-def paced(store: ByteStore, purpose: str, write_bytes_per_second: float | None, read_bytes_per_second: float | None) -> ByteStore:
+def paced(
+    store: ByteStore, purpose: str, write_bytes_per_second: float | None, read_bytes_per_second: float | None
+) -> ByteStore:
     """Return ``store`` with the bandwidth limits of a run; unchanged if there are none.
 
     ``purpose`` names run and nearest store. Stores with the same purpose share each limit.

@@ -66,7 +66,11 @@ def _probe(store: Creates) -> bool:
         with ThreadPool(CREATORS, "relight-probe") as pool:
             won = sum(pool.map(lambda number: store.create(paths[1], b"%d" % number), range(CREATORS)))
         if won != 1:
-            emit("store.no_conditional_put", f"{store.url}: {won} of {CREATORS} creations of one name at once succeeded", url=store.url)
+            emit(
+                "store.no_conditional_put",
+                f"{store.url}: {won} of {CREATORS} creations of one name at once succeeded",
+                url=store.url,
+            )
         return won == 1
     finally:
         for name in names:

@@ -65,7 +65,11 @@ def first_contact(call: Callable[[], T], patience: FirstContact | None = None) -
         except StoreUnavailable as error:
             if not reported and error.retryable:
                 reported.append(True)
-                emit("store.retried", f"the first contact with the store failed, and is retried: {error}", kind=error.kind)
+                emit(
+                    "store.retried",
+                    f"the first contact with the store failed, and is retried: {error}",
+                    kind=error.kind,
+                )
             raise
 
     return retry(patience or FirstContact(), watched)
@@ -101,4 +105,8 @@ def decode_with_reread(get: Callable[[], bytes], decode: Callable[[bytes], T], w
 
 def report_reread(where: str) -> None:
     """Emit ``read.retried``: a read returned damaged bytes, and a second read returned good ones."""
-    emit("read.retried", f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing", where=where)
+    emit(
+        "read.retried",
+        f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing",
+        where=where,
+    )

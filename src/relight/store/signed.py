@@ -45,7 +45,11 @@ class SignedStore(StoreWrapper):
         record, signature = apart(self.inner.get(key, limit + _ROOM), key)
         if self._trust is not None:
             if signature is None:
-                raise CorruptCheckpoint("this record is not signed", where=key, hint="only records that are signed count: RELIGHT_TRUST")
+                raise CorruptCheckpoint(
+                    "this record is not signed", where=key, hint="only records that are signed count: RELIGHT_TRUST"
+                )
             if not self._trust.believes(record, signature):
-                raise CorruptCheckpoint(f"signed by {signature.by}, which is not trusted here, or changed since", where=key)
+                raise CorruptCheckpoint(
+                    f"signed by {signature.by}, which is not trusted here, or changed since", where=key
+                )
         return record

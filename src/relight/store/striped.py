@@ -37,13 +37,19 @@ class StripedStore:
     shared = True
     needs_sync = True
 
-    def __init__(self, places: Sequence[str | os.PathLike[str]], *, disk: Disk | None = None, direct: bool = True) -> None:
+    def __init__(
+        self, places: Sequence[str | os.PathLike[str]], *, disk: Disk | None = None, direct: bool = True
+    ) -> None:
         self._disk = disk or Disk()
         self._roots = [os.path.abspath(os.fspath(place)) for place in places]
         if len(self._roots) < 2 or len(set(self._roots)) < len(self._roots):
-            raise ConfigError("a stripe is of two or more directories, each named once", where=SCHEME + ",".join(self._roots))
+            raise ConfigError(
+                "a stripe is of two or more directories, each named once", where=SCHEME + ",".join(self._roots)
+            )
         if any("," in root for root in self._roots):
-            raise ConfigError("a stripe's directories have no comma in their names", where=SCHEME + " ".join(self._roots))
+            raise ConfigError(
+                "a stripe's directories have no comma in their names", where=SCHEME + " ".join(self._roots)
+            )
         self._places = [LocalStore(root, disk=self._disk, direct=direct) for root in self._roots]
         self._known: _Seen = ()
         """Device and inode of each place's stripe file, after all were verified."""
@@ -71,7 +77,9 @@ class StripedStore:
     def properties(self) -> Properties:
         """Exclusive if the first place is; durable if all are."""
         properties = [place.properties() for place in self._places]
-        return Properties(properties[0].exclusive_create, all(place_properties.durable for place_properties in properties))
+        return Properties(
+            properties[0].exclusive_create, all(place_properties.durable for place_properties in properties)
+        )
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -154,7 +162,10 @@ class StripedStore:
     def free_bytes(self) -> int | None:
         """Return the bytes that evenly distributed packs can take before the first file system is full. Two places may share one."""
         shares = Counter(self._device(root) for root in self._roots)
-        rooms = [(place.free_bytes(), shares[self._device(root)]) for place, root in zip(self._places, self._roots, strict=True)]
+        rooms = [
+            (place.free_bytes(), shares[self._device(root)])
+            for place, root in zip(self._places, self._roots, strict=True)
+        ]
         known = [room * len(self._places) // share for room, share in rooms if room is not None]
         return min(known) if len(known) == len(rooms) else None
 
@@ -191,7 +202,9 @@ class StripedStore:
         # Another process may be creating it. Check ``_is_new`` first: then the first place has nothing but stripe files, or all places
         # have theirs. Creation begins with the first place, so read it last: if any other record exists, its record does too.
         is_new = self._is_new()
-        records = [self._record(root, place) for root, place in reversed([*zip(self._roots, self._places, strict=True)])][::-1]
+        records = [
+            self._record(root, place) for root, place in reversed([*zip(self._roots, self._places, strict=True)])
+        ][::-1]
         if not any(records) and not known:
             return False
         self._compare(records)
@@ -201,7 +214,9 @@ class StripedStore:
         if missing:
             what = f"holds no {STRIPE_FILE}" if os.path.isdir(missing[0]) else "is not there"
             raise StoreUnavailable(
-                f"{', '.join(missing)} {what}, and is one of {len(records)} places of this store", where=self.url, hint=_MOUNTED
+                f"{', '.join(missing)} {what}, and is one of {len(records)} places of this store",
+                where=self.url,
+                hint=_MOUNTED,
             )
         self._known = self._seen()
         return True
@@ -241,7 +256,9 @@ class StripedStore:
                 raise ConfigError(f"{root} is of another store than {known[0][1]}", where=self.url)
             if record.places != len(self._roots):
                 raise ConfigError(
-                    f"this store has {record.places} places, and {len(self._roots)} are named", where=self.url, hint="name all, in order"
+                    f"this store has {record.places} places, and {len(self._roots)} are named",
+                    where=self.url,
+                    hint="name all, in order",
                 )
         if any(record.place != number for number, _, record in known):
             right = ", ".join(f"{root} is number {record.place + 1}" for _, root, record in known)
@@ -263,12 +280,16 @@ class StripedStore:
         for root, place in zip(self._roots, self._places, strict=True):
             if any(entry.name == STORE_FILE for entry in place.list("")):
                 raise ConfigError(
-                    f"{root} is a store of its own", where=self.url, hint="stripe empty directories, and relight cp the runs there"
+                    f"{root} is a store of its own",
+                    where=self.url,
+                    hint="stripe empty directories, and relight cp the runs there",
                 )
         for number, place in enumerate(self._places):
             record = self._record(self._roots[0], self._places[0]) if number else None
             stripe_id = record.id if record is not None else secrets.token_hex(16)
-            place.put_once(STRIPE_FILE, encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places))))
+            place.put_once(
+                STRIPE_FILE, encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places)))
+            )
         for place in self._places:
             place.sync("")
         if not self._is_there():

@@ -27,7 +27,9 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/([^/].*)\Z", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
-def open_bytes(url: str | os.PathLike[str], *, cache: BlockCache | None = None, guard: StoreSecurity | None = None) -> ByteStore:
+def open_bytes(
+    url: str | os.PathLike[str], *, cache: BlockCache | None = None, guard: StoreSecurity | None = None
+) -> ByteStore:
     """Return the store at ``url``.
 
     ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``, ``gs://``, ``az://``
@@ -51,7 +53,9 @@ def path_text(url: object) -> str:
     """Return a path or URL as a text. Raise ``ConfigError`` for other types, which must not become file names by accident."""
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise ConfigError(f"a path is a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo")
+        raise ConfigError(
+            f"a path is a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo"
+        )
     return text
 
 
@@ -64,7 +68,9 @@ def _open(text: str, cache: BlockCache | None) -> ByteStore:
     match = _SCHEME.match(text)
     lacking = _ONE_SLASH.match(text)
     if lacking is not None and lacking[1].lower() in (*SCHEMES, "file", "memory"):
-        raise ConfigError(f"{lacking[1]}:/ is no scheme", where=text, hint=f"write two slashes: {lacking[1]}://{lacking[2]}")
+        raise ConfigError(
+            f"{lacking[1]}:/ is no scheme", where=text, hint=f"write two slashes: {lacking[1]}://{lacking[2]}"
+        )
     if match is None:
         return _local(os.path.expanduser(text))
     scheme, rest = match[1].lower(), match[2]
@@ -100,7 +106,9 @@ def _local(path: str) -> LocalStore:
     """Return a directory as a store. Refuse one place of a stripe: it lacks files, which would count as damage or be partially deleted."""
     if os.path.lexists(os.path.join(path, STRIPE_FILE)):
         raise ConfigError(
-            "this is one of several directories that are one store", where=path, hint="name all of them: stripe:/nvme0/ckpts,/nvme1/ckpts,"
+            "this is one of several directories that are one store",
+            where=path,
+            hint="name all of them: stripe:/nvme0/ckpts,/nvme1/ckpts,",
         )
     return LocalStore(path)
 

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from relight.errors import ConfigError
-from relight.format.names import FOLDER_RECORDS, LOG_DIR, flat_record_file, folder_name, parse_record_folder, record_file
+from relight.format.names import (
+    FOLDER_RECORDS,
+    LOG_DIR,
+    flat_record_file,
+    folder_name,
+    parse_record_folder,
+    record_file,
+)
 from relight.store.base import Entry, Properties, Upload, Writer
 from relight.store.object_client import RetryTimes
 from relight.store.objects import ObjectStore
@@ -81,4 +88,8 @@ class WebStore(ObjectStore):
         return []
 
     def _refuse(self) -> NoReturn:
-        raise ConfigError("a web server is for reading", where=self.url, hint="save to a path or a bucket; relight cp copies from here")
+        raise ConfigError(
+            "a web server is for reading",
+            where=self.url,
+            hint="save to a path or a bucket; relight cp copies from here",
+        )

@@ -6,7 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from relight.keys import StoreSecurity
-from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, invalidate_cache, without_cache
+from relight.store.base import (
+    ByteStore,
+    Entry,
+    Properties,
+    Reader,
+    Rewrites,
+    Upload,
+    Writer,
+    invalidate_cache,
+    without_cache,
+)
 
 
 class StoreWrapper:
@@ -17,13 +27,26 @@ class StoreWrapper:
 
     def __init__(self, inner: ByteStore) -> None:
         self.inner = inner
-        self.url, self.shared, self.needs_sync, self.parallel_reads = inner.url, inner.shared, inner.needs_sync, inner.parallel_reads
+        self.url, self.shared, self.needs_sync, self.parallel_reads = (
+            inner.url,
+            inner.shared,
+            inner.needs_sync,
+            inner.parallel_reads,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 
     def __getattr__(self, name: str) -> Any:
-        some = ("lanes", "blocks", "counts", "encrypts", "guard", "anchored", "trusts")  # attributes that only some stores have
+        some = (
+            "lanes",
+            "blocks",
+            "counts",
+            "encrypts",
+            "guard",
+            "anchored",
+            "trusts",
+        )  # attributes that only some stores have
         if name in some and "inner" in self.__dict__:
             return getattr(self.inner, name)
         raise AttributeError(name)

@@ -57,10 +57,17 @@ class AgentWatch:
         if sample.state in STOPPED:
             return Stuck(pid, f"{late_text}: the agent that writes it, process {pid}, is stopped")
         before = self._still[2] if self._still is not None and self._still[0] == pid else None
-        if before is None or (before.cpu_s, before.moved_bytes) != (sample.cpu_s, sample.moved_bytes) or sample.state == "D":
+        if (
+            before is None
+            or (before.cpu_s, before.moved_bytes) != (sample.cpu_s, sample.moved_bytes)
+            or sample.state == "D"
+        ):
             self._still = pid, now, sample
         elif self._still is not None and now - self._still[1] > GIVE_UP * limit:
-            return Stuck(pid, f"{late_text}: the agent that writes it, process {pid}, has been idle for {now - self._still[1]:.0f} s")
+            return Stuck(
+                pid,
+                f"{late_text}: the agent that writes it, process {pid}, has been idle for {now - self._still[1]:.0f} s",
+            )
         return None
 
     @property

@@ -26,20 +26,44 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"\bNoMemory: ", "memory", 85),
     (r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit", "memory", 85),
     (r"ibv_poll_cq|Got completion .*error|IBV_WC_\w+|transport retry counter exceeded", "network", 60),
-    (r"failed finding central directory|archive is corrupted|unexpected EOF, expected \d+ more|pickle data was truncated", "storage", 80),
+    (
+        r"failed finding central directory|archive is corrupted|unexpected EOF, expected \d+ more|pickle data was truncated",
+        "storage",
+        80,
+    ),
     (r"DUE TO (TIME LIMIT|PREEMPTION)|\bEvicted\b", "preemption", 80),
     (r"DUE TO NODE FAILURE", "hardware", 85),
     (r"device-side assert|index out of bounds: .* < ", "user", 75),
-    (r"uncorrectable ECC|\bXid\b|unspecified launch failure|illegal memory access|GPU has fallen off|CUDA error", "hardware", 85),
-    (r"\bEMFILE\b|Too many open files", "user", 86),  # a limit of the process, also if a store reports it: waiting does not raise it
+    (
+        r"uncorrectable ECC|\bXid\b|unspecified launch failure|illegal memory access|GPU has fallen off|CUDA error",
+        "hardware",
+        85,
+    ),
+    (
+        r"\bEMFILE\b|Too many open files",
+        "user",
+        86,
+    ),  # a limit of the process, also if a store reports it: waiting does not raise it
     (r"No space left on device|Disk quota exceeded|\b(NoSpace|StoreUnavailable|LeaseHeld|SaveFailed): ", "storage", 85),
     (r"Stale file handle|Read-only file system|Input/output error|Transport endpoint is not connected", "storage", 80),
     (r"\b(CorruptCheckpoint|CheckpointNotFound|WrongKey|UnsafeContent): ", "storage", 80),
     (r"DataLoader worker .* (exited unexpectedly|is killed)|Caught \w+ in DataLoader worker", "data", 80),
     (r"JSONDecodeError|UnicodeDecodeError", "data", 80),
-    (r"UnidentifiedImageError|UnpicklingError|zipfile\.BadZipFile|corrupt(ed)? (sample|record|image|shard)", "data", 80),
-    (r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)", "network", 60),
-    (r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host", "network", 40),
+    (
+        r"UnidentifiedImageError|UnpicklingError|zipfile\.BadZipFile|corrupt(ed)? (sample|record|image|shard)",
+        "data",
+        80,
+    ),
+    (
+        r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)",
+        "network",
+        60,
+    ),
+    (
+        r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host",
+        "network",
+        40,
+    ),
     (r"\bRankTimeout: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
     (r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b", "killed", 50),
     (r"^usage: |error: (unrecognized|the following) arguments", "user", 80),
@@ -69,7 +93,11 @@ _SIGNALS = {
 _KERNEL = (
     (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
     (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
-    (re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"), "hardware", 85),
+    (
+        re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"),
+        "hardware",
+        85,
+    ),
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
@@ -95,7 +123,9 @@ def classify(facts: FailureEvidence) -> Failure:
         kind=best.kind,
         why=best.what,
         rank=best.rank if best.rank is not None else _first(facts),
-        step=max(-1, min((max(beat.step, beat.restored) for beat in beats), default=-1)),  # what was restored has been ended
+        step=max(
+            -1, min((max(beat.step, beat.restored) for beat in beats), default=-1)
+        ),  # what was restored has been ended
         steps=min((beat.steps for beat in beats), default=0),
         words=alike(message if _match_pattern(message) else best.what),
         clues=tuple(clues),
@@ -130,7 +160,9 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
     if facts.hung:
         yield Clue("hang", 70, facts.hung)
     if facts.oom_kills:
-        yield Clue("memory", 90, f"the kernel killed {facts.oom_kills} of its processes for lack of memory", _killed(facts))
+        yield Clue(
+            "memory", 90, f"the kernel killed {facts.oom_kills} of its processes for lack of memory", _killed(facts)
+        )
     for line in facts.kernel:
         for pattern, kind, weight in _KERNEL:
             if pattern.search(line):
@@ -146,7 +178,9 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
 def _of(worker: Worker) -> Iterator[Clue]:
     message = worker.error or _last_words(worker.tail)
     if worker.exit is not None and worker.exit < 0 and not worker.stopped:
-        kind, weight = _SIGNALS.get(signal.Signals(-worker.exit), ("crash", 40)) if _is_signal(-worker.exit) else ("crash", 40)
+        kind, weight = (
+            _SIGNALS.get(signal.Signals(-worker.exit), ("crash", 40)) if _is_signal(-worker.exit) else ("crash", 40)
+        )
         yield Clue(kind, weight, f"rank {worker.rank} was ended by {_name(-worker.exit)}", worker.rank)
     if worker.exit or worker.error:
         match = _match_pattern(message) if message else None
@@ -171,7 +205,11 @@ def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
     """Limit the weight of a clue from a rank that ended later, unless the loss of another rank cannot explain it."""
     if clue.rank == first or first is None:
         return clue._replace(weight=min(100, clue.weight + 5))
-    return clue._replace(weight=min(clue.weight, _FOLLOWS)) if clue.kind in ("network", "unknown", "user", "crash") else clue
+    return (
+        clue._replace(weight=min(clue.weight, _FOLLOWS))
+        if clue.kind in ("network", "unknown", "user", "crash")
+        else clue
+    )
 
 
 def _match_pattern(text: str) -> tuple[str, int] | None:
@@ -195,14 +233,18 @@ def _first(facts: FailureEvidence) -> int | None:
 
     It ended by itself, or by a signal of another process, or it had recorded its exception.
     """
-    ended = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
+    ended = [
+        worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)
+    ]
     # a rank that lost the connection to another rank has not failed first, even if its end was noticed first
     causes = [worker for worker in ended if not is_a_loss(worker.error or _last_words(worker.tail))] or ended
     return min(causes, key=lambda worker: worker.died_at or math.inf).rank if causes else None
 
 
 def _killed(facts: FailureEvidence) -> int | None:
-    return next((worker.rank for worker in facts.workers if worker.exit == -signal.SIGKILL and not worker.stopped), None)
+    return next(
+        (worker.rank for worker in facts.workers if worker.exit == -signal.SIGKILL and not worker.stopped), None
+    )
 
 
 def _is_signal(number: int) -> bool:

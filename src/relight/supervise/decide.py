@@ -88,9 +88,14 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
     if failure.kind == "numerical":
         return _roll_back(failure, history, rules)
     if failure.kind == "hardware" and failure.here:
-        broken = 1 + sum(past.failure.kind == "hardware" and past.failure.here and now - past.at < DAY_S for past in history)
+        broken = 1 + sum(
+            past.failure.kind == "hardware" and past.failure.here and now - past.at < DAY_S for past in history
+        )
         if broken >= rules.node_failures:
-            return Decision("exclude_node", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
+            return Decision(
+                "exclude_node",
+                f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails",
+            )
     if failure.kind == "user":
         if not failure.steps and not any(past.failure.steps for past in history):
             return Decision("stop", f"{failure.why}: a restart would only repeat it")
@@ -113,10 +118,14 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules)
     """Decide to resume before the onset of the failure, and to skip the samples of the steps from the onset on."""
     onset = failure.onset if failure.onset is not None else failure.step + 1
     same = [
-        past for past in history if past.decision.action == "roll back" and _onset(past.failure) <= onset <= _onset(past.failure) + _WINDOW
+        past
+        for past in history
+        if past.decision.action == "roll back" and _onset(past.failure) <= onset <= _onset(past.failure) + _WINDOW
     ]
     if len(same) >= rules.roll_backs:
-        return Decision("stop", f"{failure.why}: it came back after {len(same)} rollbacks to before step {_onset(same[0].failure)}")
+        return Decision(
+            "stop", f"{failure.why}: it came back after {len(same)} rollbacks to before step {_onset(same[0].failure)}"
+        )
     count = rules.skip * 2 ** len(same)
     first, last = onset, onset + count - 1
     # the checkpoint restored last time did not help: go further back
@@ -125,7 +134,9 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules)
     if rules.lr_cut < 1:
         settings[CUT] = f"{rules.lr_cut:g}"
     shown = f"step {first}" if first == last else f"steps {first} to {last}"
-    return Decision("roll back", f"{failure.why}: going back to before step {before}, past the samples of {shown}", 0.0, settings)
+    return Decision(
+        "roll back", f"{failure.why}: going back to before step {before}, past the samples of {shown}", 0.0, settings
+    )
 
 
 def agreed(chosen: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -134,10 +145,17 @@ def agreed(chosen: Sequence[Mapping[str, str]]) -> dict[str, str]:
     Only one node may know the cause. The furthest rollback counts, with its skipped samples and learning rates. The
     smallest micro-batches count.
     """
-    back = min((settings for settings in chosen if BEFORE in settings), key=lambda settings: int(settings[BEFORE]), default={})
-    split = max((settings for settings in chosen if SPLIT in settings), key=lambda settings: int(settings[SPLIT]), default={})
+    back = min(
+        (settings for settings in chosen if BEFORE in settings), key=lambda settings: int(settings[BEFORE]), default={}
+    )
+    split = max(
+        (settings for settings in chosen if SPLIT in settings), key=lambda settings: int(settings[SPLIT]), default={}
+    )
     return {
-        name: settings[name] for settings, names in ((back, (BEFORE, SKIP, CUT)), (split, (SPLIT,))) for name in names if name in settings
+        name: settings[name]
+        for settings, names in ((back, (BEFORE, SKIP, CUT)), (split, (SPLIT,)))
+        for name in names
+        if name in settings
     }
 
 

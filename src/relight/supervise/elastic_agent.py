@@ -57,9 +57,16 @@ class SupervisedAgent(LocalElasticAgent):
     """
 
     def __init__(
-        self, *, supervisor: Supervisor, spares: Spares, joining: Joining, departing: Departing, grace_s: float,
-        shutdown_timeout: int | None, **kwargs: Any
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        supervisor: Supervisor,
+        spares: Spares,
+        joining: Joining,
+        departing: Departing,
+        grace_s: float,
+        shutdown_timeout: int | None,
+        **kwargs: Any,
+    ) -> None:
         shutdown_timeout = SHUTDOWN_S if shutdown_timeout is None else shutdown_timeout
         super().__init__(shutdown_timeout=grace_s or shutdown_timeout, **kwargs)  # type: ignore[arg-type]
         self._others_s = shutdown_timeout
@@ -106,7 +113,9 @@ class SupervisedAgent(LocalElasticAgent):
         self._settings = settings
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        environments = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._settings, self._meeting)
+        environments = self._supervisor.begin(
+            [worker.global_rank for worker in worker_group.workers], self._settings, self._meeting
+        )
         start: Any = vars(local_elastic_agent)["start_processes"]
         torchruns: Any = vars(multiprocessing_api)["_terminate_process_handler"]
 
@@ -143,12 +152,18 @@ class SupervisedAgent(LocalElasticAgent):
             if self._supervisor.steps:
                 # not earlier: spares would compete with the job's own imports
                 self._spares.fill(self._supervisor.ahead_bytes)
-        except (OSError, RuntimeError, MemoryError) as error:  # the ranks may train on: what this poll misses, a later one sees
+        except (
+            OSError,
+            RuntimeError,
+            MemoryError,
+        ) as error:  # the ranks may train on: what this poll misses, a later one sees
             if not (limit := limit_of(error)):
                 raise
             if not self._is_refused:
                 self._is_refused = True
-                emit("run.refused", f"{shown_refusal(error, limit)}; hangs are not seen meanwhile", why=str(error)[:200])
+                emit(
+                    "run.refused", f"{shown_refusal(error, limit)}; hangs are not seen meanwhile", why=str(error)[:200]
+                )
         if hung:
             return self._fail(worker_group, context, hung)
         return RunResult(state=WorkerState.HEALTHY)
@@ -178,13 +193,20 @@ class SupervisedAgent(LocalElasticAgent):
         codes.update(dict.fromkeys(stopped))
         workers = [
             Worker(
-                rank=by_local[rank].global_rank, exit=codes[rank], died_at=died.get(rank, 0.0), error=_error(context.error_files[rank]),
-                tail=_tail(context.stderrs[rank]), state=states.get(rank, ""), stopped=rank in stopped,
+                rank=by_local[rank].global_rank,
+                exit=codes[rank],
+                died_at=died.get(rank, 0.0),
+                error=_error(context.error_files[rank]),
+                tail=_tail(context.stderrs[rank]),
+                state=states.get(rank, ""),
+                stopped=rank in stopped,
             )
             for rank in sorted(codes)
-        ]  # fmt: skip
+        ]
         is_requested = not self._supervisor.announced and any(codes.values())
-        departure = self._departing.others(worker_group.store, worker_group.group_world_size or 1) if is_requested else None
+        departure = (
+            self._departing.others(worker_group.store, worker_group.group_world_size or 1) if is_requested else None
+        )
         self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed, departure=departure))
         pids = {rank: handler.proc.pid for rank, handler in context.subprocess_handlers.items()}
         failures = {

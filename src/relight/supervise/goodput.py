@@ -44,7 +44,9 @@ class Account(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return (kind of failure, phase, seconds) for each phase with time: training first, then the largest first."""
         spent = [("", part, seconds) for part, seconds in self.spent.items()]
         lost = [(kind, part, seconds) for kind, parts in self.lost.items() for part, seconds in parts.items()]
-        return sorted((row for row in spent + lost if row[2] > 0), key=lambda row: (row[1] != TRAINING or bool(row[0]), -row[2]))
+        return sorted(
+            (row for row in spent + lost if row[2] > 0), key=lambda row: (row[1] != TRAINING or bool(row[0]), -row[2])
+        )
 
 
 class Goodput:
@@ -103,9 +105,14 @@ class Goodput:
         for (number, part), seconds in self._spent.items():
             into = by_kind.setdefault(self._causes[number], {})
             into[part] = into.get(part, 0.0) + seconds
-        lost = {kind: {part: round(max(0.0, seconds), 3) for part, seconds in parts.items()} for kind, parts in by_kind.items()}
+        lost = {
+            kind: {part: round(max(0.0, seconds), 3) for part, seconds in parts.items()}
+            for kind, parts in by_kind.items()
+        }
         failures = dict(Counter(kind for kind in self._causes if kind != FIRST))
-        return Account(job, began, round(self._last - self._began, 3), lost.pop(FIRST), lost, failures, self._steps, self._again)
+        return Account(
+            job, began, round(self._last - self._began, 3), lost.pop(FIRST), lost, failures, self._steps, self._again
+        )
 
 
 def once_each(accounts: Sequence[Account]) -> list[Account]:

@@ -93,11 +93,21 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
             here=self.host == host and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
         settings = sane(self.settings)
-        return failure, Decision(self.action, self.reason, self.delay_s, settings if self.after is None else once_back(settings))
+        return failure, Decision(
+            self.action, self.reason, self.delay_s, settings if self.after is None else once_back(settings)
+        )
 
 
 def incident_of(
-    facts: FailureEvidence, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "", meeting: str = ""
+    facts: FailureEvidence,
+    failure: Failure,
+    decision: Decision,
+    *,
+    job: str,
+    host: str,
+    life: int,
+    group: str = "",
+    meeting: str = "",
 ) -> Incident:
     """Return the record of a failure and of the decision about it."""
     return Incident(
@@ -223,7 +233,9 @@ def read_incidents(store: ByteStore, run: str, since_s: float = 0.0) -> list[Inc
     """
     least = f"{max(0, int(since_s * 1000)):013d}"
     entries = store.list(f"{run}/{DIRECTORY}")
-    names = sorted(entry.name for entry in entries if not entry.is_dir and entry.name.endswith(".json") and entry.name >= least)
+    names = sorted(
+        entry.name for entry in entries if not entry.is_dir and entry.name.endswith(".json") and entry.name >= least
+    )
     return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)))
 
 
@@ -234,7 +246,9 @@ def recent_incidents(store: ByteStore, run: str, since_s: float, at_most: int) -
     older incidents are not opened.
     """
     least = f"{max(0, int(since_s * 1000)):013d}"
-    listed = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
+    listed = sorted(
+        entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json")
+    )
     heads = [name for name in listed if not name.endswith((".after.json", ACCOUNT))][-at_most:]
     chosen = {name for name in heads if name >= least or name == heads[-1]}
     names = [name for name in listed if name in chosen or name.replace(".after.json", ".json") in chosen]
@@ -247,7 +261,9 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
     Each node of a job records the failure.
     """
     first: dict[tuple[str, ...], str] = {}
-    return [incident for incident in incidents if first.setdefault(_failure_of(incident), incident.host) == incident.host]
+    return [
+        incident for incident in incidents if first.setdefault(_failure_of(incident), incident.host) == incident.host
+    ]
 
 
 def _failure_of(incident: Incident) -> tuple[str, ...]:

@@ -55,11 +55,14 @@ def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -
     if not spec:
         raise ConfigError(
             "several nodes need a secret of the job: without it any process that reaches the rendezvous can redirect its ranks",
-            where=VARIABLE, hint=_HINT,
-        )  # fmt: skip
+            where=VARIABLE,
+            hint=_HINT,
+        )
     kind, _, location = spec.partition(":")
     if kind not in _KINDS or not location:
-        raise ConfigError("a job's secret is file:PATH, env:NAME, keyring:SERVICE/USER or none", where=VARIABLE, hint=_HINT)
+        raise ConfigError(
+            "a job's secret is file:PATH, env:NAME, keyring:SERVICE/USER or none", where=VARIABLE, hint=_HINT
+        )
     secret = resolve(spec).resolved()
     if kind == "env":
         environment.pop(location, None)

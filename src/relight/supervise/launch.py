@@ -99,7 +99,9 @@ def _known(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def _length(known: dict[str, argparse.Action], arguments: list[str]) -> int:
     name, value, _ = arguments[0].partition("=")
-    candidates = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
+    candidates = (
+        [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
+    )
     return 1 if value or not candidates or candidates[0].nargs == 0 else 2
 
 
@@ -130,22 +132,32 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with six lines of warning
     config, command, arguments = _of_values(lambda: torchrun.config_from_args(options))
     if config.nproc_per_node < 1:
-        raise ConfigError(f"a flag of torchrun has an invalid value: --nproc-per-node is {config.nproc_per_node}", hint="1 or more")
+        raise ConfigError(
+            f"a flag of torchrun has an invalid value: --nproc-per-node is {config.nproc_per_node}", hint="1 or more"
+        )
     check_descriptors(config.nproc_per_node)
     secret = job_secret(config.max_nodes)
     if not isinstance(command, str):
-        raise ConfigError("--run-path starts no processes, so there is nothing to supervise", hint="leave --run-path out")
+        raise ConfigError(
+            "--run-path starts no processes, so there is nothing to supervise", hint="leave --run-path out"
+        )
     if not options.no_python:
         arguments = [*child_command(WORKER, unbuffered=True)[1:], *arguments[1:]]  # in place of -u, before [-m] script
     name = " ".join([options.training_script, *mask_arguments(options.training_script_args)])[:200]
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
-    supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
+    supervisor = Supervisor(
+        settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group
+    )
     gauges = find_nvml() if settings.foreseen.predict else None
     load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
     foreseeing = PredictionThread(
-        settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname(),
+        settings.foreseen,
+        supervisor.seen,
+        lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain),
+        gauges,
+        socket.gethostname(),
         load,
-    )  # fmt: skip
+    )
     supervisor.on_failure = foreseeing.failed
     if gauges is not None:
         supervisor.devices = gauges.xids
@@ -196,15 +208,28 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
 
 
 def _run(
-    config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float, secret: bytes
+    config: LaunchConfig,
+    command: str,
+    arguments: list[str],
+    supervisor: Supervisor,
+    spares: Spares,
+    grace_s: float,
+    secret: bytes,
 ) -> JobEnd:
     config.run_id = config.run_id or str(uuid.uuid4())
-    handled = [name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
+    handled = [
+        name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))
+    ]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
     parameters = RendezvousParameters(
-        backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
-    )  # fmt: skip
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
     master, port = _static(parameters) if parameters.max_nodes > 1 else (None, None)
     try:
         patience_s = parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S
@@ -245,7 +270,9 @@ def _run(
             return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
         return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except RendezvousClosedError:
-        return JobEnd(1, "stopped: another node has ended the job; the output of its relight run has the reason", supervisor.where)
+        return JobEnd(
+            1, "stopped: another node has ended the job; the output of its relight run has the reason", supervisor.where
+        )
     except EndedElsewhere as error:
         closes = False  # the rendezvous has ended
         return JobEnd(1, f"stopped: another node has ended the job: {error}", supervisor.where)
@@ -282,7 +309,11 @@ def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd
         return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.where)
     beats = supervisor.beats().values()
     if supervisor.saved():
-        stored = "the last step is stored" if any(beat.steps for beat in beats) else "no step was completed here, so none is lost"
+        stored = (
+            "the last step is stored"
+            if any(beat.steps for beat in beats)
+            else "no step was completed here, so none is lost"
+        )
         return JobEnd(SAVED, f"ended as requested: {why}; {stored}{others}")
     if beats and all(0 <= beat.step <= beat.sealed for beat in beats):
         stored = "the last step is not stored yet; the process that saves has it, and may still store it"
@@ -296,5 +327,7 @@ def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
         return None, None
     host, _, port = parameters.endpoint.strip().rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError("a static rendezvous needs the address of node 0", hint="add --master-addr HOST --master-port PORT")
+        raise ConfigError(
+            "a static rendezvous needs the address of node 0", hint="add --master-addr HOST --master-port PORT"
+        )
     return host, int(port)

@@ -146,7 +146,11 @@ class JobWatch:
         return HangVerdict()
 
     def judge_stacks(
-        self, now: float, sights: Mapping[int, RankObservation], stacks: Mapping[int, str], after: Mapping[int, RankObservation]
+        self,
+        now: float,
+        sights: Mapping[int, RankObservation],
+        stacks: Mapping[int, str],
+        after: Mapping[int, RankObservation],
     ) -> HangVerdict:
         """Return the verdict from the stacks that ``update`` requested.
 
@@ -163,7 +167,11 @@ class JobWatch:
             return HangVerdict()
         then, before, earlier = self._first
         self._first = None
-        stuck = [rank for rank in sorted(late) if _is_idle(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
+        stuck = [
+            rank
+            for rank in sorted(late)
+            if _is_idle(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))
+        ]
         overdue = [rank for rank in sorted(late) if self._overdue(rank, sights[rank], now)]
         if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
             return HangVerdict()
@@ -204,12 +212,29 @@ class JobWatch:
             sight = sights[rank]
             since, _ = self._limit(rank, sight)
             beat = sight.beat
-            phase = "no heartbeat yet" if beat is None else f"{beat.phase}, after step {beat.step}" if beat.step >= 0 else beat.phase
-            stopped = ", stopped by a signal" if sight.state in ("T", "t") else ", in the kernel" if sight.state == "D" else ""
+            phase = (
+                "no heartbeat yet"
+                if beat is None
+                else f"{beat.phase}, after step {beat.step}"
+                if beat.step >= 0
+                else beat.phase
+            )
+            stopped = (
+                ", stopped by a signal"
+                if sight.state in ("T", "t")
+                else ", in the kernel"
+                if sight.state == "D"
+                else ""
+            )
             words.append(f"rank {rank} for {now - since:.1f} s ({phase}{stopped})")
         usual = self._usual.step_s
         more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        return "no progress: " + ", ".join(words) + more + (f"; a step usually takes {usual:.3g} s" if usual is not None else "")
+        return (
+            "no progress: "
+            + ", ".join(words)
+            + more
+            + (f"; a step usually takes {usual:.3g} s" if usual is not None else "")
+        )
 
 
 def _others(sights: Mapping[int, RankObservation], late: set[int]) -> list[RankObservation]:
@@ -224,7 +249,9 @@ def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
     return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
 
 
-def _is_idle(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
+def _is_idle(
+    sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None
+) -> bool:
     """Return whether a rank was idle between two observations."""
     if sight.state in STOPPED:
         return True

@@ -69,7 +69,11 @@ class Load:
     """
 
     def __init__(
-        self, pause: float, ease: Callable[[float, float], bool], power: Power | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        pause: float,
+        ease: Callable[[float, float], bool],
+        power: Power | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pause, self._ease, self._power, self._clock = pause, ease, power, clock
         self._now: _Reduced | None = None
@@ -170,7 +174,14 @@ class Load:
         kept = self._restore_power() if reduction.power else ""
         readings = f"{_words(reduction.kind, reduction.before)}, now {_number(reduction.kind, value)}"
         text = f"load restored after {self._clock() - reduction.at:.0f} s{why}: {readings}{kept}"
-        emit("run.load", text, kind=reduction.kind, action="restored", reading_before=_known(reduction.before), reading_after=_known(value))
+        emit(
+            "run.load",
+            text,
+            kind=reduction.kind,
+            action="restored",
+            reading_before=_known(reduction.before),
+            reading_after=_known(value),
+        )
 
     def _restore_power(self) -> str:
         """Restore power limits. Return which are still lowered, as text: these are tried again, at the job's end at the latest."""
@@ -178,9 +189,8 @@ class Load:
         self._refused_at = self._clock() if limits else None
         if not limits:
             return ""
-        return (
-            f"; the power limit of {_devices(limits)} stays at {limits[0][1]:.0f} W in place of {limits[0][0]:.0f} W: the driver refuses it"
-        )
+        watts = f"{limits[0][1]:.0f} W in place of {limits[0][0]:.0f} W"
+        return f"; the power limit of {_devices(limits)} stays at {watts}: the driver refuses it"
 
 
 def reading_of(kind: str, sample: NodeSample, *, rules: bool = False) -> float:

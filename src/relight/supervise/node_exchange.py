@@ -37,7 +37,9 @@ def seat_of(meet: str, node: str) -> NodeAddress:
     if not meet and not node:
         try:
             rank, count, port = int(variables["RANK"]), int(variables["WORLD_SIZE"]), int(variables["MASTER_PORT"])
-            return _checked(NodeAddress(variables["MASTER_ADDR"], port, rank, count, rank == 0 and variables.get(_AGENT) != "True"))
+            return _checked(
+                NodeAddress(variables["MASTER_ADDR"], port, rank, count, rank == 0 and variables.get(_AGENT) != "True")
+            )
         except (KeyError, ValueError):
             hint = "run it on each node with --meet FIRST-NODE:29400 --node I/N (I from 0), or under torchrun or relight run"
             raise ConfigError("the address where the nodes meet is unknown", where="--nodes", hint=hint) from None
@@ -51,7 +53,9 @@ def seat_of(meet: str, node: str) -> NodeAddress:
 
 def _checked(seat: NodeAddress) -> NodeAddress:
     if not (0 <= seat.rank < seat.nodes <= 1 << 16 and 0 < seat.port < 1 << 16):
-        raise ConfigError(f"node {seat.rank} of {seat.nodes} at port {seat.port} is impossible", hint="count nodes from 0: --node 0/2")
+        raise ConfigError(
+            f"node {seat.rank} of {seat.nodes} at port {seat.port} is impossible", hint="count nodes from 0: --node 0/2"
+        )
     return seat
 
 
@@ -69,9 +73,13 @@ class Meeting:
         self._lost: tuple[type[Exception], ...] = (DistError, RuntimeError, ValueError, OSError)
         where = f"{seat.host}:{seat.port}"
         try:
-            store = TCPStore(seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False)
+            store = TCPStore(
+                seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False
+            )
         except self._lost as error:
-            message = "the port cannot be bound" if seat.holds else f"the first node does not answer within {within_s:g} s"
+            message = (
+                "the port cannot be bound" if seat.holds else f"the first node does not answer within {within_s:g} s"
+            )
             why = (str(error).splitlines() or [""])[0][:200]
             raise StoreUnavailable(f"{message}: {why}", where=where, hint="start it on all nodes at once") from None
         self._store = PrefixStore("relight-meeting", store)

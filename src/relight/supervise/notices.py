@@ -65,7 +65,9 @@ def endpoints_of(names: Sequence[str]) -> list[NoticeEndpoint]:
     endpoints = []
     for name in names:
         if name not in CLOUDS and not name.startswith(("http://", "https://")):
-            raise ConfigError(f"[supervise] notices has {name!r}", hint=f"an address (http://…), or one of {', '.join(CLOUDS)}")
+            raise ConfigError(
+                f"[supervise] notices has {name!r}", hint=f"an address (http://…), or one of {', '.join(CLOUDS)}"
+            )
         endpoints.append(CLOUDS.get(name) or NoticeEndpoint(name, {}))
     return endpoints
 
@@ -177,7 +179,9 @@ def why_no_answer(error: Exception) -> str:
     """Return the reason in words, without numbers that differ between polls, so that one reason is reported once."""
     if isinstance(error, urllib.error.HTTPError):
         target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
-        more = f"a redirect to {target[:100]}, which is not followed" if target else _HINTS.get(error.code, error.reason)
+        more = (
+            f"a redirect to {target[:100]}, which is not followed" if target else _HINTS.get(error.code, error.reason)
+        )
         return f"HTTP status {error.code}: {more}"
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, Exception) else error

@@ -124,7 +124,9 @@ class Nvml:
         if self._turn >= 0:
             return True
         try:
-            descriptor = os.open(own_memory.memory() / TURN, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                own_memory.memory() / TURN, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError:
             return False
         try:
@@ -176,7 +178,9 @@ class Nvml:
         while not self._over.is_set():
             try:
                 event = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
-                self._xids.append((numbers.get(nvml.nvmlDeviceGetPciInfo(event.device).busId, -1), int(event.eventData)))
+                self._xids.append(
+                    (numbers.get(nvml.nvmlDeviceGetPciInfo(event.device).busId, -1), int(event.eventData))
+                )
             except nvml.NVMLError as error:
                 if getattr(error, "value", None) != nvml.NVML_ERROR_TIMEOUT:
                     return

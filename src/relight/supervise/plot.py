@@ -30,11 +30,15 @@ def draw(accounts: list[Account], path: Path) -> None:
         spent = {**account.spent, **{f"lost to: {kind}": sum(parts.values()) for kind, parts in account.lost.items()}}
         for name, colour in colours.items():
             share = 100 * spent.get(name, 0.0) / (account.seconds or 1.0)
-            axes.barh(row, share, left=offset, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            axes.barh(
+                row, share, left=offset, color=colour, height=0.6, label=None if name in drawn or not share else name
+            )
             offset += share
             drawn |= {name} if share else set()
         axes.text(100.5, row, f"{100 * account.goodput:.1f} %", va="center", color=INK, fontsize=9)
-    axes.set_yticks(range(len(accounts)), [account.began.replace("T", " ")[:16] for account in accounts], fontsize=8.5, color=INK)
+    axes.set_yticks(
+        range(len(accounts)), [account.began.replace("T", " ")[:16] for account in accounts], fontsize=8.5, color=INK
+    )
     axes.invert_yaxis()
     axes.set_xlim(0, 108)
     axes.set_xlabel("share of each job's time, %; on the right its goodput", color=INK, fontsize=9)

@@ -66,9 +66,14 @@ class PredictionThread:
     """The thread. It begins with the first completed step, because samples of a job's start predict nothing."""
 
     def __init__(
-        self, settings: Foreseen, seen: Callable[[], Seen], act: Callable[[Alarm], bool], gauges: Gauges | None, host: str,
+        self,
+        settings: Foreseen,
+        seen: Callable[[], Seen],
+        act: Callable[[Alarm], bool],
+        gauges: Gauges | None,
+        host: str,
         load: Load,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``seen`` and ``act`` are called in this thread. ``act`` returns whether its action averts the failure."""
         self._load = load
         self._settings, self._seen, self._act, self._gauges, self._host = settings, seen, act, gauges, host
@@ -129,7 +134,12 @@ class PredictionThread:
             try:
                 foresight.write(Path(self._settings.recordings), host=self._host)
             except (OSError, RelightError) as error:
-                emit("prediction.detector_disabled", f"recorded samples could not be written: {error}", detector="recorder", why=str(error))
+                emit(
+                    "prediction.detector_disabled",
+                    f"recorded samples could not be written: {error}",
+                    detector="recorder",
+                    why=str(error),
+                )
 
     def _watch(self, foresight: FailurePredictor, host: HostGauges) -> None:
         while not self._over.wait(EVERY_S):

@@ -14,7 +14,11 @@ from relight.errors import ConfigError, RelightError, is_no_memory
 
 _LIMITS = (
     ((errno.EMFILE, errno.ENFILE), ("Too many open files",), "ulimit -n"),
-    ((errno.EAGAIN,), ("can't start new thread", "Resource temporarily unavailable"), "ulimit -u, ulimit -v or the cgroup's pids.max"),
+    (
+        (errno.EAGAIN,),
+        ("can't start new thread", "Resource temporarily unavailable"),
+        "ulimit -u, ulimit -v or the cgroup's pids.max",
+    ),
     ((errno.ENOMEM,), (), "ulimit -v or the cgroup's memory"),
 )
 """Error numbers, parts of a ``RuntimeError``'s message, and the limit to raise."""

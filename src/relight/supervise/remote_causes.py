@@ -69,7 +69,11 @@ class Endings:
         """
         last = self._last
         incarnations = [*self._cause_pending, *([last] if last is not None else [])]
-        incidents = book.since(min(life.began - (CLOCKS_S if life.meeting else 0.0) for life in incarnations)) if incarnations else []
+        incidents = (
+            book.since(min(life.began - (CLOCKS_S if life.meeting else 0.0) for life in incarnations))
+            if incarnations
+            else []
+        )
         if incidents is None:
             return  # the store does not answer: read again the next time
         for life in incarnations:

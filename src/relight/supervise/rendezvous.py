@@ -26,7 +26,11 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
 )
 from torch.distributed.elastic.rendezvous import registry as torch_registry
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _BackendRendezvousStateHolder, _NodeDesc, _RendezvousState
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    _BackendRendezvousStateHolder,
+    _NodeDesc,
+    _RendezvousState,
+)
 
 from relight.decode import from_json_bytes
 from relight.errors import ConfigError, InternalError
@@ -79,7 +83,9 @@ class Meetings:
         with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
             handler = torch_registry.get_rendezvous_handler(parameters)
         if len(holders) > 1 or (parameters.backend in _DYNAMIC and not holders):
-            raise InternalError("torch's rendezvous keeps its state in another way than Relight knows, and might load pickles")
+            raise InternalError(
+                "torch's rendezvous keeps its state in another way than Relight knows, and might load pickles"
+            )
         self._state = holders[0] if holders else None
         if self._state is not None:
             self._state.sync()
@@ -94,8 +100,12 @@ class Meetings:
         if self._static is not None:
             sealed: Any = SealedStore(info.store, self._seal, f"life {self._static.life}")
             return RendezvousInfo(sealed, info.rank, info.world_size, address)
-        store: Any = SealedStore(info.store, self._seal, f"round {self._state.round}" if self._state is not None else "")
-        return with_own_port(RendezvousInfo(store, info.rank, info.world_size, address), self._parameters.local_addr or socket.getfqdn())
+        store: Any = SealedStore(
+            info.store, self._seal, f"round {self._state.round}" if self._state is not None else ""
+        )
+        return with_own_port(
+            RendezvousInfo(store, info.rank, info.world_size, address), self._parameters.local_addr or socket.getfqdn()
+        )
 
 
 def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:
@@ -154,7 +164,8 @@ class OneNode(RendezvousHandler):
             self._ranks = loopback_store(self._port)
         except OSError as error:
             raise ConfigError(
-                f"the ranks cannot meet at port {self._port} of {LOOPBACK}: {error.strerror}", hint="give another --master-port, or none"
+                f"the ranks cannot meet at port {self._port} of {LOOPBACK}: {error.strerror}",
+                hint="give another --master-port, or none",
             ) from None
         self._lives += 1
         store = PrefixStore(f"life{self._lives}", self._store)
@@ -256,7 +267,12 @@ class StateHolder(_BackendRendezvousStateHolder):
             raise Forged("an earlier state")
         self._version = max(self._version, fields.version)
         state = _RendezvousState()
-        state.round, state.complete, state.deadline, state.closed = fields.round, fields.complete, fields.deadline, fields.closed
+        state.round, state.complete, state.deadline, state.closed = (
+            fields.round,
+            fields.complete,
+            fields.deadline,
+            fields.closed,
+        )
         state.participants = {_NodeDesc(*node): rank for node, rank in fields.participants}
         state.wait_list = {_NodeDesc(*node) for node in fields.wait_list}
         state.redundancy_list = {_NodeDesc(*node) for node in fields.redundancy_list}

@@ -45,7 +45,10 @@ class Joining(RendezvousHandler):
     """
 
     def __init__(
-        self, make: Callable[[], RendezvousHandler], patience_s: float, seen: Callable[[RendezvousInfo], RendezvousInfo] = lambda info: info
+        self,
+        make: Callable[[], RendezvousHandler],
+        patience_s: float,
+        seen: Callable[[RendezvousInfo], RendezvousInfo] = lambda info: info,
     ) -> None:
         self._make, self._patience_s, self._seen = make, patience_s, seen
         self._inner = make()
@@ -82,7 +85,10 @@ class Joining(RendezvousHandler):
     def joined(self) -> None:
         """Record that the rendezvous was reached."""
         if self._lost_at is not None:
-            emit("rendezvous.restored", f"the rendezvous can be reached again, after {time.monotonic() - self._lost_at:.1f} s")
+            emit(
+                "rendezvous.restored",
+                f"the rendezvous can be reached again, after {time.monotonic() - self._lost_at:.1f} s",
+            )
         self._lost_at = None
 
     def lost(self, error: Exception) -> None:

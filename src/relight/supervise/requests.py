@@ -29,9 +29,17 @@ class Requests:
     """
 
     def __init__(
-        self, store: ByteStore, run: str, *, mine: Callable[[], bool], cannot: Callable[[], str], obey: Callable[[str], None],
-        poll_s: float = REQUEST_POLL_S, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+        self,
+        store: ByteStore,
+        run: str,
+        *,
+        mine: Callable[[], bool],
+        cannot: Callable[[], str],
+        obey: Callable[[str], None],
+        poll_s: float = REQUEST_POLL_S,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._store, self._run, self._mine, self._cannot, self._obey = store, run, mine, cannot, obey
         self._poll_s, self._clock, self._now = poll_s, clock, now
         self._head = -1
@@ -61,7 +69,9 @@ class Requests:
         """Poll once. If an error is raised, the next poll reads the same records again."""
         began = self._clock()
         records, head = self._new()
-        young = [asked for record in records if (asked := request_of(record)) is not None and self._is_young(asked, began)]
+        young = [
+            asked for record in records if (asked := request_of(record)) is not None and self._is_young(asked, began)
+        ]
         if young:
             refused = self._cannot()
             # one save answers all requests

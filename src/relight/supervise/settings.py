@@ -84,7 +84,13 @@ def settings_of(table: dict[str, Any], where: str) -> RunSettings:
     unknown = sorted(set(table) - keys)
     if unknown:
         raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=where, hint=f"it has {', '.join(sorted(keys))}")
-    return RunSettings(_of(SuperviseRules, table), _of(HangTimeouts, table), _of(Start, table), _of(Announced, table), _of(Foreseen, table))
+    return RunSettings(
+        _of(SuperviseRules, table),
+        _of(HangTimeouts, table),
+        _of(Start, table),
+        _of(Announced, table),
+        _of(Foreseen, table),
+    )
 
 
 def _of(kind: type[Any], table: dict[str, Any]) -> Any:

@@ -81,7 +81,9 @@ class Spares:
         if list(arguments[:count]) != self._worker:
             return None
         self._arguments = tuple(arguments[count:])
-        message = json.dumps({"arguments": list(arguments[count:]), "environment": dict(environment), "directory": os.getcwd()}).encode()
+        message = json.dumps(
+            {"arguments": list(arguments[count:]), "environment": dict(environment), "directory": os.getcwd()}
+        ).encode()
         while self._waiting and len(message) <= _MESSAGE_MAX:
             spare = self._waiting.pop(0)
             with contextlib.suppress(OSError):
@@ -117,7 +119,12 @@ class Spares:
         out = output if arguments else None
         with spare_end:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=[spare_end.fileno()], start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=[spare_end.fileno()],
+                start_new_session=True,
             )
         return _Spare(process, own_end, output)
 
@@ -129,13 +136,22 @@ class Spares:
         spare.channel.close()
         _end(spare.process)
         if spare.output >= 0:
-            words = os.pread(spare.output, _OUTPUT_MAX, max(0, os.fstat(spare.output).st_size - 2000)).decode(errors="replace").strip()
+            words = (
+                os.pread(spare.output, _OUTPUT_MAX, max(0, os.fstat(spare.output).st_size - 2000))
+                .decode(errors="replace")
+                .strip()
+            )
             _close(spare.output)
             # SIGKILL comes from the kernel for lack of memory, or from another process
             if spare.process.returncode != -signal.SIGKILL:
                 self._goes_ahead = False
             last = words.splitlines()[-1] if words else f"exit code {spare.process.returncode}"
-            emit("spare.failed", f"a spare ended before relight.standby(): {last}", said=words, code=spare.process.returncode)
+            emit(
+                "spare.failed",
+                f"a spare ended before relight.standby(): {last}",
+                said=words,
+                code=spare.process.returncode,
+            )
 
 
 def _is_ready(channel: socket.socket) -> bool:
@@ -159,7 +175,12 @@ def _close(descriptor: int) -> None:
 
 def main() -> None:
     """Import the modules, run the script ahead if there is one, wait for the message, and become the rank."""
-    channel, modules, directory, arguments = socket.socket(fileno=int(sys.argv[1])), sys.argv[2].split(","), sys.argv[3], sys.argv[4:]
+    channel, modules, directory, arguments = (
+        socket.socket(fileno=int(sys.argv[1])),
+        sys.argv[2].split(","),
+        sys.argv[3],
+        sys.argv[4:],
+    )
     for name in filter(None, modules):
         try:
             _preload(name, directory)

@@ -50,12 +50,18 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
         time.sleep(0.02)
         for rank in signalled:
             text = _from(files[rank], begins[rank])
-            if rank not in answers and text.endswith("\n") and _is_whole(files[rank], begins[rank] + len(text.encode())):
+            if (
+                rank not in answers
+                and text.endswith("\n")
+                and _is_whole(files[rank], begins[rank] + len(text.encode()))
+            ):
                 answers[rank] = text
     for rank, pid in pids.items():
         if rank not in answers:
             process = sample_process(pid)
-            answers[rank] = f"no answer: state {process.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
+            answers[rank] = (
+                f"no answer: state {process.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
+            )
     return answers
 
 

@@ -156,7 +156,9 @@ class StaticNodes(RendezvousHandler):
     def _connect(self, timeout_s: float) -> tuple[TCPStore, Store]:
         """Return a new client of the store, and a view of it for this module's own keys. ``timeout_s`` is for reads."""
         host = LOOPBACK if self._rank == 0 else self._host
-        socket.create_connection((host, self._port), _CONNECT_S).close()  # torch would log each refusal, and try for minutes
+        socket.create_connection(
+            (host, self._port), _CONNECT_S
+        ).close()  # torch would log each refusal, and try for minutes
         client = TCPStore(host, self._port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
         return client, PrefixStore(_PREFIX, client)
 
@@ -190,8 +192,18 @@ def served_store(address: str, port: int) -> TCPStore:
         listener.listen(1024)
         bound_port = listener.getsockname()[1]
         try:
-            store = TCPStore(LOOPBACK, bound_port, None, True, wait_for_workers=False, master_listen_fd=listener.fileno())
+            store = TCPStore(
+                LOOPBACK, bound_port, None, True, wait_for_workers=False, master_listen_fd=listener.fileno()
+            )
         except NotImplementedError:  # older torch: its default server takes no socket
-            store = TCPStore(LOOPBACK, bound_port, None, True, wait_for_workers=False, master_listen_fd=listener.fileno(), use_libuv=False)
+            store = TCPStore(
+                LOOPBACK,
+                bound_port,
+                None,
+                True,
+                wait_for_workers=False,
+                master_listen_fd=listener.fileno(),
+                use_libuv=False,
+            )
         listener.detach()  # the store's server closes it
     return store

@@ -45,7 +45,11 @@ class Stragglers:
 
         ``busy_s``: by rank, seconds of work since its process began.
         """
-        if self._since is None or set(self._since[1]) != set(busy_s) or any(busy_s[rank] < then for rank, then in self._since[1].items()):
+        if (
+            self._since is None
+            or set(self._since[1]) != set(busy_s)
+            or any(busy_s[rank] < then for rank, then in self._since[1].items())
+        ):
             self._since = (now, dict(busy_s))
             return None
         began, before = self._since

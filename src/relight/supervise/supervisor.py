@@ -80,9 +80,15 @@ class Supervisor:
     """Supervises the ranks of one node. Used from one thread."""
 
     def __init__(
-        self, rules: SuperviseRules, patience: HangTimeouts, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
-        notices: Notices | None = None, group: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        rules: SuperviseRules,
+        patience: HangTimeouts,
+        job: str,
+        fallback: Path,
+        clock: Callable[[], float] = time.monotonic,
+        notices: Notices | None = None,
+        group: str = "",
+    ) -> None:
         """``fallback``: directory of incidents without the run's store. ``group``: the rendezvous' address and id."""
         self._group, self._checked_elsewhere = group, -math.inf
         self._charges: set[str] = set()
@@ -130,7 +136,9 @@ class Supervisor:
     def close(self) -> None:
         """Write the last account, stop the threads, and remove the directory in memory."""
         if self._known:
-            last = threading.Thread(target=self._keep_account, args=(self._keeping,), name="relight-account", daemon=True)
+            last = threading.Thread(
+                target=self._keep_account, args=(self._keeping,), name="relight-account", daemon=True
+            )
             if new_threads.start(last):
                 last.join(CLOSING_S)
         self._notices.close()
@@ -205,9 +213,14 @@ class Supervisor:
         return ""
 
     def failed(
-        self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None,
+        self,
+        workers: list[Worker],
+        *,
+        hung: str = "",
+        asked_to_end: str = "",
+        noticed: float | None = None,
         departure: Departure | None = None,
-    ) -> Decision:  # fmt: skip
+    ) -> Decision:
         """Record that the incarnation has failed, and return the decision.
 
         ``workers``: exits and errors; heartbeats are added here.
@@ -225,7 +238,13 @@ class Supervisor:
         )
         kills = oom_kills()
         facts = FailureEvidence(
-            seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full(), departure
+            seen,
+            hung,
+            asked_to_end,
+            max(0, kills - self._oom),
+            (*self._kernel(), *self.devices()),
+            self._full(),
+            departure,
         )
         self._oom = kills
         failure = classify(facts)
@@ -252,11 +271,18 @@ class Supervisor:
         emit(
             "run.failure",
             f"{failure.kind}: {failure.why}",
-            kind=failure.kind, step=failure.step, rank=failure.rank, incident=incident.id,
-        )  # fmt: skip
+            kind=failure.kind,
+            step=failure.step,
+            rank=failure.rank,
+            incident=incident.id,
+        )
         wait = f" in {self.decision.delay_s:.0f} s" if self.decision.delay_s else ""
         more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
-        emit("run.decision", f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""), action=self.decision.action)
+        emit(
+            "run.decision",
+            f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""),
+            action=self.decision.action,
+        )
         return self.decision
 
     def gave_up(self, action: str, why: str) -> None:
@@ -287,13 +313,17 @@ class Supervisor:
             if self.decision is not None:
                 self.decision = replace(self.decision, settings=once_back(self.decision.settings))
             for last in self._past[-1:]:
-                self._past[-1] = last._replace(decision=replace(last.decision, settings=once_back(last.decision.settings)))
+                self._past[-1] = last._replace(
+                    decision=replace(last.decision, settings=once_back(last.decision.settings))
+                )
         self._endings.ended(self._goodput.failed(now, kind), now - self._began)
         self._over = True
 
     def ended(self, signal_name: str) -> Decision:
         """Record that the job was asked to end, and has ended."""
-        return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came")
+        return self.failed(
+            [Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came"
+        )
 
     def save_now(self, why: str = "", reason: SaveReason | None = None) -> None:
         """Have the ranks save at the end of their step, and continue. Takes effect at the next poll.
@@ -301,7 +331,9 @@ class Supervisor:
         Call it from any thread or a signal handler. ``reason``: that of the checkpoint. With None it is the signal, and
         ``why`` is only reported. A person's request has precedence over an alarm.
         """
-        if reason is not None and (self._reason is None or reason.kind == "requested" or self._reason.kind != "requested"):
+        if reason is not None and (
+            self._reason is None or reason.kind == "requested" or self._reason.kind != "requested"
+        ):
             self._reason = reason
         self._wanted = why if reason is None else reason.text
 
@@ -314,7 +346,11 @@ class Supervisor:
         pids = self._pids
         if any(has_handler(pid, signal.SIGUSR1) for pid in list(pids.values())):
             return ""
-        return "no rank handles SIGUSR1: no Checkpointer was created yet, or it has signals=False" if pids else "the job is not running now"
+        return (
+            "no rank handles SIGUSR1: no Checkpointer was created yet, or it has signals=False"
+            if pids
+            else "the job is not running now"
+        )
 
     def backoff_over(self) -> None:
         """Record that the delay is over; the next incarnation begins."""
@@ -413,11 +449,18 @@ class Supervisor:
         """Return the seconds to begin a handover that these ranks have: infinite during a handover, 0 if none can."""
         beats = self.beats()
         alive_beats = [beats[rank] for rank in alive if rank in beats]
-        if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in alive_beats):
+        if any(
+            beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s
+            for beat in alive_beats
+        ):
             return math.inf
         updating = [beat for beat in alive_beats if beat.heir == UPDATING]
         steps_s = [(beat.step_at - beat.first_at) / (beat.steps - 1) for beat in updating if beat.steps > 1]
-        return HANDOVER_BEGINS_S + min(UPDATE_EXTRA_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
+        return (
+            HANDOVER_BEGINS_S + min(UPDATE_EXTRA_S, 2 * max(steps_s, default=0.0))
+            if any(beat.heir for beat in alive_beats)
+            else 0.0
+        )
 
     def saved(self) -> bool:
         """Return whether the last completed step is stored.
@@ -432,14 +475,18 @@ class Supervisor:
         last = max(beat.step for beat in beats)
         url, run = next((beat.url, beat.run) for beat in beats)
         with contextlib.suppress(RelightError):
-            return bool(url) and any(checkpoint.step >= last for checkpoint in fold(Log(open_bytes(url), run).read()).live)
+            return bool(url) and any(
+                checkpoint.step >= last for checkpoint in fold(Log(open_bytes(url), run).read()).live
+            )
         return False
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
     def _poll_stragglers(self, sights: Mapping[int, RankObservation]) -> None:
         now = self._clock()
-        if now - self._measured < STRAGGLERS_EVERY_S or any(sight.beat is None or not sight.beat.steps for sight in sights.values()):
+        if now - self._measured < STRAGGLERS_EVERY_S or any(
+            sight.beat is None or not sight.beat.steps for sight in sights.values()
+        ):
             return
         self._measured = now
         slow = self._stragglers.update(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
@@ -471,7 +518,9 @@ class Supervisor:
 
         Ranks that wait for it then write their saves themselves. The next save starts a new agent.
         """
-        stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], sample_agent)
+        stuck = self._agents.update(
+            self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], sample_agent
+        )
         if stuck is not None:
             emit("agent.hung", f"{stuck.why}; it is killed, and the next save starts another agent", pid=stuck.pid)
             with contextlib.suppress(OSError):
@@ -536,7 +585,9 @@ class Supervisor:
         with contextlib.suppress(RelightError, TypeError):
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)
-            self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.why_unreachable, obey=self.request_save)
+            self._requests = Requests(
+                store, beat.run, mine=lambda: 0 in self._pids, cannot=self.why_unreachable, obey=self.request_save
+            )
             self._requests.start()
             written = read_incidents(store, beat.run, time.time() - INCIDENT_COUNTS_S)
             recent = [incident for incident in written if re.match(r"\d{13}-", incident.id)]
@@ -546,7 +597,9 @@ class Supervisor:
             epoch = self._clock() - time.time()
             host = socket.gethostname()
             # only incidents after the last stop count: a person has started the job again after it
-            self._past[:0] = [Past(*incident.past(host=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
+            self._past[:0] = [
+                Past(*incident.past(host=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]
+            ]
 
     def _follow_up(self) -> None:
         """Close the open incident once all ranks have completed a step."""
@@ -572,13 +625,17 @@ class Supervisor:
             "all": stepped - marks["died"],
         }
         lost = max(0, incident.step - max(restored, -1)) if restored != NOT_YET else 0
-        after = RecoveryRecord(incident.id, restored, lost, {name: round(max(0.0, value), 4) for name, value in seconds.items()})
+        after = RecoveryRecord(
+            incident.id, restored, lost, {name: round(max(0.0, value), 4) for name, value in seconds.items()}
+        )
         self._book.write(after)
         emit(
             "run.recovered",
             f"training again {after.seconds['all']:.2f} s after the failure, from step {max(restored, -1) + 1}: {lost} steps to repeat",
-            incident=incident.id, steps_lost=lost, seconds=after.seconds["all"],
-        )  # fmt: skip
+            incident=incident.id,
+            steps_lost=lost,
+            seconds=after.seconds["all"],
+        )
 
     def _kernel(self) -> tuple[str, ...]:
         """Return the kernel's messages during this incarnation, without those about other jobs."""

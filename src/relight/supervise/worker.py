@@ -81,7 +81,9 @@ def _write_down(error: BaseException) -> None:
 def _from_the_script_on(error: BaseException) -> TracebackType | None:
     """Return the traceback from the script's first frame on."""
     trace = error.__traceback__
-    while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or "runpy" in trace.tb_frame.f_code.co_filename):
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__ or "runpy" in trace.tb_frame.f_code.co_filename
+    ):
         trace = trace.tb_next
     return trace or error.__traceback__
 

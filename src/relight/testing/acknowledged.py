@@ -62,8 +62,14 @@ def draw_state(rng: random.Random, rank: int = 0) -> tuple[list[Item], bytes, st
     for index, size in enumerate(sizes):
         role, data, trainable = rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), rng.random() < 0.5
         items.append(Item(f"model{rank}/{index}", "float32", (size // 4,), role, data, None, trainable))
-    tree = encode_tree({"state": {item.name: Leaf("tensor", (index,)) for index, item in enumerate(items)}, "lr": rng.random()})
-    return items, tree, digest_of([(drawn.name, drawn.dtype, drawn.shape, drawn.role, drawn.source.view()) for drawn in items], tree)
+    tree = encode_tree(
+        {"state": {item.name: Leaf("tensor", (index,)) for index, item in enumerate(items)}, "lr": rng.random()}
+    )
+    return (
+        items,
+        tree,
+        digest_of([(drawn.name, drawn.dtype, drawn.shape, drawn.role, drawn.source.view()) for drawn in items], tree),
+    )
 
 
 def digest_of(tensors: Iterable[tuple[str, str, tuple[int, ...], str, bytearray | memoryview]], tree: bytes) -> str:
@@ -82,7 +88,9 @@ def save_drawn(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact
     checkpoint_id = new_id()
     plan = plan_save(items, id=checkpoint_id, pack_bytes_max=rng.choice(PACK_BYTES_MAX))
     report = attempt.save(
-        SaveRequest(SaveInfo(step=step, metrics={"loss": rng.random()}), tree=tree, items=items, id=checkpoint_id, plan=plan)
+        SaveRequest(
+            SaveInfo(step=step, metrics={"loss": rng.random()}), tree=tree, items=items, id=checkpoint_id, plan=plan
+        )
     )
     yield ("saved", report.id, digest)
 
@@ -100,7 +108,11 @@ def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fac
         items, tree, _ = states[rank]
         seat = Participant(rank, 2, "0" * 16, timeout_s=20.0)
         try:
-            done.put(Attempt(own_place).save(SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)))
+            done.put(
+                Attempt(own_place).save(
+                    SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)
+                )
+            )
         except BaseException as error:
             done.put(error)
 
@@ -250,7 +262,9 @@ def _fences(history: History, acknowledged: Sequence[Fact]) -> list[str]:
     return problems
 
 
-def _restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
+def _restore(
+    store: ByteStore, view: LogView, checkpoint: Checkpoint, known: KnownFacts, digests: dict[str, str]
+) -> list[str]:
     label = f"I2: checkpoint {checkpoint.id} at step {checkpoint.step}"
     try:
         digest = digests[checkpoint.id] = read_digest(store, view, checkpoint)
@@ -270,7 +284,10 @@ def read_digest(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> str:
         read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
         digests.append(
             digest_of(
-                [(stored.name, stored.dtype, stored.shape, stored.role, buffers[position]) for position, stored in enumerate(part.tensors)],
+                [
+                    (stored.name, stored.dtype, stored.shape, stored.role, buffers[position])
+                    for position, stored in enumerate(part.tensors)
+                ],
                 part.tree,
             )
         )
@@ -307,6 +324,11 @@ def progress_of(what: str) -> Callable[[GrowingReport, int], None]:
         if sys.stderr.isatty() or report.total % 500 == 0:
             rate = report.total / (time.perf_counter() - began)
             text = f"{report.total:,} of {count:,} {what}, {len(report.violations)} violations, {rate:.1f} a second"
-            print(("\r" if sys.stderr.isatty() else "") + text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+            print(
+                ("\r" if sys.stderr.isatty() else "") + text,
+                end="" if sys.stderr.isatty() else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return progress

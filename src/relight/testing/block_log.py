@@ -132,7 +132,9 @@ class DiskSession:
     facts: list[AcknowledgedFact]
 
 
-def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES) -> DiskSession:
+def record(
+    directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES
+) -> DiskSession:
     """Run victims on a logged disk until the log has about ``entries`` entries.
 
     Each victim is killed; the next one continues.
@@ -381,21 +383,37 @@ def show(report: BlockReport) -> str:
         f"  {report.sessions} sessions, {writes}; {report.fscks} checked by fsck",
         f"  acknowledged: {acknowledged}; checked {report.checked:,} times",
     ]
-    lines += [f"    {name:48} {count:>6,}" for table in (report.disks, report.file_systems) for name, count in sorted(table.items())]
-    lines += [f"  {violation['point']} ({violation['file_system']}): {violation['wrong']}" for violation in report.violations[:10]]
+    lines += [
+        f"    {name:48} {count:>6,}"
+        for table in (report.disks, report.file_systems)
+        for name, count in sorted(table.items())
+    ]
+    lines += [
+        f"  {violation['point']} ({violation['file_system']}): {violation['wrong']}"
+        for violation in report.violations[:10]
+    ]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no disk can be logged here."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sessions", type=int, help=f"recordings; one for each {DISKS_PER_SESSION} disks by default")
     parser.add_argument("--entries", type=int, default=ENTRIES, help="writes and flushes of each recording")
-    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="use file systems with names that begin with this: ext4, xfs")
+    parser.add_argument(
+        "--file-system",
+        default="ext4",
+        metavar="WORD",
+        help="use file systems with names that begin with this: ext4, xfs",
+    )
     parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
-    parser.add_argument("--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost")
+    parser.add_argument(
+        "--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost"
+    )
     parser.add_argument("--lies", action="store_true", help="the disk ignores flushes: something should be lost")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each disk that lost something")
     parser.add_argument("--json", action="store_true")

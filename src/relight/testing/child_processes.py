@@ -47,7 +47,9 @@ MUTATIONS = {
         "            if '/log/' not in self._path:\n                self._disk.fsync(self._fd)\n",
     ),
     "directory": Mutation("fsync of every directory", DURABLE, "            disk.fsync(fd)\n", "            pass\n"),
-    "link": Mutation("fsync of a new name's directory", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
+    "link": Mutation(
+        "fsync of a new name's directory", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"
+    ),
     "checkpoint": Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.sync(prefix)\n", ""),
 }
 """What can be removed from the product, only in the victims, by name: the negative controls."""
@@ -205,7 +207,9 @@ def _disturb(where: str, rng: random.Random) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that starts the server."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.child_processes", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.child_processes", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--facts", type=int, required=True, metavar="FD")
     parser.add_argument("--mutation", choices=MUTATIONS)
     parser.add_argument("--counter", metavar="FILE")

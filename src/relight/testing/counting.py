@@ -26,7 +26,11 @@ class CountingStore:
     """
 
     def __init__(
-        self, inner: ByteStore, *, apart: Callable[[str], bool] = lambda name: False, on_create: Callable[[str, float], None] | None = None
+        self,
+        inner: ByteStore,
+        *,
+        apart: Callable[[str], bool] = lambda name: False,
+        on_create: Callable[[str, float], None] | None = None,
     ) -> None:
         self.inner, self.url = inner, inner.url
         self.asked: Counter[str] = Counter()

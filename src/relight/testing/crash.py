@@ -31,8 +31,30 @@ from typing import ParamSpec, TypeVar
 
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
-from relight.testing.disks import CHANGING, CUTS, CountingDisk, CrashDisk, DiskCall, HookedDisk, InterruptNth, SimulatedDisk, torn_length
-from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, perform, prepared, resume, short_folders
+from relight.testing.disks import (
+    CHANGING,
+    CUTS,
+    CountingDisk,
+    CrashDisk,
+    DiskCall,
+    HookedDisk,
+    InterruptNth,
+    SimulatedDisk,
+    torn_length,
+)
+from relight.testing.scenario import (
+    ROOT,
+    Fact,
+    Names,
+    check,
+    check_lost_log,
+    fresh_disk,
+    life,
+    perform,
+    prepared,
+    resume,
+    short_folders,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,7 +143,9 @@ class CrashSampler:
     @property
     def done(self) -> bool:
         """Return whether the limit of points or of violations is reached."""
-        return (self.left is not None and self.left <= 0) or (self.stop is not None and len(self.report.violations) >= self.stop)
+        return (self.left is not None and self.left <= 0) or (
+            self.stop is not None and len(self.report.violations) >= self.stop
+        )
 
     def wants(self, point: str) -> bool:
         """Return whether to do that point."""
@@ -148,7 +172,12 @@ class Observed(HookedDisk):
     """
 
     def __init__(
-        self, inner: SimulatedDisk, see: Callable[[int, str, DiskCall, SimulatedDisk], None], *, torn: bool = False, every: bool = False
+        self,
+        inner: SimulatedDisk,
+        see: Callable[[int, str, DiskCall, SimulatedDisk], None],
+        *,
+        torn: bool = False,
+        every: bool = False,
     ) -> None:
         super().__init__(inner)
         self.simulated = inner
@@ -393,7 +422,9 @@ def _copy_links(source: str, target: str) -> None:
                 os.link(entry.path, f"{target}/{entry.name}")
 
 
-def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, copy: str, facts: Iterator[Fact]) -> list[tuple[DiskCall, int]]:
+def _rehearse(
+    crash: CrashDisk, moved: _Elsewhere, here: str, copy: str, facts: Iterator[Fact]
+) -> list[tuple[DiskCall, int]]:
     """Return the changing calls up to the next fact, with the length of each write.
 
     A forked child makes them and reports.
@@ -466,9 +497,13 @@ def run(
         for engine in engines:
             started, started_cpu = time.perf_counter(), _cpu()
             limit = points - report.total if engine == engines[-1] else round(points * shares[engine])
-            watch = CrashSampler(report, share=share, limit=limit, tick=(lambda: progress(report, points)) if progress else None)
+            watch = CrashSampler(
+                report, share=share, limit=limit, tick=(lambda: progress(report, points)) if progress else None
+            )
             number = seed
-            while not watch.done and len(report.violations) < violations_max and time.perf_counter() - began < seconds_max:
+            while (
+                not watch.done and len(report.violations) < violations_max and time.perf_counter() - began < seconds_max
+            ):
                 if engine == "fork":
                     fork(number, watch, names, directory)
                 else:
@@ -523,17 +558,24 @@ def show(report: CrashReport) -> str:
     for name, count in sorted(report.points.items()):
         lines.append(f"    {name:32} {count:>8,}")
     for violation in report.violations[:10]:
-        lines += [f"  at {violation.call}   replay: --replay {violation.point}", *(f"    {text}" for text in violation.wrong[:5])]
+        lines += [
+            f"  at {violation.call}   replay: --replay {violation.point}",
+            *(f"    {text}" for text in violation.wrong[:5]),
+        ]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held at every point, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.crash", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.crash", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the points of a life; a smaller share means more lives")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="share of the points of a life; a smaller share means more lives"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--replay", metavar="SEED:ENGINE:MODE:AT", help="run one point again")
     options = parser.parse_args(arguments)

@@ -19,7 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAGE = 4096
-CHANGING = frozenset({"open_new", "pwrite", "fallocate", "truncate", "fsync", "close", "link", "unlink", "mkdir", "rmdir"})
+CHANGING = frozenset(
+    {"open_new", "pwrite", "fallocate", "truncate", "fsync", "close", "link", "unlink", "mkdir", "rmdir"}
+)
 """Calls that change the disk, make a change durable, or may report one that failed."""
 CUTS = ("lost", "names", "data", "zeros", "mixed")
 """Kinds of power cut; see ``SimulatedDisk``."""
@@ -392,7 +394,12 @@ class SimulatedDisk(Disk):
                 return new
             if isinstance(node, _DiskFile):
                 file = copies[id(node)] = _DiskFile(node.inode)
-                file.data, file.synced, file.dirty, file.links = bytearray(node.data), node.synced, node.dirty, node.links
+                file.data, file.synced, file.dirty, file.links = (
+                    bytearray(node.data),
+                    node.synced,
+                    node.dirty,
+                    node.links,
+                )
                 return file
             copied = copies[id(node)] = _Dir(node.inode)
             copied.names = {name: copy(child) for name, child in node.names.items()}

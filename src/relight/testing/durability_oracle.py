@@ -154,7 +154,9 @@ class Truth:
             self.epoch = epoch
             own_epoch = self.epochs_of.get(process)
             if own_epoch is not None and own_epoch < self.epoch:
-                self._report(f"(3) {process} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+                self._report(
+                    f"(3) {process} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts"
+                )
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":
@@ -185,7 +187,9 @@ class Truth:
             except ValueError:
                 pass
         keys = [f"{prefix}/{name}" for name in names]
-        keys += [key for name in names if name.startswith("part-") for key in _elsewhere(self._bytes(f"{prefix}/{name}"))]
+        keys += [
+            key for name in names if name.startswith("part-") for key in _elsewhere(self._bytes(f"{prefix}/{name}"))
+        ]
         commit = CountingCommit(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in keys})
         self.live[commit.id] = self.counted[commit.id] = commit
         for key in commit.needs:

@@ -105,7 +105,9 @@ class EndingReport:
 
 def cells() -> Iterator[Cell]:
     """Yield the whole matrix. Torch refuses persistent workers without workers."""
-    for way, (workers, persistent), supervised in product(WAYS, ((0, False), (2, False), (2, True), (4, False), (4, True)), (False, True)):
+    for way, (workers, persistent), supervised in product(
+        WAYS, ((0, False), (2, False), (2, True), (4, False), (4, True)), (False, True)
+    ):
         yield Cell(way, workers, persistent, supervised)
 
 
@@ -174,7 +176,9 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every trial held, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.endings", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.endings", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--trials", type=int, default=200, help="trials of each cell")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--seed", type=int, default=0)
@@ -188,18 +192,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [cell for cell in cells() if options.only in str(cell)]
 
     def progress(report: EndingReport) -> None:
-        print(f"{sum(report.held.values())} of {sum(report.held.values()) + len(report.wrong)} held", file=sys.stderr, flush=True)
+        print(
+            f"{sum(report.held.values())} of {sum(report.held.values()) + len(report.wrong)} held",
+            file=sys.stderr,
+            flush=True,
+        )
 
     report = run(options.trials, options.seed, chosen, options.jobs, progress, options.first)
     if options.json:
         print(
             json.dumps(
-                {"first": options.first, "trials": options.trials, "held": report.held, "wrong": report.wrong, "seconds": report.seconds},
+                {
+                    "first": options.first,
+                    "trials": options.trials,
+                    "held": report.held,
+                    "wrong": report.wrong,
+                    "seconds": report.seconds,
+                },
                 indent=1,
             )
         )
     else:
-        print("\n".join([*(f"{name}: {count} of {options.trials}" for name, count in report.held.items()), *report.wrong]))
+        print(
+            "\n".join([*(f"{name}: {count} of {options.trials}" for name, count in report.held.items()), *report.wrong])
+        )
     return 1 if report.wrong else 0
 
 
@@ -224,7 +240,9 @@ def _forked(cell: Cell, rng: random.Random, warm: Warm, arguments: list[str], ru
     return _judged(cell, rng, job, os.fdopen(readable, "rb"), run)
 
 
-def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child, output: IO[bytes], run: Path) -> list[str]:
+def _judged(
+    cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child, output: IO[bytes], run: Path
+) -> list[str]:
     """End the job at a random step. Return what is wrong then."""
     with output:
         finished = _steps(job, output, cell, rng)
@@ -266,7 +284,8 @@ def _end(pid: int, ending: str) -> None:
 def _unsaved(run: Path, finished: int) -> Iterator[str]:
     try:
         steps = [
-            (checkpoint.step, checkpoint.body.reason) for checkpoint in Run(open_bytes(Path(run).parent), Path(run).name).history().live
+            (checkpoint.step, checkpoint.body.reason)
+            for checkpoint in Run(open_bytes(Path(run).parent), Path(run).name).history().live
         ]
     except RelightError as error:
         steps = []

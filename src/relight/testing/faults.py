@@ -81,7 +81,9 @@ def _calls(names: Names) -> list[DiskCall]:
 def fail_at(trial: Trial, names: Names) -> list[str]:
     """Do one trial and return what is wrong; empty if nothing is."""
     simulated = fresh_disk()
-    disk = FailNth(trial.n, trial.errno, trial.name, inner=simulated, forever=trial.forever, lost_reply=trial.lost_reply)
+    disk = FailNth(
+        trial.n, trial.errno, trial.name, inner=simulated, forever=trial.forever, lost_reply=trial.lost_reply
+    )
     disk.armed = False
     attempt, facts = _begin(disk, names)
     files = _files(simulated)
@@ -100,7 +102,9 @@ def fail_at(trial: Trial, names: Names) -> list[str]:
         problems.append("a save that failed is visible")
     with names.apart(str(trial)):
         problems += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), facts, 0)]
-        problems += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), facts, 0)]
+        problems += [
+            f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), facts, 0)
+        ]
     try:
         perform(save(attempt, "faults/next", 3), facts)
     except RelightError as error:
@@ -110,13 +114,19 @@ def fail_at(trial: Trial, names: Names) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseException | None, before: set[str]) -> list[str]:
+def _judge(
+    trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseException | None, before: set[str]
+) -> list[str]:
     if disk.failed is None:
         return ["the fault was never reached"]
     if failure is None:
         written = {call.file for call in disk.calls if call.name in ("pwrite", "fallocate", "truncate")}
         harmless = disk.failed.name == "unlink" or (disk.failed.name == "close" and disk.failed.file not in written)
-        return [] if harmless or trial.lost_reply else [f"{disk.failed.name} of {disk.failed.path} failed, and the save did not"]
+        return (
+            []
+            if harmless or trial.lost_reply
+            else [f"{disk.failed.name} of {disk.failed.path} failed, and the save did not"]
+        )
     if not isinstance(failure, RelightError):
         return [f"an untyped error: {failure!r} from {disk.failed.name} of {disk.failed.path}"]
     problems = []
@@ -124,7 +134,12 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
     if full and not isinstance(failure, NoSpace):
         problems.append(f"a full disk is reported as {type(failure).__name__}")
     leftover = _files(simulated) - before
-    if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and leftover:
+    if (
+        not trial.forever
+        and not isinstance(failure, Uncertain)
+        and disk.failed.name not in ("unlink", "rmdir")
+        and leftover
+    ):
         problems.append(f"not removed: {sorted(leftover)}")
     return problems
 
@@ -134,7 +149,9 @@ def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
     if failed is None or failed.name not in ("fsync", "close", "pwrite") or not failed.file:
         return []
     later = calls[calls.index(failed) + 1 :]
-    repeated = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
+    repeated = [
+        call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")
+    ]
     return [f"{name} again of a file after its {failed.name} failed" for name in repeated]
 
 

@@ -64,7 +64,12 @@ class FileSystem(NamedTuple):
 
 def _ext4(name: str, block: int, options: str, *, reorders: bool = True) -> FileSystem:
     eager = "lazy_itable_init=0,lazy_journal_init=0"  # no kernel thread may write later
-    return FileSystem(name, ("mkfs.ext4", "-q", "-F", "-m", "0", "-N", "2048", "-E", eager, "-b", str(block)), options, reorders=reorders)
+    return FileSystem(
+        name,
+        ("mkfs.ext4", "-q", "-F", "-m", "0", "-N", "2048", "-E", eager, "-b", str(block)),
+        options,
+        reorders=reorders,
+    )
 
 
 PLAIN = _ext4("ext4, data=ordered", 4096, "data=ordered")
@@ -102,7 +107,9 @@ def kinds_called(word: str) -> list[FileSystem]:
     kinds = [kind for kind in (*EXT4, XFS) if kind.name.startswith(word)]
     able = [kind for kind in kinds if shutil.which(kind.make[0])]
     if not able:
-        raise MountUnavailable(f"{kinds[0].make[0]} is not installed" if kinds else f"no file system is called {word!r}")
+        raise MountUnavailable(
+            f"{kinds[0].make[0]} is not installed" if kinds else f"no file system is called {word!r}"
+        )
     return able
 
 

@@ -159,7 +159,11 @@ def retired_is_for_good() -> list[str]:
             record(6, 0, TagBody(name="t", id=a)),
         ]
     )
-    return [] if [checkpoint.id for checkpoint in history.live] == [b] and not history.tags else ["a retired checkpoint is back"]
+    return (
+        []
+        if [checkpoint.id for checkpoint in history.live] == [b] and not history.tags
+        else ["a retired checkpoint is back"]
+    )
 
 
 @rule
@@ -228,12 +232,15 @@ def quota_is_filled_by_sound_ones() -> list[str]:
     The newest that verifies and the newest stay, even if no rule keeps them.
     """
     old, good, damaged = (
-        Candidate(name * 10, seq, seq, {"loss": float(seq)}, verified=name != "c") for seq, name in enumerate("abc", start=1)
+        Candidate(name * 10, seq, seq, {"loss": float(seq)}, verified=name != "c")
+        for seq, name in enumerate("abc", start=1)
     )
     kept = {decision.id[0] for decision in decide_keep(keep(last=2), [old, good, damaged]) if decision.keep}
     problems = [] if kept == {"a", "b", "c"} else [f"the last two sound ones and the newest are not {sorted(kept)}"]
     kept = {decision.id[0] for decision in decide_keep(keep(best=1), [old, good, damaged]) if decision.keep}
-    return problems + ([] if kept == {"a", "b", "c"} else [f"the best, the newest that verifies and the newest are not {sorted(kept)}"])
+    return problems + (
+        [] if kept == {"a", "b", "c"} else [f"the best, the newest that verifies and the newest are not {sorted(kept)}"]
+    )
 
 
 @rule
@@ -285,7 +292,11 @@ def newest_stays_in_every_plan() -> list[str]:
     plan = plan_prune(store, RUN, keep(last=1))
     verdicts = [type(candidate)(candidate.id, candidate.step, False, "") for candidate in plan.verdicts]
     execute(type(plan)(plan.run, plan.rules, verdicts, 0), store, epoch=attempt.epoch)
-    return [] if [candidate.id for candidate in attempt.history().live] == ids[1:] else ["the newest checkpoint was retired"]
+    return (
+        []
+        if [candidate.id for candidate in attempt.history().live] == ids[1:]
+        else ["the newest checkpoint was retired"]
+    )
 
 
 @rule
@@ -334,7 +345,11 @@ def damaged_head_is_chained_unchanged() -> list[str]:
     _, more, later_facts = saves(store, 3)
     view = Log(store, RUN).read()
     live = [checkpoint.id for checkpoint in fold(view).live]
-    problems = [] if [fault.seq for fault in view.faults] == [3] else [f"faults at {[fault.seq for fault in view.faults]}, not just at 3"]
+    problems = (
+        []
+        if [fault.seq for fault in view.faults] == [3]
+        else [f"faults at {[fault.seq for fault in view.faults]}, not just at 3"]
+    )
     if live != [ids[0], *more]:
         problems.append("a damaged record took others with it")
     return problems
@@ -350,7 +365,9 @@ def resealed_record_is_refuted() -> list[str]:
 
     def forge(data: bytes) -> bytes:
         old = decode_record(data, 2, "")
-        return encode_record(Record(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "time": "forged"}))
+        return encode_record(
+            Record(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "time": "forged"})
+        )
 
     rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", forge)
     view = Log(store, RUN).read()
@@ -369,7 +386,9 @@ def records_of_others_do_not_count() -> list[str]:
 
         def forge(data: bytes, field: str = field, value: str = value) -> bytes:
             old = decode_record(data, 2, "")
-            return encode_record(Record(**{**{name: getattr(old, name) for name in old.__struct_fields__}, field: value}))
+            return encode_record(
+                Record(**{**{name: getattr(old, name) for name in old.__struct_fields__}, field: value})
+            )
 
         rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", forge)
         if fold(Log(store, RUN).read()).live:
@@ -446,7 +465,9 @@ def damaged_bytes_are_never_restored() -> list[str]:
     _, ids, facts = saves(store, 1, 2)
     directory = f"{RUN}/{directory_of(store, ids[1])}"
     for entry in store.list(directory):
-        unread = 6 if entry.name.endswith(".safetensors") else 0  # a restore does not read the header, which verify does
+        unread = (
+            6 if entry.name.endswith(".safetensors") else 0
+        )  # a restore does not read the header, which verify does
         flips = [functools.partial(flip, where=part / 8) for part in range(unread, 9)]
         for change in (*flips, lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""):
             damaged = disk.clone()
@@ -494,14 +515,22 @@ def gap_in_the_log_is_a_fault() -> list[str]:
     disk.unlink(f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}")
     view = Log(store, RUN).read()
     live = [checkpoint.id for checkpoint in fold(view).live]
-    return [] if [fault.seq for fault in view.faults] == [3] and live == [ids[0], ids[2]] else [f"live {live}, faults {view.faults}"]
+    return (
+        []
+        if [fault.seq for fault in view.faults] == [3] and live == [ids[0], ids[2]]
+        else [f"live {live}, faults {view.faults}"]
+    )
 
 
 @rule
 def listing_creates_no_run() -> list[str]:
     """Reading an absent run creates nothing."""
     disk, store = simulated()
-    for read in (lambda: Log(store, RUN).read(), lambda: plan_sweep(store, RUN), lambda: plan_prune(store, RUN, keep(last=1))):
+    for read in (
+        lambda: Log(store, RUN).read(),
+        lambda: plan_sweep(store, RUN),
+        lambda: plan_prune(store, RUN, keep(last=1)),
+    ):
         try:
             read()
             return ["an absent run was read"]

@@ -99,7 +99,9 @@ def run(count: int, seed: int = 0, *, progress: Callable[[KillReport, int], None
             for syscall, calls in SYSCALLS.items():
                 lives = min(LIVES_MAX, max(1, round(share / calls)))
                 step = max(1, round(calls / share))
-                _kill_at_each(server, syscall, 1 + seed % step, step, range(seed, seed + lives), report, names, count, progress)
+                _kill_at_each(
+                    server, syscall, 1 + seed % step, step, range(seed, seed + lives), report, names, count, progress
+                )
             seed += LIVES_MAX
     report.seconds = time.perf_counter() - began
     return report
@@ -149,7 +151,15 @@ class _ForkServer:
     @contextlib.contextmanager
     def traced(self, syscall: str, n: int) -> Iterator[None]:
         """Within the block, kill each of its children at its ``n``-th ``syscall``."""
-        command = ["strace", "-f", "-qq", "-o", "/dev/null", f"-etrace={syscall}", f"-einject={syscall}:signal=KILL:when={n}"]
+        command = [
+            "strace",
+            "-f",
+            "-qq",
+            "-o",
+            "/dev/null",
+            f"-etrace={syscall}",
+            f"-einject={syscall}:signal=KILL:when={n}",
+        ]
         strace = subprocess.Popen([*command, "-p", str(self._process.pid)], stderr=subprocess.PIPE)
         try:
             self._wait_traced(strace, True)
@@ -272,7 +282,9 @@ def show(report: KillReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held, 1 if not, 2 if processes cannot be killed this way here."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.kills", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.kills", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

@@ -95,7 +95,11 @@ def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
     for seed in range(lives):
         report = CrashReport(seed)
         with prepared() as names:
-            simulate(seed, CrashSampler(report, share=share, choose=lambda point: compiled.search(point) is not None, stop=1), names)
+            simulate(
+                seed,
+                CrashSampler(report, share=share, choose=lambda point: compiled.search(point) is not None, stop=1),
+                names,
+            )
         for violation in report.violations:
             yield f"{violation.wrong[0]} ({violation.point})"
 
@@ -206,8 +210,12 @@ def unmutated() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every mutation is caught, 1 if one survives."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.mutation_check", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--only", default="", help="only mutations with this text in their description, module or proof")
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.mutation_check", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--only", default="", help="only mutations with this text in their description, module or proof"
+    )
     parser.add_argument("--every", type=int, default=1, help="try every N-th mutation")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -217,7 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(name.startswith("relight.store") for name in sys.modules):
         print("the product is imported already: run this as a command", file=sys.stderr)
         return 2
-    chosen = [mutation for mutation in MUTATIONS if options.only in f"{mutation.what} {mutation.module} {mutation.proof}"][:: options.every]
+    chosen = [
+        mutation for mutation in MUTATIONS if options.only in f"{mutation.what} {mutation.module} {mutation.proof}"
+    ][:: options.every]
     problems = unmutated()
     verdicts: list[MutationVerdict] = []
     if not options.json:
@@ -226,10 +236,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = bite(mutation)
         verdicts.append(verdict)
         if not options.json:
-            print(f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.output[:110]}", flush=True)
+            print(
+                f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.output[:110]}",
+                flush=True,
+            )
     survivors = [verdict.mutation.what for verdict in verdicts if verdict.caught_by is None]
     if options.json:
-        table = [{"what": v.mutation.what, "caught_by": v.caught_by, "said": v.output, "seconds": round(v.seconds, 2)} for v in verdicts]
+        table = [
+            {"what": v.mutation.what, "caught_by": v.caught_by, "said": v.output, "seconds": round(v.seconds, 2)}
+            for v in verdicts
+        ]
         print(json.dumps({"ok": not survivors and not problems, "unmutated": problems, "mutations": table}, indent=1))
     else:
         print(f"{len(verdicts)} mutations, {len(survivors)} survived")

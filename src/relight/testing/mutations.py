@@ -15,12 +15,32 @@ class Mutation(NamedTuple):
     proof: str = "cuts"
 
 
-DURABLE, LOCAL, CHAIN, HISTORY = "relight.store.durable", "relight.store.local", "relight.log.log", "relight.log.history"
-SUMMARY, SUMMARIZING, LISTING, SLOTS = "relight.log.summary", "relight.log.summarizing", "relight.log.listing", "relight.log.slots"
+DURABLE, LOCAL, CHAIN, HISTORY = (
+    "relight.store.durable",
+    "relight.store.local",
+    "relight.log.log",
+    "relight.log.history",
+)
+SUMMARY, SUMMARIZING, LISTING, SLOTS = (
+    "relight.log.summary",
+    "relight.log.summarizing",
+    "relight.log.listing",
+    "relight.log.slots",
+)
 BASE = "relight.store.base"
 TRUNCATED = "relight.log.truncated"
-SAVE, PRUNE, SWEEP, KEEP = "relight.commit.save", "relight.reclaim.prune", "relight.reclaim.sweep", "relight.policy.keep"
-DISK, READ, OPENED, VERIFY = "relight.store.disk", "relight.catalog.read", "relight.catalog.opened", "relight.catalog.verify"
+SAVE, PRUNE, SWEEP, KEEP = (
+    "relight.commit.save",
+    "relight.reclaim.prune",
+    "relight.reclaim.sweep",
+    "relight.policy.keep",
+)
+DISK, READ, OPENED, VERIFY = (
+    "relight.store.disk",
+    "relight.catalog.read",
+    "relight.catalog.opened",
+    "relight.catalog.verify",
+)
 MANIFEST, STRICT, RECORDS, PACKS = (
     "relight.format.manifest",
     "relight.format.strict",
@@ -32,7 +52,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     # durability
     Mutation("fsync of a new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
     Mutation("fsync of a directory, everywhere", DURABLE, "            disk.fsync(fd)\n", "            pass\n"),
-    Mutation("fsync of the log's directory after the link", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
+    Mutation(
+        "fsync of the log's directory after the link",
+        DURABLE,
+        "            sync_dir(disk, directory)\n",
+        "            pass\n",
+    ),
     Mutation("fsync of a new directory's parent", DURABLE, "        sync_dir(disk, os.path.dirname(new))\n", ""),
     Mutation(
         "fsync of the parent of a directory that another made meanwhile",
@@ -112,7 +137,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         '            with contextlib.suppress(OSError):\n                self._disk.close(fd)\n        except OSError as error:\n            raise translate(error, "making a file',
         "faults",
     ),
-    Mutation("reserving room", DURABLE, "                    disk.fallocate(self._fd, size)\n", "                    pass\n", "suite"),
+    Mutation(
+        "reserving room",
+        DURABLE,
+        "                    disk.fallocate(self._fd, size)\n",
+        "                    pass\n",
+        "suite",
+    ),
     Mutation(
         "continuing after a short write",
         DURABLE,
@@ -149,25 +180,77 @@ MUTATIONS: tuple[Mutation, ...] = (
         "faults",
     ),
     # exclusive creation
-    Mutation("link: rename replaces instead", DISK, "        os.link(source, target)\n", "        os.rename(source, target)\n", "suite"),
+    Mutation(
+        "link: rename replaces instead",
+        DISK,
+        "        os.link(source, target)\n",
+        "        os.rename(source, target)\n",
+        "suite",
+    ),
     Mutation("O_EXCL", DISK, "os.O_CREAT | os.O_EXCL |", "os.O_CREAT |", "suite"),
-    Mutation("the link count that shows a lost reply", DURABLE, "        if links == 2:\n            return True\n", "", "rules"),
     Mutation(
-        "losing a race after the temporary was swept", DURABLE, "            if holder is not None:", "            if False:", "rules"
+        "the link count that shows a lost reply",
+        DURABLE,
+        "        if links == 2:\n            return True\n",
+        "",
+        "rules",
     ),
-    Mutation("O_NOFOLLOW when reading", DISK, "os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_CLOEXEC | os.O_NONBLOCK", "rules"),
     Mutation(
-        "refusing links in the middle of a path", LOCAL, "            if not stat.S_ISDIR(mode):\n", "            if False:\n", "rules"
+        "losing a race after the temporary was swept",
+        DURABLE,
+        "            if holder is not None:",
+        "            if False:",
+        "rules",
     ),
-    Mutation("only regular files are read", DURABLE, "        if not stat.S_ISREG(status.st_mode):\n", "        if False:\n", "rules"),
     Mutation(
-        "names that leave the store", BASE, '    if key and any(part in ("", ".", "..") or', "    if key and any(part in () or", "suite"
+        "O_NOFOLLOW when reading",
+        DISK,
+        "os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "os.O_CLOEXEC | os.O_NONBLOCK",
+        "rules",
     ),
-    Mutation("the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"),
+    Mutation(
+        "refusing links in the middle of a path",
+        LOCAL,
+        "            if not stat.S_ISDIR(mode):\n",
+        "            if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "only regular files are read",
+        DURABLE,
+        "        if not stat.S_ISREG(status.st_mode):\n",
+        "        if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "names that leave the store",
+        BASE,
+        '    if key and any(part in ("", ".", "..") or',
+        "    if key and any(part in () or",
+        "suite",
+    ),
+    Mutation(
+        "the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"
+    ),
     # the log
-    Mutation("the seal", STRICT, "    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():\n", "    if False:\n", "rules"),
-    Mutation("the chain", SLOTS, "    if following is not None and following.prev != slot.file_hash:\n", "    if False:\n", "rules"),
-    Mutation("the store that a record names", SLOTS, "    if slot.record.store != store_id:\n", "    if False:\n", "rules"),
+    Mutation(
+        "the seal",
+        STRICT,
+        "    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():\n",
+        "    if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "the chain",
+        SLOTS,
+        "    if following is not None and following.prev != slot.file_hash:\n",
+        "    if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "the store that a record names", SLOTS, "    if slot.record.store != store_id:\n", "    if False:\n", "rules"
+    ),
     Mutation("the run that a record names", SLOTS, "    if slot.record.run != run_id:\n", "    if False:\n", "rules"),
     Mutation("the number that a record names", RECORDS, "    if frame.seq != seq:\n", "    if False:\n", "rules"),
     Mutation(
@@ -184,7 +267,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "",
         "takeovers",
     ),
-    Mutation("the fence, in every reader", HISTORY, "            if record.epoch < history.epoch:\n", "            if False:\n", "rules"),
+    Mutation(
+        "the fence, in every reader",
+        HISTORY,
+        "            if record.epoch < history.epoch:\n",
+        "            if False:\n",
+        "rules",
+    ),
     Mutation(
         "a directory belongs to its epoch",
         HISTORY,
@@ -193,12 +282,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "a retirement is final", HISTORY, "        elif _is_repeated(history, body.id, record.seq):\n", "        elif False:\n", "rules"
+        "a retirement is final",
+        HISTORY,
+        "        elif _is_repeated(history, body.id, record.seq):\n",
+        "        elif False:\n",
+        "rules",
     ),
     # commit
     Mutation("the fence, before a commit", SAVE, "        refuse_if_fenced(view, place.epoch)\n", "", "rules"),
     Mutation(
-        "a higher epoch for each attempt", "relight.commit.attempt", "return history.epoch + 1 + later", "return history.epoch", "rules"
+        "a higher epoch for each attempt",
+        "relight.commit.attempt",
+        "return history.epoch + 1 + later",
+        "return history.epoch",
+        "rules",
     ),
     Mutation(
         "reading back before the commit",
@@ -208,9 +305,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "the size of packs before the commit", SAVE, "            if reader.size != pack.new_bytes:\n", "            if False:\n", "rules"
+        "the size of packs before the commit",
+        SAVE,
+        "            if reader.size != pack.new_bytes:\n",
+        "            if False:\n",
+        "rules",
     ),
-    Mutation("files of an uncertain save are not deleted", SAVE, " and not isinstance(error, Uncertain)):\n", "):\n", "faults"),
+    Mutation(
+        "files of an uncertain save are not deleted",
+        SAVE,
+        " and not isinstance(error, Uncertain)):\n",
+        "):\n",
+        "faults",
+    ),
     Mutation(
         "files of a save interrupted while committing are not deleted",
         SAVE,
@@ -235,7 +342,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "files that Relight did not write stay",
         SAVE,
-        "        if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):\n",
+        "        if not entry.is_dir and (\n"
+        "            is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE\n"
+        "        ):\n",
         "        if not entry.is_dir:\n",
         "rules",
     ),
@@ -248,8 +357,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # reading
     Mutation("the root's hash", MANIFEST, "    if hexdigest(data) != expected_hash:\n", "    if False:\n", "rules"),
-    Mutation("the part's hash", MANIFEST, "    if len(data) != ref.size or hexdigest(data) != ref.hash:\n", "    if False:\n", "rules"),
-    Mutation("the chunk's hash, when restoring", READ, "    if Digest(data).digest() != want.hash:\n", "    if False:\n", "rules"),
+    Mutation(
+        "the part's hash",
+        MANIFEST,
+        "    if len(data) != ref.size or hexdigest(data) != ref.hash:\n",
+        "    if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "the chunk's hash, when restoring",
+        READ,
+        "    if Digest(data).digest() != want.hash:\n",
+        "    if False:\n",
+        "rules",
+    ),
     Mutation(
         "the chunk's hash, when verifying",
         READ,
@@ -257,7 +378,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if False:\n",
         "rules",
     ),
-    Mutation("the pack's length, when restoring", READ, "            if reader.size == pack.size:\n", "            if True:\n", "rules"),
+    Mutation(
+        "the pack's length, when restoring",
+        READ,
+        "            if reader.size == pack.size:\n",
+        "            if True:\n",
+        "rules",
+    ),
     # reclaiming
     Mutation(
         "retire, then delete",
@@ -288,7 +415,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if False and not any(",
         "rules",
     ),
-    Mutation("the newest stays, in the plan", KEEP, "    for checkpoint in counted[:1]:\n", "    for checkpoint in ():\n", "rules"),
+    Mutation(
+        "the newest stays, in the plan",
+        KEEP,
+        "    for checkpoint in counted[:1]:\n",
+        "    for checkpoint in ():\n",
+        "rules",
+    ),
     Mutation("the newest that verifies stays", KEEP, "    if newest_verified:\n", "    if False:\n", "rules"),
     Mutation(
         "damaged ones do not fill the quota",
@@ -304,7 +437,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if False:\n",
         "rules",
     ),
-    Mutation("a damaged record stops the sweep", SWEEP, "        elif view.damaged:\n", "        elif False:\n", "rules"),
+    Mutation(
+        "a damaged record stops the sweep", SWEEP, "        elif view.damaged:\n", "        elif False:\n", "rules"
+    ),
     Mutation(
         "only superseded attempts are swept",
         SWEEP,
@@ -312,13 +447,29 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        elif parsed.epoch <= history.epoch:\n",
         "rules",
     ),
-    Mutation("live ones are not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
     Mutation(
-        "leftovers are swept", SWEEP, '            going.append((name, f"left by', '            kept.append((name, f"left by', "deaths"
+        "live ones are not swept",
+        SWEEP,
+        "        if parsed is None or name in live:\n",
+        "        if parsed is None:\n",
+        "deaths",
+    ),
+    Mutation(
+        "leftovers are swept",
+        SWEEP,
+        '            going.append((name, f"left by',
+        '            kept.append((name, f"left by',
+        "deaths",
     ),
     Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
     # lost logs, lines of descent
-    Mutation("a missing log stops a start", CHAIN, "            view = self._view_or_refuse()\n", "            pass\n", "rules"),
+    Mutation(
+        "a missing log stops a start",
+        CHAIN,
+        "            view = self._view_or_refuse()\n",
+        "            pass\n",
+        "rules",
+    ),
     Mutation(
         "a truncated log stops a start",
         "relight.commit.attempt",
@@ -326,9 +477,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        log.start()\n",
         "rules",
     ),
-    Mutation("a FENCE that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch:\n", "        if False:\n", "rules"),
     Mutation(
-        "a COMMIT that was lost is noticed", TRUNCATED, '{parent for parent in root["parents"] if parent not in known}', "set()", "rules"
+        "a FENCE that was lost is noticed",
+        TRUNCATED,
+        "        if parsed.epoch > epoch:\n",
+        "        if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "a COMMIT that was lost is noticed",
+        TRUNCATED,
+        '{parent for parent in root["parents"] if parent not in known}',
+        "set()",
+        "rules",
     ),
     Mutation(
         "an interrupted rebuild stops a start",
@@ -340,8 +501,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "checkpoints that are not ancestors stay, in the plan",
         KEEP,
-        "if checkpoint.abandoned and not checkpoint.aside and not rules.prune_abandoned}",
-        "if False}",
+        "        if checkpoint.abandoned and not checkpoint.aside and not rules.prune_abandoned\n",
+        "        if False\n",
         "rules",
     ),
     Mutation(
@@ -360,8 +521,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "a pack in memory is written from its current offset", PACKS, "image[offset : offset + padded])\n", "image[:padded])\n", "rules"
+        "a pack in memory is written from its current offset",
+        PACKS,
+        "image[offset : offset + padded])\n",
+        "image[:padded])\n",
+        "rules",
     ),
-    Mutation("a chunk of a pack in memory is hashed in place", PACKS, "image[begin:end]", "image[: end - begin]", "rules"),
+    Mutation(
+        "a chunk of a pack in memory is hashed in place", PACKS, "image[begin:end]", "image[: end - begin]", "rules"
+    ),
     Mutation("the hash of each chunk is its own", PACKS, "jobs.popleft().result()", "jobs.pop().result()", "rules"),
 )

@@ -137,7 +137,9 @@ class Image:
             mount(self.path, self.where, self.kind)
         except OSError as error:
             return [*problems, f"the file system does not mount: {error}"]
-        violations, self.acknowledged = check(LocalStore(store_in(self.where)), self.acknowledged, self.rng.randrange(1 << 32))
+        violations, self.acknowledged = check(
+            LocalStore(store_in(self.where)), self.acknowledged, self.rng.randrange(1 << 32)
+        )
         return problems + violations
 
     def _live(self, victim: Victims, acknowledged: list[Fact], cut: Callable[[], None]) -> list[str]:
@@ -158,7 +160,11 @@ class Image:
         cut()
         received += victim.end()
         acknowledged += [message.fact for message in received if message.fact[0] != "died"]
-        return [f"I4: it stopped while there was power: {message.fact[1]}" for message in received[:before] if message.fact[0] == "died"]
+        return [
+            f"I4: it stopped while there was power: {message.fact[1]}"
+            for message in received[:before]
+            if message.fact[0] == "died"
+        ]
 
 
 def run(
@@ -222,7 +228,11 @@ def show(report: CutReport) -> str:
         head,
         f"  acknowledged: {acknowledged}; checked {report.checked:,} times; {report.kills:,} killed before a cut",
     ]
-    lines += [f"    {name:48} {count:>6,}" for table in (report.cuts, report.file_systems) for name, count in sorted(table.items())]
+    lines += [
+        f"    {name:48} {count:>6,}"
+        for table in (report.cuts, report.file_systems)
+        for name, count in sorted(table.items())
+    ]
     lines += [
         f"  image {violation['image']}, cut {violation['cut']} ({violation['file_system']}): {violation['wrong']}"
         for violation in report.violations[:10]
@@ -232,12 +242,21 @@ def show(report: CutReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no power can be cut here."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.power_cuts", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.testing.power_cuts", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="use file systems with names that begin with this: ext4, xfs")
+    parser.add_argument(
+        "--file-system",
+        default="ext4",
+        metavar="WORD",
+        help="use file systems with names that begin with this: ext4, xfs",
+    )
     parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
-    parser.add_argument("--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost")
+    parser.add_argument(
+        "--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost"
+    )
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each image that lost something")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

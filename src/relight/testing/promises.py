@@ -13,7 +13,14 @@ from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
-from relight.format.names import READY_DIR, STORE_FILE, is_announcement_file, is_written_file, parse_record_file, parse_summary_file
+from relight.format.names import (
+    READY_DIR,
+    STORE_FILE,
+    is_announcement_file,
+    is_written_file,
+    parse_record_file,
+    parse_summary_file,
+)
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.reclaim import execute_sweep, plan_sweep
@@ -91,7 +98,9 @@ class Promises:
         opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
         problems = []
         if (len(opened.parts), checkpoint.step, checkpoint.epoch) != (saved.world, saved.step, saved.epoch):
-            problems.append(f"(5) {checkpoint.id} is of {len(opened.parts)} ranks, step {checkpoint.step}, attempt {checkpoint.epoch}")
+            problems.append(
+                f"(5) {checkpoint.id} is of {len(opened.parts)} ranks, step {checkpoint.step}, attempt {checkpoint.epoch}"
+            )
         for rank, part in enumerate(opened.parts):
             buffer = bytearray(ROW)
             still = bytearray(FROZEN)
@@ -113,16 +122,22 @@ class Promises:
                 f"(4) {process} received record {seq} of attempt {saved.epoch} for {saved.id}: it is {commit.seq} of {commit.epoch}"
             )
         elif not truth.is_durable(seq):
-            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable")
+            truth.wrong.append(
+                f"(2) {process} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable"
+            )
         elif saved.id in truth.live and truth.loose(commit):
-            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable")
+            truth.wrong.append(
+                f"(2) {process} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable"
+            )
 
     def judge(self) -> None:
         """Check the history, each save and each tag at the end of a schedule."""
         truth = self.truth
         history = fold(self._log.read()) if truth.records else None
         live = [commit.id for commit in history.live] if history is not None else []
-        if live != list(truth.live) or (history is not None and (history.tags != truth.tags or history.epoch != truth.epoch)):
+        if live != list(truth.live) or (
+            history is not None and (history.tags != truth.tags or history.epoch != truth.epoch)
+        ):
             truth.wrong.append(f"(3) the history is {live}; by the rules of the format it is {list(truth.live)}")
         for commit in truth.live.values():
             if truth.changed(commit) or self._cut:
@@ -149,7 +164,9 @@ class Promises:
             truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank aborted it before it was ready")
         final = kinds & {"late_ranks", "others_failed"}
         if final and saved.id in truth.live:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.outcomes}")
+            truth.wrong.append(
+                f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.outcomes}"
+            )
         if saved.doubted and "unsaid" not in self.kinds:
             return
         if len(saved.outcomes) == saved.world and not kinds & {"", "died", "uncertain", "fenced"}:
@@ -192,7 +209,9 @@ class Promises:
                 yield key
         for key in sorted(self.shelf.files):
             folder, _, name = key.rpartition("/")
-            if key == STORE_FILE or (folder == LOG and (parse_record_file(name) is not None or parse_summary_file(name) is not None)):
+            if key == STORE_FILE or (
+                folder == LOG and (parse_record_file(name) is not None or parse_summary_file(name) is not None)
+            ):
                 continue
             if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_announcement_file(name):
                 continue

@@ -21,7 +21,9 @@ def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tupl
     attempt, ids = Attempt.begin(store, RUN, reason=reason), list[str]()
     for step in steps:
         before, state = ids[-1] if ids else parent, state_of(f"lines/{attempt.epoch}/{step}")
-        request = SaveRequest(SaveInfo(step=step, parents=[before] if before else []), tree=state.tree, items=state.items)
+        request = SaveRequest(
+            SaveInfo(step=step, parents=[before] if before else []), tree=state.tree, items=state.items
+        )
         ids.append(attempt.save(request).id)
     return attempt, ids
 
@@ -70,7 +72,9 @@ def a_log_without_its_newest_records_stops_a_start() -> list[str]:
     for kept, steps, what in ((4, (3,), "without its last FENCE"), (6, (3, 4, 5), "without its last COMMITs")):
         _, store = simulated()
         _, first = line(store, "fresh", None, 1, 2)  # records: RUN, FENCE, two COMMITs
-        line(store, "restored", first[-1], *steps)  # step 3 names a known parent: only the FENCE shows that its attempt is lost
+        line(
+            store, "restored", first[-1], *steps
+        )  # step 3 names a known parent: only the FENCE shows that its attempt is lost
         lose_records(store, keep_first=kept)
         problems += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
     return problems
@@ -127,5 +131,7 @@ def an_unknown_parent_may_be_any_older_one() -> list[str]:
     _, ids = line(store, "start", "absentxxxx", 5)
     history = fold(Log(store, RUN).read())
     head = newest_good(history)
-    steps = sorted(checkpoint.step for checkpoint in history.live if head is not None and checkpoint.id in line_of(history, head))
+    steps = sorted(
+        checkpoint.step for checkpoint in history.live if head is not None and checkpoint.id in line_of(history, head)
+    )
     return [] if steps == [1, 5] and head is not None and head.id == ids[0] else [f"ancestors are steps {steps}"]

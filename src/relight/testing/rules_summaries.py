@@ -33,7 +33,10 @@ def _differs(store: ByteStore, what: str) -> list[str]:
     brief, whole = Log(store, RUN).read(), Log(store, RUN, whole=True).read()
     short, full = fold(brief), fold(whole)
     problems = []
-    if [checkpoint.id for checkpoint in short.live] != [checkpoint.id for checkpoint in full.live] or (short.tags, short.epoch) != (
+    if [checkpoint.id for checkpoint in short.live] != [checkpoint.id for checkpoint in full.live] or (
+        short.tags,
+        short.epoch,
+    ) != (
         full.tags,
         full.epoch,
     ):
@@ -41,7 +44,9 @@ def _differs(store: ByteStore, what: str) -> list[str]:
     if brief.head != whole.head or [fault.seq for fault in brief.faults] != [fault.seq for fault in whole.faults]:
         problems.append(f"{what}: it sees another head, or other faults")
     if any(
-        line_of(short, checkpoint) != line_of(full, full.by_id[checkpoint.id]) for checkpoint in short.live if checkpoint.id in full.by_id
+        line_of(short, checkpoint) != line_of(full, full.by_id[checkpoint.id])
+        for checkpoint in short.live
+        if checkpoint.id in full.by_id
     ):
         problems.append(f"{what}: it sees other lines of descent")
     return problems
@@ -119,8 +124,14 @@ def a_stray_record_is_no_head() -> list[str]:
     view = Log(store, RUN).read()
     line(store, "start", None, 3)
     after = Log(store, RUN).read()
-    problems = [] if view.head == before and [fault.seq for fault in view.faults] == [999_999] else ["a stray record is the head"]
-    return problems + ([] if after.head == before + 2 and len(fold(after).live) == 3 else ["records are appended after a stray one"])
+    problems = (
+        []
+        if view.head == before and [fault.seq for fault in view.faults] == [999_999]
+        else ["a stray record is the head"]
+    )
+    return problems + (
+        [] if after.head == before + 2 and len(fold(after).live) == 3 else ["records are appended after a stray one"]
+    )
 
 
 @rule

@@ -58,7 +58,10 @@ class SavedState:
     @property
     def items(self) -> list[Item]:
         """Return the items of a save."""
-        return [Item(n, dtype, shape, role, Bytes(data), None, train) for n, (dtype, shape, role, train, data) in self.tensors.items()]
+        return [
+            Item(n, dtype, shape, role, Bytes(data), None, train)
+            for n, (dtype, shape, role, train, data) in self.tensors.items()
+        ]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -67,7 +70,15 @@ def state_of(key: str) -> SavedState:
     rng = random.Random(key)
     tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]] = {}
 
-    def add(name: str, dtype: str, itemsize: int, shape: tuple[int, ...], role: str, trainable: bool, of: random.Random = rng) -> None:
+    def add(
+        name: str,
+        dtype: str,
+        itemsize: int,
+        shape: tuple[int, ...],
+        role: str,
+        trainable: bool,
+        of: random.Random = rng,
+    ) -> None:
         count = 1
         for extent in shape:
             count *= extent
@@ -75,7 +86,9 @@ def state_of(key: str) -> SavedState:
 
     add("model/w", "float32", 4, (rng.randrange(1, 1500),), "param", True)
     add("model/b", "bfloat16", 2, (3, rng.randrange(1, 40)), "param", True)
-    add("model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0]))  # equal in all saves of a life
+    add(
+        "model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0])
+    )  # equal in all saves of a life
     add("optim/m", "float32", 4, (rng.randrange(1, 1500),), "optim", False)
     add("optim/step", "int64", 8, (), "optim", False)
     add("rng/state", "uint8", 1, (rng.randrange(1, 5000),), "rng", False)
@@ -123,7 +136,11 @@ def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
     yield ("saving", key)
     state = state_of(key)
     report = attempt.save(
-        SaveRequest(SaveInfo(step=step, user={"key": key}, metrics={"loss": 1.0 / (step + 1)}), tree=state.tree, items=state.items)
+        SaveRequest(
+            SaveInfo(step=step, user={"key": key}, metrics={"loss": 1.0 / (step + 1)}),
+            tree=state.tree,
+            items=state.items,
+        )
     )
     yield ("saved", report.id, key)
 
@@ -238,7 +255,9 @@ def _compare(history: History, facts: KnownFacts) -> list[str]:
     for checkpoint_id in sorted(facts.retired & live):
         problems.append(f"I12: checkpoint {checkpoint_id} was retired and is back")
     newest = max(
-        (checkpoint for checkpoint in (*history.live, *history.retired.values())), key=lambda checkpoint: checkpoint.seq, default=None
+        (checkpoint for checkpoint in (*history.live, *history.retired.values())),
+        key=lambda checkpoint: checkpoint.seq,
+        default=None,
     )
     if newest and newest.id in history.retired:
         problems.append(f"I7: the newest checkpoint {newest.id} was retired")
@@ -352,10 +371,14 @@ def check_lost_log(store: ByteStore, acknowledged: Sequence[Fact]) -> list[str]:
         return ["I1: the log could not be rebuilt"] if before else []  # no directory has a root
     view = Log(store, RUN).read()
     history = fold(view)
-    problems = [f"I1: checkpoint {lost} is not listed by the rebuilt log" for lost in sorted(before - history.by_id.keys())]
+    problems = [
+        f"I1: checkpoint {lost} is not listed by the rebuilt log" for lost in sorted(before - history.by_id.keys())
+    ]
     for checkpoint in history.live:
         problems += _restore(store, view, checkpoint, facts, "I2: a rebuilt")
-    now = sorted(f"{name}/{entry.name}" for name in checkpoint_dirs(store, RUN) for entry in store.list(f"{RUN}/{name}"))
+    now = sorted(
+        f"{name}/{entry.name}" for name in checkpoint_dirs(store, RUN) for entry in store.list(f"{RUN}/{name}")
+    )
     return problems + ([] if now == files else ["I1: rebuilding the log has removed or added files"])
 
 
@@ -431,9 +454,11 @@ def short_folders(seed: int) -> Iterator[None]:
     clocks: list[dict[str, Any]] = [chain_module.Log.__init__.__kwdefaults__, Attempt.begin.__func__.__kwdefaults__]  # type: ignore[attr-defined, list-item]
     now = clocks[0]["now"]
     short = patched(
-        (summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99),
+        (summary_module, "SUMMARY_EVERY", 3),
+        (names_module, "FOLDER_RECORDS", 5),
+        (sweep_module, "FOLDERS_SWEPT", 99),
         (save_module, "now_text", lambda: "2026-01-01T00:00:00Z"),
-    )  # fmt: skip
+    )
     for defaults in clocks:
         defaults["now"] = lambda: "2026-01-01T00:00:00Z"
     try:

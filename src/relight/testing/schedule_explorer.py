@@ -106,7 +106,9 @@ class Actor:
     def sleep(self, seconds: float) -> None:
         """Wait ``seconds`` or longer in simulated time."""
         stage = self.stage
-        more = stage.rng.choice((0.0, 0.05, 0.3, 0.7)) + (stage.rng.uniform(0, 5) if stage.rng.random() < stage.weather.slow else 0)
+        more = stage.rng.choice((0.0, 0.05, 0.3, 0.7)) + (
+            stage.rng.uniform(0, 5) if stage.rng.random() < stage.weather.slow else 0
+        )
         self.wake = stage.now + seconds / self._rate + more
         stage.step(self, "sleep", "")
 

@@ -139,12 +139,16 @@ def _block(work: tuple[int, int, frozenset[str], str | None]) -> ScheduleReport:
     return play(first, count, kinds=kinds, mutation=mutation)
 
 
-def _blocks(first: int, count: int, kinds: frozenset[str], mutation: str | None) -> Iterator[tuple[int, int, frozenset[str], str | None]]:
+def _blocks(
+    first: int, count: int, kinds: frozenset[str], mutation: str | None
+) -> Iterator[tuple[int, int, frozenset[str], str | None]]:
     for start in range(first, first + count, BLOCK):
         yield start, min(BLOCK, first + count - start), kinds, mutation
 
 
-def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: str | None = None, quiet: bool = False) -> ScheduleReport:
+def many(
+    first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: str | None = None, quiet: bool = False
+) -> ScheduleReport:
     """Run schedules in several processes, with progress on stderr."""
     report = ScheduleReport()
     started = reported = time.perf_counter()
@@ -193,10 +197,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule; the others follow it")
     parser.add_argument(
-        "--mutation", help="plant this bug, or each in turn (all), until it is found", choices=[*PLANTED, "all"], metavar="NAME"
+        "--mutation",
+        help="plant this bug, or each in turn (all), until it is found",
+        choices=[*PLANTED, "all"],
+        metavar="NAME",
     )
     parser.add_argument("--without", default="", help=f"faults that do not happen: {' '.join(sorted(KINDS))}")
-    parser.add_argument("--with", dest="required", default="", help=f"faults that happen as well: {' '.join(sorted(OPEN))}")
+    parser.add_argument(
+        "--with", dest="required", default="", help=f"faults that happen as well: {' '.join(sorted(OPEN))}"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

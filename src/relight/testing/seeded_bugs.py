@@ -27,7 +27,9 @@ class Edit(NamedTuple):
 class Bug:
     """Edits, and the faults that must happen (``required``) or must not happen (``without``) for the bug to be found."""
 
-    def __init__(self, *edits: Edit, required: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, *edits: Edit, required: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()
+    ) -> None:
         self.edits, self.required, self.without = edits, required, without
 
 
@@ -37,7 +39,9 @@ PRUNE, SWEEP, RECALL = "relight.reclaim.prune", "relight.reclaim.sweep", "religh
 SHELF = "relight.testing.shelf"
 
 _FENCED = "    if history.epoch > epoch:\n"
-_VOIDED = '        if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):\n            return\n'
+_VOIDED = (
+    '        if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):\n            return\n'
+)
 
 PLANTED: dict[str, Bug] = {
     # fencing
@@ -60,7 +64,9 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{TOGETHER}:_give_up", _VOIDED, _VOIDED.replace("            return", "            pass")),
     ),
     "void overwrites an existing root": Bug(
-        Edit(f"{TOGETHER}:_void", "    store.put_once(", '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once('),
+        Edit(
+            f"{TOGETHER}:_void", "    store.put_once(", '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once('
+        ),
     ),
     "a root overwrites the void one": Bug(
         Edit(
@@ -77,7 +83,9 @@ PLANTED: dict[str, Bug] = {
         ),
         Edit(
             f"{TOGETHER}:_proven",
-            '    check_part_written(place.store, prefix, provisional, ref, (part, data) if plan.proven and not shares else (None, b""))\n',
+            "    check_part_written(\n"
+            '        place.store, prefix, provisional, ref, (part, data) if plan.proven and not shares else (None, b"")\n'
+            "    )\n",
             "",
         ),
         Edit(
@@ -86,7 +94,9 @@ PLANTED: dict[str, Bug] = {
             '        mark = ready\n        put(place.store, f"{prefix}/{part_file(seat.rank)}", data)\n',
         ),
     ),
-    "COMMIT is written without checking whether it exists": Bug(Edit(f"{TOGETHER}:_append", "if checkpoint is not None:", "if False:")),
+    "COMMIT is written without checking whether it exists": Bug(
+        Edit(f"{TOGETHER}:_append", "if checkpoint is not None:", "if False:")
+    ),
     "COMMIT is written though a rank is missing": Bug(
         Edit(f"{TOGETHER}:_complete", "    if missing:\n", "    if len(missing) == seat.world:\n"),
         Edit(
@@ -95,13 +105,27 @@ PLANTED: dict[str, Bug] = {
             "[ready_by_rank[rank] for rank in sorted(ready_by_rank)]",
         ),
     ),
-    "the plans of ranks are not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")),
+    "the plans of ranks are not compared": Bug(
+        Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")
+    ),
     "a save that may have been committed is removed": Bug(
-        Edit(f"{SAVE}:save", "(isinstance(error, RelightError) and not isinstance(error, Uncertain))", "isinstance(error, RelightError)"),
+        Edit(
+            f"{SAVE}:save",
+            "(isinstance(error, RelightError) and not isinstance(error, Uncertain))",
+            "isinstance(error, RelightError)",
+        ),
     ),
     "a rank that waited too long does not abort the save": Bug(
-        Edit(f"{TOGETHER}:_await", "                if _void(place.store, prefix, error.what):\n", "                if True:\n"),
-        Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, RankTimeout):\n            return\n" + _VOIDED),
+        Edit(
+            f"{TOGETHER}:_await",
+            "                if _void(place.store, prefix, error.what):\n",
+            "                if True:\n",
+        ),
+        Edit(
+            f"{TOGETHER}:_give_up",
+            _VOIDED,
+            "        if isinstance(error, RankTimeout):\n            return\n" + _VOIDED,
+        ),
     ),
     "a rank that may be ready deletes its files before it aborts the save": Bug(
         Edit(f"{TOGETHER}:_give_up", "    if not announced:\n", "    if True:\n")
@@ -122,7 +146,9 @@ PLANTED: dict[str, Bug] = {
     "no other rank commits": Bug(
         Edit(f"{TOGETHER}:_await", "                if now >= min(grace, ends):", "                if False:"),
     ),
-    "a rank waits without end": Bug(Edit(f"{TOGETHER}:_await", "            elif now >= ends:\n", "            elif False:\n")),
+    "a rank waits without end": Bug(
+        Edit(f"{TOGETHER}:_await", "            elif now >= ends:\n", "            elif False:\n")
+    ),
     # the log
     "a missing log is started from scratch": Bug(
         Edit(f"{CHAIN}:Log._view_or_refuse", "            if view.head >= 0 or not names:\n", "            if True:\n")
@@ -131,7 +157,9 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{TRUNCATED}:refuse_truncated", "        if not lost and", "        if True or not lost and")
     ),
     "a log that was unreadable for a moment counts as damaged": Bug(
-        Edit(f"{TRUNCATED}:refuse_truncated", "    for pause_s in (*PAUSES_S, None):\n", "    for pause_s in (None,):\n"),
+        Edit(
+            f"{TRUNCATED}:refuse_truncated", "    for pause_s in (*PAUSES_S, None):\n", "    for pause_s in (None,):\n"
+        ),
     ),
     "a tool does not refuse a log that lacks records": Bug(
         Edit(f"{RECALL}:sweep_recallable", "        refuse_truncated(store, log)\n", "        log.read()\n"),
@@ -139,7 +167,11 @@ PLANTED: dict[str, Bug] = {
     ),
     "creating an existing name overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
     "the writer of a record is not checked": Bug(
-        Edit(f"{CHAIN}:Log._append", "        if not created and not self._is_ours(key, data):\n            return None\n", ""),
+        Edit(
+            f"{CHAIN}:Log._append",
+            "        if not created and not self._is_ours(key, data):\n            return None\n",
+            "",
+        ),
     ),
     "a process takes its own record for another's": Bug(
         Edit(f"{CHAIN}:Log._append", "if not created and not self._is_ours(key, data):", "if not created:"),
@@ -155,7 +187,9 @@ PLANTED: dict[str, Bug] = {
     "sweep deletes files that their attempt may still be writing": Bug(
         Edit(f"{SWEEP}:plan_sweep", "elif parsed.epoch < history.epoch:", "elif True:"),
     ),
-    "sweep deletes live checkpoints": Bug(Edit(f"{SWEEP}:plan_sweep", "if parsed is None or name in live:", "if parsed is None:")),
+    "sweep deletes live checkpoints": Bug(
+        Edit(f"{SWEEP}:plan_sweep", "if parsed is None or name in live:", "if parsed is None:")
+    ),
     "sweep leaves the files of dead attempts": Bug(
         Edit(f"{SWEEP}:plan_sweep", "elif parsed.epoch < history.epoch:", "elif False:"),
     ),
@@ -181,8 +215,8 @@ PLANTED: dict[str, Bug] = {
     "a swept checkpoint is recalled": Bug(
         Edit(
             f"{HISTORY}:_apply",
-            "if history.recallable.pop(recalled, None)}",
-            "if history.recallable.pop(recalled, None) or recalled in history.retired}",
+            "if history.recallable.pop(recalled, None)\n",
+            "if history.recallable.pop(recalled, None) or recalled in history.retired\n",
         ),
         Edit(f"{RECALL}:recall", "if checkpoint_id in history.recallable:", "if True:"),
     ),
@@ -205,8 +239,12 @@ PLANTED: dict[str, Bug] = {
             "set(ids)",
         ),
     ),
-    "a checkpoint does not record which chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
-    "retention retires a tagged checkpoint": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(checkpoint.id)", "")),
+    "a checkpoint does not record which chunks it needs": Bug(
+        Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")
+    ),
+    "retention retires a tagged checkpoint": Bug(
+        Edit(f"{PRUNE}:execute", " and not history.tags_of(checkpoint.id)", "")
+    ),
 }
 """Bugs by description."""
 
@@ -247,7 +285,11 @@ def _edited(function: FunctionType, edits: list[Edit]) -> CodeType:
         source = source.replace(edit.old, edit.new)
     flags = __future__.annotations.compiler_flag
     code = compile(textwrap.dedent(source), function.__code__.co_filename, "exec", flags)
-    (edited,) = [constant for constant in code.co_consts if isinstance(constant, CodeType) and constant.co_name == function.__name__]
+    (edited,) = [
+        constant
+        for constant in code.co_consts
+        if isinstance(constant, CodeType) and constant.co_name == function.__name__
+    ]
     if edited.co_freevars != function.__code__.co_freevars:
         raise LookupError(f"{function.__qualname__} is a closure: it cannot be edited")
     return edited

@@ -45,7 +45,20 @@ from relight.testing.shelf import DurableNames, create
 from relight.testing.simulated_store import SimulatedStore
 
 KINDS = frozenset(
-    {"refused", "full", "left", "done", "unsure", "unsure_done", "answered_twice", "late", "stale", "pause", "death", "cut"}
+    {
+        "refused",
+        "full",
+        "left",
+        "done",
+        "unsure",
+        "unsure_done",
+        "answered_twice",
+        "late",
+        "stale",
+        "pause",
+        "death",
+        "cut",
+    }
     | {"torn", "torn_log", "undurable", "temporary", "unsaid", "unread", "lost_log"}
 )
 """All kinds of faults: the store's faults by their names, pauses, deaths, power cuts, and
@@ -154,7 +167,9 @@ class _Play:
     # -- programs
 
     def _store(self, actor: Actor) -> SimulatedStore:
-        return SimulatedStore(self.shelf, actor, self.rng, fine=self.fine, torn=self._torn, undurable="undurable" in self.kinds)
+        return SimulatedStore(
+            self.shelf, actor, self.rng, fine=self.fine, torn=self._torn, undurable="undurable" in self.kinds
+        )
 
     def _torn(self, prefix: str) -> bool:
         return ("torn_log" if prefix == LOG else "torn") in self.kinds
@@ -195,7 +210,9 @@ class _Play:
         def work(actor: Actor, rank: int, place: CommitTarget) -> None:
             self.truth.epochs_of[actor.name] = place.epoch
             store = self._store(actor)
-            own_place = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            own_place = (
+                place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            )
             attempt = Attempt(own_place)
             if smaller:  # as if two saves with equal chunks had been seen already
                 attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
@@ -211,7 +228,14 @@ class _Play:
         self.stage.add(f"job{number}.0", first, delay_s)
 
     def _save(
-        self, actor: Actor, attempt: Attempt, saved: AcknowledgedSave, rank: int, alone: bool, timeout_s: float, again: bool
+        self,
+        actor: Actor,
+        attempt: Attempt,
+        saved: AcknowledgedSave,
+        rank: int,
+        alone: bool,
+        timeout_s: float,
+        again: bool,
     ) -> RelightError | None:
         seen = Box((rank, 0), (1, ROW))
         is_odd_rank = not saved.agreed and rank == saved.world - 1
@@ -303,7 +327,11 @@ class _Play:
         log = Log(store, RUN)
         for number in range(12):
             with contextlib.suppress(RelightError):
-                free = [checkpoint for checkpoint in fold(log.read()).live if checkpoint.id not in self.promises.tags.values()]
+                free = [
+                    checkpoint
+                    for checkpoint in fold(log.read()).live
+                    if checkpoint.id not in self.promises.tags.values()
+                ]
                 if free and len(self.promises.tags) < 4:
                     chosen = free[0].id
                     Run(store, RUN).tag(f"tag{number}", chosen)

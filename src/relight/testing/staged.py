@@ -102,7 +102,9 @@ def staged() -> Iterator[tuple[Crew, Names]]:
     For speed: decoding is cached, JSON is not checked for hostile contents, buffers are plain memory, and garbage
     collection is off.
     """
-    clocks: list[dict[str, Any]] = [function.__kwdefaults__ for function in (chain_module.Log.__init__, Attempt.begin.__func__)]
+    clocks: list[dict[str, Any]] = [
+        function.__kwdefaults__ for function in (chain_module.Log.__init__, Attempt.begin.__func__)
+    ]
     now = clocks[0]["now"]
     changes: list[tuple[Any, str, Any]] = [
         (save_module, "now_text", _then),

@@ -143,7 +143,10 @@ class StoreSuite:
         fresh = multiprocessing.get_context("spawn")  # the libraries of some stores do not survive a fork
         with safe_spawn():
             gate, results = fresh.Barrier(processes), fresh.SimpleQueue()
-            children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, results), daemon=True) for me in range(processes)]
+            children = [
+                fresh.Process(target=_create_all, args=(store, rounds, me, gate, results), daemon=True)
+                for me in range(processes)
+            ]
             for child in children:
                 child.start()
         wins = dict(results.get() for _ in children)
@@ -237,7 +240,15 @@ class StoreSuite:
         reader: Reader = store.open("file")
         try:
             buffer = page_buffer(len(data) + 2 * PAGE)
-            for offset, length in ((0, len(data)), (0, 1), (1, 4095), (4095, 2), (4096, 8192), (100_001, 1 << 20), (len(data) - 1, 1)):
+            for offset, length in (
+                (0, len(data)),
+                (0, 1),
+                (1, 4095),
+                (4095, 2),
+                (4096, 8192),
+                (100_001, 1 << 20),
+                (len(data) - 1, 1),
+            ):
                 fetched = reader.fetch(offset, length, buffer[: length + 2 * PAGE])
                 if fetched is not None and bytes(fetched) != data[offset : offset + length]:
                     raise AssertionError(f"{length} bytes from {offset} are not the written ones")

@@ -74,23 +74,30 @@ class Warm:
     """
 
     def __init__(self, imported: Sequence[str] = IMPORTED, environment: Mapping[str, str] | None = None) -> None:
-        from relight.comm.children import script_command  # not in the process that is started: it may have another Relight
+        from relight.comm.children import (
+            script_command,
+        )  # not in the process that is started: it may have another Relight
 
         self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock, self._begun = threading.Lock(), queue.Queue[int]()
         self._children: dict[int, Child] = {}
         with child_end:
             self._process = subprocess.Popen(
-                script_command(__file__, str(child_end.fileno()), *imported, safe=True), pass_fds=[child_end.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment,
-            )  # fmt: skip
+                script_command(__file__, str(child_end.fileno()), *imported, safe=True),
+                pass_fds=[child_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+            )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def __enter__(self) -> Warm:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:

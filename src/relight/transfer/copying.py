@@ -80,7 +80,13 @@ class CopyReport:
 
 
 def plan_copy(
-    source: Run, checkpoints: Sequence[Checkpoint], destination: ByteStore, run: str, *, as_newest: bool = False, again: bool = True
+    source: Run,
+    checkpoints: Sequence[Checkpoint],
+    destination: ByteStore,
+    run: str,
+    *,
+    as_newest: bool = False,
+    again: bool = True,
 ) -> CopyPlan:
     """Plan a copy without the checkpoints that the destination has, so that repeating an interrupted copy continues it.
 
@@ -97,7 +103,9 @@ def plan_copy(
     missing, present = _split(checkpoints, source, target, history, again)
     newest = max((checkpoint.seq for checkpoint in checkpoints if checkpoint.id in dict(present)), default=-1)
     changes = change(own, missing[-1], history) if missing else None
-    in_doubt = any(checkpoint.seq < newest for checkpoint in missing) or (changes is not None and changes.relation != CONTINUES)
+    in_doubt = any(checkpoint.seq < newest for checkpoint in missing) or (
+        changes is not None and changes.relation != CONTINUES
+    )
     if in_doubt and (source.view().summary is not None or (history.live and target.view().summary is not None)):
         # the logs' summaries may lack the deciding records: read every record before copying again or refusing
         own, history = whole_history(source.store, source.name), whole_history(destination, run)
@@ -149,7 +157,9 @@ def _check_continues(plan: CopyPlan, source: History, now: History) -> None:
     """Raise ``LeaseHeld`` if another process has committed there since the plan: the run would resume from the copy instead."""
     relation = change(source, plan.checkpoints[-1], now)
     if relation is not None and relation.relation != CONTINUES:
-        raise LeaseHeld(f"run {plan.run!r} there changed meanwhile: it {relation.why}", where=plan.destination.url, hint=FORCE_HINT)
+        raise LeaseHeld(
+            f"run {plan.run!r} there changed meanwhile: it {relation.why}", where=plan.destination.url, hint=FORCE_HINT
+        )
 
 
 def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str | None:
@@ -183,9 +193,16 @@ class Claimed(LeaseHeld):
 
 
 def copy_one(
-    opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None, *, gives_way: bool = False,
-    sent: Progress | None = None, checks: Callable[[History], None] | None = None,
-) -> str:  # fmt: skip
+    opened: Opened,
+    store: ByteStore,
+    log: Log,
+    progress: Progress | None,
+    charge: int | None = None,
+    *,
+    gives_way: bool = False,
+    sent: Progress | None = None,
+    checks: Callable[[History], None] | None = None,
+) -> str:
     """Copy a checkpoint and commit it at the destination. Return its id there.
 
     ``charge``: epoch of the copying attempt. If the destination has another epoch at the commit, raise ``Fenced``. None: a tool copies, in
@@ -221,9 +238,17 @@ def copy_one(
             if charge is not None and origin in {checkpoint.original_id for checkpoint in fold(now).live}:
                 raise LeaseHeld("another process has copied it there meanwhile", where=log.run)
             if not set(root.requires) <= fold(now).by_id.keys():
-                raise LeaseHeld("a checkpoint that has some of its chunks was retired meanwhile", where=log.run, hint="repeat the command")
+                raise LeaseHeld(
+                    "a checkpoint that has some of its chunks was retired meanwhile",
+                    where=log.run,
+                    hint="repeat the command",
+                )
             if fold(now).epoch != directory.epoch:
-                raise LeaseHeld("an attempt took charge of the destination while this was copied", where=log.run, hint="repeat the command")
+                raise LeaseHeld(
+                    "an attempt took charge of the destination while this was copied",
+                    where=log.run,
+                    hint="repeat the command",
+                )
             return body, directory.epoch
 
         committing = True
@@ -246,7 +271,13 @@ class _Copying:
     """Writes a copy in its directory."""
 
     def __init__(
-        self, opened: Opened, store: ByteStore, view: LogView, directory: CheckpointDir, known: Chunks, sent: Progress | None
+        self,
+        opened: Opened,
+        store: ByteStore,
+        view: LogView,
+        directory: CheckpointDir,
+        known: Chunks,
+        sent: Progress | None,
     ) -> None:
         self.directory, self.prefix = directory, f"{view.run}/{directory}"
         self._opened, self._store, self._view, self._known, self._tell_sent = opened, store, view, known, sent
@@ -258,14 +289,21 @@ class _Copying:
     def _moved(self, part: Part) -> Part:
         new = self.directory
         moved: Part = msgspec.structs.replace(
-            part, store=self._view.store_id, run=self._view.run_id, id=new.id, step=new.step, epoch=new.epoch,
+            part,
+            store=self._view.store_id,
+            run=self._view.run_id,
+            id=new.id,
+            step=new.step,
+            epoch=new.epoch,
             packs=packs_there(part.packs, self._known, coded=self._coded),
-        )  # fmt: skip
+        )
         return moved
 
     def claim(self) -> bool:
         """Claim the directory by creating its first part. Return False if another copy has it."""
-        if any(True for _ in self._store.list(self.prefix)):  # an interrupted copy of the same checkpoint: no name is used twice
+        if any(
+            True for _ in self._store.list(self.prefix)
+        ):  # an interrupted copy of the same checkpoint: no name is used twice
             return False
         try:
             return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", encode_part(self._first))
@@ -322,7 +360,9 @@ class _Copying:
             return
         with contextlib.closing(_stored_chunks(self._opened, pack, after.stored, progress)) as chunks:
             if after.stored.size:
-                write_pack_from(self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), self._sent(chunks))
+                write_pack_from(
+                    self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), self._sent(chunks)
+                )
             else:
                 for _ in chunks:  # no chunk is written: iterating only reports the progress
                     pass
@@ -366,7 +406,9 @@ def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -
         yield from _sound_chunks(opened, pack, reader, progress, lambda number: True)
 
 
-def _stored_chunks(opened: Opened, pack: Pack, after: PackChunks, progress: Progress | None) -> Generator[memoryview, None, None]:
+def _stored_chunks(
+    opened: Opened, pack: Pack, after: PackChunks, progress: Progress | None
+) -> Generator[memoryview, None, None]:
     """Yield the bytes that a copy stores of each chunk. Coded chunks are decoded to verify them. Chunks already there are not read."""
     own = [number for number, piece in enumerate(after.pieces) if piece.home == OWN]
     mine = set(own)
@@ -395,7 +437,9 @@ def _reader(opened: Opened, pack: Pack) -> Iterator[Reader]:
 def _sound_chunks(
     opened: Opened, pack: Pack, reader: Reader, progress: Progress | None, wanted: Callable[[int], bool]
 ) -> Iterator[memoryview]:
-    for number, _, piece in each_chunk(reader, pack, f"{opened.prefix}/{pack.file}", opened.store.parallel_reads, wanted):
+    for number, _, piece in each_chunk(
+        reader, pack, f"{opened.prefix}/{pack.file}", opened.store.parallel_reads, wanted
+    ):
         if isinstance(piece, CorruptCheckpoint):
             raise CorruptCheckpoint(f"chunk {number}: {piece.what}", where=piece.where) from piece
         if isinstance(piece, RelightError):

@@ -23,7 +23,16 @@ from relight.keys import Keychain, Provider
 from relight.store import ByteStore
 from relight.store.durable import REWRITTEN_PREFIX
 from relight.store.encrypted import EncryptedStore, is_clear
-from relight.store.keyring import drop_slot, open_ring, open_slot, put_slot, require_encrypted, revoked_in, slots_in, store_id_of
+from relight.store.keyring import (
+    drop_slot,
+    open_ring,
+    open_slot,
+    put_slot,
+    require_encrypted,
+    revoked_in,
+    slots_in,
+    store_id_of,
+)
 from relight.store.wrapper import rewrites
 
 COPY_BYTES = 16 << 20
@@ -72,11 +81,19 @@ def status(inner: ByteStore, keychain: Keychain | None) -> list[KeyStatus]:
     store_id_of(inner)
     rows = [
         KeyStatus(
-            slot.generation, slot.kek, slot.kind, slot.label, slot.created, keychain is not None and open_slot(slot, keychain) is not None
+            slot.generation,
+            slot.kek,
+            slot.kind,
+            slot.label,
+            slot.created,
+            keychain is not None and open_slot(slot, keychain) is not None,
         )
         for slot in slots_in(inner)
     ]
-    rows += [KeyStatus(slot.generation, slot.kek, "", slot.label, slot.created, False, slot.revoked) for slot in revoked_in(inner)]
+    rows += [
+        KeyStatus(slot.generation, slot.kek, "", slot.label, slot.created, False, slot.revoked)
+        for slot in revoked_in(inner)
+    ]
     return sorted(rows, key=lambda row: (row.generation, bool(row.revoked), row.created))
 
 
@@ -106,11 +123,14 @@ def revoke(inner: ByteStore, keychain: Keychain, old: str) -> Changed:
     """Remove the slots of ``old``, an id or a label. Raise ``ConfigError`` if the given keys would then no longer open a generation."""
     mine, changed = _slots_of(inner, old), Changed()
     for (generation, _), slots in _rings(inner).items():
-        if any(slot in mine for slot in slots) and not any(open_slot(slot, keychain) for slot in slots if slot not in mine):
+        if any(slot in mine for slot in slots) and not any(
+            open_slot(slot, keychain) for slot in slots if slot not in mine
+        ):
             raise ConfigError(
                 f"without it none of the keys at hand opens generation {generation}",
-                where=old, hint="add another first: relight keys add; or give it: RELIGHT_KEY=",
-            )  # fmt: skip
+                where=old,
+                hint="add another first: relight keys add; or give it: RELIGHT_KEY=",
+            )
     for slot in mine:
         drop_slot(inner, slot)
         changed.revoked.append(_named(slot))
@@ -142,7 +162,9 @@ def rekey(
     if leaked and plain:
         raise ConfigError("this store is not encrypted: no key could leak it", where=inner.url)
     if any(slot.store != store_id_of(inner) for slot in slots_in(inner)):
-        raise WrongKey("its slots are of another store: relight.json was replaced", where=inner.url, hint="restore it from a copy")
+        raise WrongKey(
+            "its slots are of another store: relight.json was replaced", where=inner.url, hint="restore it from a copy"
+        )
     touched = _touched(inner, leaked) if leaked else set()
     if plan_only:
         for _, size in _to_do(EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain), touched, report):
@@ -198,7 +220,9 @@ def _files(store: EncryptedStore, prefix: str) -> Iterator[str]:
         if entry.is_dir:
             if key != KEYS_DIR:
                 yield from _files(store, key)
-        elif entry.name.startswith(REWRITTEN_PREFIX):  # left by a killed rekey; a running one fails when its file is gone
+        elif entry.name.startswith(
+            REWRITTEN_PREFIX
+        ):  # left by a killed rekey; a running one fails when its file is gone
             store.delete(key)
         elif not is_clear(key):
             yield key
@@ -251,7 +275,9 @@ def _touched(inner: ByteStore, leaked: str) -> set[bytes]:
     ]
     rings = {bytes.fromhex(ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)}
     if not rings:
-        raise CheckpointNotFound(f"no key {leaked!r} has, or had, a slot here", where=inner.url, hint="relight keys status STORE")
+        raise CheckpointNotFound(
+            f"no key {leaked!r} has, or had, a slot here", where=inner.url, hint="relight keys status STORE"
+        )
     return rings
 
 
@@ -271,7 +297,9 @@ def _slots_of(inner: ByteStore, name: str) -> list[KeySlot]:
     if not mine:
         raise CheckpointNotFound(f"no key {name!r} has a slot here", where=inner.url, hint="relight keys status STORE")
     if len({slot.kek for slot in mine}) > 1:
-        raise ConfigError(f"several keys are called {name!r}", where=inner.url, hint="give the id that relight keys status shows")
+        raise ConfigError(
+            f"several keys are called {name!r}", where=inner.url, hint="give the id that relight keys status shows"
+        )
     return mine
 
 

@@ -81,7 +81,9 @@ def _write(opened: Opened, pack: Pack, progress: Callable[[int], None] | None) -
     with contextlib.closing(sound_chunks(opened, pack, progress)) as chunks:
         write_pack_from(rewrites(opened.store).rewrite(key, pack.size), chunks)
     if not _is_whole(opened, pack, key):
-        raise CheckpointNotFound("the file just written reads back differently", where=key, hint="check the disk; nothing else was changed")
+        raise CheckpointNotFound(
+            "the file just written reads back differently", where=key, hint="check the disk; nothing else was changed"
+        )
     return pack.size
 
 

@@ -56,7 +56,9 @@ def there_already(run: Run, history: History) -> Chunks:
         return {}
     with contextlib.suppress(RelightError):
         chunks = _chunks_of(run, newest)
-        return {key: where for key, where in chunks.items() if not any("/" in directory for directory, _ in where.homes)}
+        return {
+            key: where for key, where in chunks.items() if not any("/" in directory for directory, _ in where.homes)
+        }
     return {}
 
 
@@ -65,7 +67,11 @@ def own_chunks(run: Run, donors: Iterable[Checkpoint]) -> Chunks:
     chunks: Chunks = {}
     for donor in donors:
         directory = home_of(donor.body)
-        own = {key: where for key, where in _chunks_of(run, donor).items() if where.homes == ((directory, where.homes[0][1]),)}
+        own = {
+            key: where
+            for key, where in _chunks_of(run, donor).items()
+            if where.homes == ((directory, where.homes[0][1]),)
+        }
         chunks = {**own, **chunks}
     return chunks
 

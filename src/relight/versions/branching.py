@@ -47,7 +47,12 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
         if _is_there(view, checkpoint, home):
             return None
         return msgspec.structs.replace(
-            checkpoint.body, home=home, new_bytes=0, reason=f"branched off {run.name}", reason_kind="branch", reason_by=""
+            checkpoint.body,
+            home=home,
+            new_bytes=0,
+            reason=f"branched off {run.name}",
+            reason_kind="branch",
+            reason_by="",
         ), 0
 
     target.append(decide)
@@ -72,7 +77,8 @@ def drop(run: Run, name: str) -> Branch:
     if not remove_branch_tag(run.store, run.name, name):
         has = ", ".join(checkpoint.id for checkpoint in held_in(Run(run.store, name).history(), run.name))
         raise ConfigError(
-            f"the run {name} still has {has}, which is stored in {run.name}", hint=f"relight prune {name}, or remove that run"
+            f"the run {name} still has {has}, which is stored in {run.name}",
+            hint=f"relight prune {name}, or remove that run",
         )
     return dropped
 
@@ -85,4 +91,8 @@ def _is_there(view: LogView, checkpoint: Checkpoint, home: str) -> bool:
         return False
     if first is not None and (first.id, first.root, first.home) == (checkpoint.id, checkpoint.body.root, home):
         return True
-    raise ConfigError(f"there is a run {view.run!r} already", where=view.run, hint="a branch is a run of its own: give it another name")
+    raise ConfigError(
+        f"there is a run {view.run!r} already",
+        where=view.run,
+        hint="a branch is a run of its own: give it another name",
+    )

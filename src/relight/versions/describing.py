@@ -70,7 +70,11 @@ def describe(run: Run, one: Checkpoint) -> dict[str, Any]:
 def data_position(opened: Opened) -> dict[str, Any]:
     """Return the checkpoint's position in the data: the plain values of loaders and samplers, by path."""
     tree = whole_of(opened).tree
-    names = [name for name, kind in opened.root.components.items() if kind in _POSITIONS or any(word in name for word in _POSITIONS)]
+    names = [
+        name
+        for name, kind in opened.root.components.items()
+        if kind in _POSITIONS or any(word in name for word in _POSITIONS)
+    ]
     positions: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> None:

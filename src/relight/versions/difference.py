@@ -40,8 +40,16 @@ class TensorChange:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for ``--json``."""
-        sides = {side: tensor and {"dtype": tensor.dtype, "shape": list(tensor.shape)} for side, tensor in (("a", self.a), ("b", self.b))}
-        return {"name": self.name, "state": self.state, **sides, **(self.apart.to_dict() if self.apart is not None else {})}
+        sides = {
+            side: tensor and {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+            for side, tensor in (("a", self.a), ("b", self.b))
+        }
+        return {
+            "name": self.name,
+            "state": self.state,
+            **sides,
+            **(self.apart.to_dict() if self.apart is not None else {}),
+        }
 
 
 class ValueChange(NamedTuple):
@@ -73,7 +81,12 @@ class Difference:
         """Return the changes of weights, summed by layer (see ``layer_of``)."""
         layers: dict[str, Apart] = {}
         for change in self.tensors:
-            if change.state == CHANGED and change.apart is not None and change.a is not None and change.a.role in _WEIGHTS:
+            if (
+                change.state == CHANGED
+                and change.apart is not None
+                and change.a is not None
+                and change.a.role in _WEIGHTS
+            ):
                 layers.setdefault(layer_of(change.name), Apart()).add(change.apart)
         return layers
 
@@ -103,16 +116,22 @@ def diff(
     left, right = whole_of(a), whole_of(b)
     difference = Difference(facts=list(_facts(a, b)))
     difference.values = [change for change in _values(left, right) if _wanted(change.path, only)]
-    numbers_a, numbers_b = ({tensor.name: number for number, tensor in enumerate(side.tensors)} for side in (left, right))
+    numbers_a, numbers_b = (
+        {tensor.name: number for number, tensor in enumerate(side.tensors)} for side in (left, right)
+    )
     todo: list[tuple[TensorChange, int, int]] = []
     for name in dict.fromkeys([*numbers_a, *numbers_b]):
         if not _wanted(name, only):
             continue
         tensor_a = left.tensors[numbers_a[name]] if name in numbers_a else None
         tensor_b = right.tensors[numbers_b[name]] if name in numbers_b else None
-        change = TensorChange(name, ONLY_B if tensor_a is None else ONLY_A if tensor_b is None else SHAPE, tensor_a, tensor_b)
+        change = TensorChange(
+            name, ONLY_B if tensor_a is None else ONLY_A if tensor_b is None else SHAPE, tensor_a, tensor_b
+        )
         if tensor_a is not None and tensor_b is not None and tensor_a.shape == tensor_b.shape:
-            same = tensor_a.dtype == tensor_b.dtype and _hashes(a, left, numbers_a[name]) == _hashes(b, right, numbers_b[name])
+            same = tensor_a.dtype == tensor_b.dtype and _hashes(a, left, numbers_a[name]) == _hashes(
+                b, right, numbers_b[name]
+            )
             change.state = SAME if same else CHANGED
             if not same:
                 todo.append((change, numbers_a[name], numbers_b[name]))
@@ -180,7 +199,9 @@ def _go_through(
             mine = ahead.result()
             if working is not None:
                 working.result()
-            working = pool.submit(_count, [(changes[slab.tensor][0], x, y) for slab, x, y in zip(batch, mine, theirs, strict=True)])
+            working = pool.submit(
+                _count, [(changes[slab.tensor][0], x, y) for slab, x, y in zip(batch, mine, theirs, strict=True)]
+            )
             read = sum(map(len, mine)) + sum(map(len, theirs))
             found.bytes_read += read
             if progress is not None:

@@ -86,7 +86,9 @@ def lineage(store: ByteStore, only: str | None = None) -> tuple[list[Node], list
 def draw(nodes: Sequence[Node]) -> list[GraphLine]:
     """Draw the graph, a column for each line of descent: ``*`` is a checkpoint, ``:`` stands for retired checkpoints in between."""
     lines: list[GraphLine] = []
-    columns: list[tuple[str, bool]] = []  # the next checkpoint of each column, and whether checkpoints are left out before it
+    columns: list[
+        tuple[str, bool]
+    ] = []  # the next checkpoint of each column, and whether checkpoints are left out before it
     for node in nodes:
         here = [number for number, (awaited, _) in enumerate(columns) if awaited == node.id]
         if not here:
@@ -96,7 +98,9 @@ def draw(nodes: Sequence[Node]) -> list[GraphLine]:
             lines.append(GraphLine(_meeting(columns, here[0], number)))
             del columns[number]
         place = here[0]
-        lines.append(GraphLine(" ".join("*" if number == place else _bar(column) for number, column in enumerate(columns)), node))
+        lines.append(
+            GraphLine(" ".join("*" if number == place else _bar(column) for number, column in enumerate(columns)), node)
+        )
         ahead = [parent for parent in node.parents if parent[0] != node.id]
         if not ahead:
             del columns[place]
@@ -104,7 +108,10 @@ def draw(nodes: Sequence[Node]) -> list[GraphLine]:
         columns[place] = ahead[0]
         for parent in ahead[1:]:
             columns.insert(place + 1, parent)
-            left, right = [_bar(column) for column in columns[: place + 1]], [_bar(column) for column in columns[place + 2 :]]
+            left, right = (
+                [_bar(column) for column in columns[: place + 1]],
+                [_bar(column) for column in columns[place + 2 :]],
+            )
             lines.append(GraphLine(" ".join(left) + "\\" + "".join(f" {bar}" for bar in right)))
     return lines
 

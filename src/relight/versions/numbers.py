@@ -41,7 +41,18 @@ class Apart:
 
     def add(self, other: Apart) -> None:
         """Add the distance of another part of the tensor, or of another tensor."""
-        for name in ("elements", "changed", "total", "square", "square_a", "square_b", "product", "odd_a", "odd_b", "finite"):
+        for name in (
+            "elements",
+            "changed",
+            "total",
+            "square",
+            "square_a",
+            "square_b",
+            "product",
+            "odd_a",
+            "odd_b",
+            "finite",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest = max(self.largest, other.largest)
 
@@ -134,7 +145,11 @@ def _count(found: Apart, x: Any, y: Any, apart: Any, np: Any) -> None:
         found.product += square_a
         return
     square_b = _product(y, y, np)
-    near = square_a < _LENGTHS_APART * square_b and square_b < _LENGTHS_APART * square_a and math.isfinite(square_a + square_b + square)
+    near = (
+        square_a < _LENGTHS_APART * square_b
+        and square_b < _LENGTHS_APART * square_a
+        and math.isfinite(square_a + square_b + square)
+    )
     found.square_b += square_b
     found.product += (square_a + square_b - square) / 2 if near else _product(x, y, np)
     found.square += square

@@ -18,7 +18,9 @@ def picture(nodes: Sequence[Node], path: str) -> None:
     """Write the picture to ``path`` in the format of its suffix. Raise ``ConfigError`` for another suffix, or without matplotlib."""
     target = Path(path)
     if target.suffix not in ENDINGS:
-        raise ConfigError(f"{target.suffix or 'no ending'!r} is no kind of picture", where=path, hint=f"one of {', '.join(ENDINGS)}")
+        raise ConfigError(
+            f"{target.suffix or 'no ending'!r} is no kind of picture", where=path, hint=f"one of {', '.join(ENDINGS)}"
+        )
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -38,14 +40,20 @@ def picture(nodes: Sequence[Node], path: str) -> None:
             ancestor = known.get(parent)
             if ancestor is not None:
                 ends = ([ancestor.checkpoint.step, node.checkpoint.step], [row[ancestor.run], row[node.run]])
-                axes.plot(*ends, color=colors[node.run], linewidth=1.4, linestyle=":" if between else "-", alpha=0.8, zorder=1)
+                axes.plot(
+                    *ends, color=colors[node.run], linewidth=1.4, linestyle=":" if between else "-", alpha=0.8, zorder=1
+                )
     for node in nodes:
         color = _FAINT if node.set_aside else colors[node.run]
-        axes.scatter([node.checkpoint.step], [row[node.run]], s=30, color=color, edgecolors=_PAPER, linewidths=0.8, zorder=2)
+        axes.scatter(
+            [node.checkpoint.step], [row[node.run]], s=30, color=color, edgecolors=_PAPER, linewidths=0.8, zorder=2
+        )
     for node in [labelled for labelled in nodes if labelled.tags][:_LABELS_MAX]:
         point = (node.checkpoint.step, row[node.run])
         label = ", ".join(node.tags)
-        axes.annotate(label[:40], point, xytext=(0, 9), textcoords="offset points", ha="center", fontsize=7.5, color=_INK)
+        axes.annotate(
+            label[:40], point, xytext=(0, 9), textcoords="offset points", ha="center", fontsize=7.5, color=_INK
+        )
     axes.set_yticks(range(len(runs)), runs)
     axes.set_ylim(len(runs) - 0.4, -0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -67,7 +67,10 @@ def earlier_in(view: LogView, stage: str) -> str:
     history = fold(view)
     moves = [move.id for move in promotions(view.records, _stage(stage)) if move.id is not None]
     now = history.tags.get(stage)
-    before = next((checkpoint_id for checkpoint_id in reversed(moves) if checkpoint_id != now and history.find(checkpoint_id)), None)
+    before = next(
+        (checkpoint_id for checkpoint_id in reversed(moves) if checkpoint_id != now and history.find(checkpoint_id)),
+        None,
+    )
     if before is None:
         raise CheckpointNotFound(f"nothing was in {stage} before that is still there", where=view.run)
     return before
@@ -90,7 +93,9 @@ def promotions(records: Sequence[Any], stage: str | None = None) -> list[Promoti
     """Return every move of all stages, or of one, from the log's records, oldest first."""
     names = STAGES if stage is None else (stage,)
     tags = [(record, record.body) for record in records if isinstance(record.body, TagBody)]
-    return [Promotion(body.name, body.id, body.by, body.why, record.time) for record, body in tags if body.name in names]
+    return [
+        Promotion(body.name, body.id, body.by, body.why, record.time) for record, body in tags if body.name in names
+    ]
 
 
 def stages_of(history: History, checkpoint_id: str) -> list[str]:
@@ -107,7 +112,9 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
         history = fold(view)
         if history.find(checkpoint.id) is None:
             raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=run.name)
-        return NoteBody(topic=NOTE_TOPIC, data={"id": checkpoint.id, "text": text, "by": who() if by is None else by}), history.epoch
+        return NoteBody(
+            topic=NOTE_TOPIC, data={"id": checkpoint.id, "text": text, "by": who() if by is None else by}
+        ), history.epoch
 
     log = Log(run.store, run.name)
     log.read()
@@ -117,7 +124,12 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
 def notes_of(history: History, checkpoint_id: str | None = None) -> list[Note]:
     """Return the notes about a checkpoint, or all notes, oldest first."""
     notes = [
-        Note(str(record.body.data.get("id")), str(record.body.data.get("text", "")), str(record.body.data.get("by", "")), record.time)
+        Note(
+            str(record.body.data.get("id")),
+            str(record.body.data.get("text", "")),
+            str(record.body.data.get("by", "")),
+            record.time,
+        )
         for record in history.notes
         if isinstance(record.body, NoteBody) and record.body.topic == NOTE_TOPIC
     ]

@@ -80,9 +80,14 @@ def universal(folder: Path, out: Path) -> None:
     from deepspeed.checkpoint import ds_to_universal
 
     arguments = argparse.Namespace(
-        input_folder=str(folder / "global_step3"), output_folder=str(out), num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False,
-        strict=True, inject_missing_state=True,
-    )  # fmt: skip
+        input_folder=str(folder / "global_step3"),
+        output_folder=str(out),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
     ds_to_universal.main(arguments)
 
 

@@ -27,7 +27,14 @@ def main(out: Path) -> None:
     torch.manual_seed(7)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     args = TrainingArguments(
-        str(out / "run"), max_steps=3, save_steps=3, per_device_train_batch_size=2, logging_steps=1, report_to=[], use_cpu=True, seed=7
+        str(out / "run"),
+        max_steps=3,
+        save_steps=3,
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        seed=7,
     )
     trainer = Trainer(model, args, train_dataset=Rows())
     trainer.train()

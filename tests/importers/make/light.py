@@ -36,9 +36,14 @@ def main(out: Path) -> None:
     lightning.seed_everything(5)
     model = Lit()
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=out,
-        callbacks=[ModelCheckpoint(dirpath=out, filename="last", monitor="train_loss")], enable_model_summary=False,
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=out,
+        callbacks=[ModelCheckpoint(dirpath=out, filename="last", monitor="train_loss")],
+        enable_model_summary=False,
+    )
     trainer.fit(model, torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2))
     for path in out.glob("*.ckpt"):
         path.unlink()

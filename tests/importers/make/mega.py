@@ -22,7 +22,9 @@ def whole() -> dict[str, torch.Tensor]:
     }
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     state = {
-        f"optimizer.state.{key}.{name}": torch.rand(tensor.shape, generator=generator) for name, tensor in tensors.items() for key in KEYS
+        f"optimizer.state.{key}.{name}": torch.rand(tensor.shape, generator=generator)
+        for name, tensor in tensors.items()
+        for key in KEYS
     }
     return {**{name: tensor.bfloat16() for name, tensor in tensors.items()}, **state}
 
@@ -42,7 +44,9 @@ def rank_main(rank: int, out: str, port: int) -> None:
     state: dict[str, object] = {}
     for name, tensor in whole().items():
         if "word_embeddings" in name:
-            state[name] = ShardedTensor.from_rank_offsets(name, tensor[rank * 4 : rank * 4 + 4].contiguous(), (0, rank, 2))
+            state[name] = ShardedTensor.from_rank_offsets(
+                name, tensor[rank * 4 : rank * 4 + 4].contiguous(), (0, rank, 2)
+            )
         elif "layers" in name:
             for layer in range(2):
                 piece = tensor[layer, :, rank * 2 : rank * 2 + 2].contiguous()

@@ -56,10 +56,16 @@ def model_of(rank: int, world: int, way: dict[str, Any]) -> list[Any]:
         last = parallel_state.is_pipeline_last_stage(**stage)
         models.append(
             GPTModel(
-                config, get_gpt_layer_local_spec(), VOCABULARY, 32, pre_process=first, post_process=last,
-                share_embeddings_and_output_weights=way.get("tied", True), **({"vp_stage": number} if virtual else {}),
+                config,
+                get_gpt_layer_local_spec(),
+                VOCABULARY,
+                32,
+                pre_process=first,
+                post_process=last,
+                share_embeddings_and_output_weights=way.get("tied", True),
+                **({"vp_stage": number} if virtual else {}),
             )
-        )  # fmt: skip
+        )
     return models
 
 
@@ -73,10 +79,16 @@ def fill(model: Any, wholes: dict[str, torch.Tensor]) -> None:
                 put(piece)
         elif isinstance(tensor, ShardedTensor):
             whole = wholes.setdefault(tensor.key, whole_of(tensor.key, tuple(tensor.global_shape)))
-            place = tuple(slice(start, start + extent) for start, extent in zip(tensor.global_offset, tensor.data.shape, strict=False))
+            place = tuple(
+                slice(start, start + extent)
+                for start, extent in zip(tensor.global_offset, tensor.data.shape, strict=False)
+            )
             if tensor.prepend_axis_num:
                 inner = zip(tensor.global_offset[tensor.prepend_axis_num :], tensor.data.shape, strict=True)
-                place = (*tensor.global_offset[: tensor.prepend_axis_num], *(slice(start, start + extent) for start, extent in inner))
+                place = (
+                    *tensor.global_offset[: tensor.prepend_axis_num],
+                    *(slice(start, start + extent) for start, extent in inner),
+                )
             with torch.no_grad():
                 tensor.data.copy_(whole[place].reshape(tensor.data.shape))
 
@@ -104,7 +116,12 @@ def write(out: Path, way: dict[str, Any], wholes: dict[str, torch.Tensor]) -> No
         name = f"mp_rank_{tp:02d}" if pipeline == 1 else f"mp_rank_{tp:02d}_{pp:03d}"
         folder = out / "iter_0000100" / name
         folder.mkdir(parents=True)
-        saved = {"args": arguments, "checkpoint_version": 3.0, "iteration": 100, "opt_param_scheduler": {"max_lr": 0.01, "num_steps": 800}}
+        saved = {
+            "args": arguments,
+            "checkpoint_version": 3.0,
+            "iteration": 100,
+            "opt_param_scheduler": {"max_lr": 0.01, "num_steps": 800},
+        }
         for number, model in enumerate(models):
             saved[f"model{number}" if virtual else "model"] = model.state_dict_for_save_checkpoint()
         torch.save(saved, folder / "model_optim_rng.pt")

@@ -39,7 +39,12 @@ def array(folder: Path, codecs: list[dict[str, Any]]) -> None:
         "shape": list(SHAPE), "data_type": "float32", "codecs": codecs,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(SHARD)}},
     }  # fmt: skip
-    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/", "metadata": metadata, "store_data_equal_to_fill_value": True}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": f"file://{folder}/",
+        "metadata": metadata,
+        "store_data_equal_to_fill_value": True,
+    }
     tensorstore.open(spec, create=True).result()[...] = np.arange(70, dtype="float32").reshape(SHAPE)
 
 
@@ -47,12 +52,22 @@ def main(out: Path) -> None:
     """Write a nested tree of arrays and numbers, with OCDBT and without."""
     generator = np.random.default_rng(17)
     tree = {
-        "params": {"dense": {"kernel": generator.standard_normal((4, 6)).astype("float32"), "bias": np.arange(6, dtype="float32")}},
+        "params": {
+            "dense": {
+                "kernel": generator.standard_normal((4, 6)).astype("float32"),
+                "bias": np.arange(6, dtype="float32"),
+            }
+        },
         "half": jax.numpy.arange(5, dtype="bfloat16"),
         "step": 3,
     }
     out = out.resolve()
-    for name, ocdbt, newer in (("ocdbt", True, False), ("files", False, False), ("ocdbt3", True, True), ("files3", False, True)):
+    for name, ocdbt, newer in (
+        ("ocdbt", True, False),
+        ("files", False, False),
+        ("ocdbt3", True, True),
+        ("files3", False, True),
+    ):
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=newer)
         cut = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=48 if newer else None), tree)
         ocp.Checkpointer(handler).save(out / name, ocp.args.PyTreeSave(tree, save_args=cut))

@@ -23,7 +23,9 @@ def main(out: Path) -> None:
         optimizer.zero_grad()
         model(torch.randn(5, 4)).square().mean().backward()
         optimizer.step()
-    progress = torchsnapshot.StateDict(step=3, note="kept", rate=0.25, flag=True, raw=b"abc", table={"a": [1, torch.ones(2)]})
+    progress = torchsnapshot.StateDict(
+        step=3, note="kept", rate=0.25, flag=True, raw=b"abc", table={"a": [1, torch.ones(2)]}
+    )
     torchsnapshot.Snapshot.take(str(out / "snapshot"), {"model": model, "optim": optimizer, "progress": progress})
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, out / "expected.pt")
     versions = {"torchsnapshot": torchsnapshot.__version__, "torch": torch.__version__, "seed": 13}

@@ -66,7 +66,14 @@ def work(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     return float(loss.detach())
 
 
-def train(ckpt: Checkpointer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, start: int, end: int, **metrics: object) -> None:
+def train(
+    ckpt: Checkpointer,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    start: int,
+    end: int,
+    **metrics: object,
+) -> None:
     """Steps from ``start`` to before ``end``."""
     for step in range(start, end):
         work(model, optimizer)

@@ -18,7 +18,9 @@ def _misspelt(name: str, given: str, meant: str, **more: object) -> Slip:
 SLIPS = (
     _misspelt("option-save-every", "save_every=10", "save", shows=("ConfigError", "save_every", r"save\b")),
     _misspelt("option-backgroud", "backgroud=False", "background", shows=("ConfigError", "backgroud", r"background\b")),
-    _misspelt("option-on-failures", 'on_failures="raise"', "on_failure", shows=("ConfigError", "on_failures", r"on_failure\b")),
+    _misspelt(
+        "option-on-failures", 'on_failures="raise"', "on_failure", shows=("ConfigError", "on_failures", r"on_failure\b")
+    ),
     _misspelt("option-max-to-keep", "max_to_keep=3", "keep", shows=("ConfigError", "max_to_keep")),
     _misspelt("option-save-top-k", 'save_top_k=3, monitor="val_loss"', "", shows=("ConfigError", "save_top_k|monitor")),
     _misspelt("option-a-policy", "policy=keep(last=2)", "keep", shows=("ConfigError", "policy")),
@@ -29,7 +31,8 @@ SLIPS = (
         "`save=relight.every(500)`",
         "Saves every 500 steps.",
         "Nothing.",
-        _TRAINS.format("save=every(4)", 14) + "assert 11 in [one.step for one in relight.open('runs/demo').checkpoints()]\n",
+        _TRAINS.format("save=every(4)", 14)
+        + "assert 11 in [one.step for one in relight.open('runs/demo').checkpoints()]\n",
         takes=(14, 1),
     ),
     Slip(

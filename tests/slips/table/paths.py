@@ -30,8 +30,22 @@ SLIPS = (
         "Give store/run: `runs/demo`.",
         shows=("ConfigError",),
     ),
-    _given("path-number", "7", "the path is a number", "Refuses it.", "Give store/run: `runs/demo`.", shows=("ConfigError", "path")),
-    _given("path-bytes", "b'runs/demo'", "the path is bytes", "Refuses it.", "Give a text or a `Path`.", shows=("ConfigError", "path")),
+    _given(
+        "path-number",
+        "7",
+        "the path is a number",
+        "Refuses it.",
+        "Give store/run: `runs/demo`.",
+        shows=("ConfigError", "path"),
+    ),
+    _given(
+        "path-bytes",
+        "b'runs/demo'",
+        "the path is bytes",
+        "Refuses it.",
+        "Give a text or a `Path`.",
+        shows=("ConfigError", "path"),
+    ),
     _given(
         "path-a-list",
         "['runs', 'demo']",
@@ -50,7 +64,13 @@ SLIPS = (
         takes=(12, 1),
     ),
     _given(
-        "path-slash", "'runs/demo/'", "the path ends in a slash", "Takes it as if it did not.", "Nothing.", refused=False, takes=(12, 1)
+        "path-slash",
+        "'runs/demo/'",
+        "the path ends in a slash",
+        "Takes it as if it did not.",
+        "Nothing.",
+        refused=False,
+        takes=(12, 1),
     ),
     _given(
         "path-dots",

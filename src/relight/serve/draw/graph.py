@@ -59,7 +59,14 @@ def graph(forks: Sequence[Fork], description: str) -> Markup:
         interval = max(1, -(-len(fork.steps) // dots_max))
         dots = list(fork.steps)[::-1][::interval]  # the newest among them
         parts += [
-            element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}")
+            element(
+                "circle",
+                element("title", f"{fork.name}, step {step}"),
+                cx=across(step),
+                cy=y,
+                r=3.2,
+                klass=f"dot of-{index % 8}",
+            )
             for step in dots
         ]
         for step, tag in fork.tags:
@@ -80,5 +87,7 @@ def graph(forks: Sequence[Fork], description: str) -> Markup:
             )
         name = text(_LEFT - 16, y + 4, fitting(fork.name, _LEFT - 24), klass="name", anchor="end")
         parts.append(link([element("title", fork.name), name], fork.href) if fork.href else name)
-        parts.append(text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end"))
+        parts.append(
+            text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end")
+        )
     return picture(WIDTH, _ROW * max(len(shown), 1) + 10, description, parts, "graph")

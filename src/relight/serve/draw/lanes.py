@@ -61,10 +61,19 @@ def lanes(rows: Sequence[RankRow], description: str, unit: str = "s") -> Markup:
             width = max(wide * (span.end_s - span.begin_s) / length, 4.0 if span.kind == "failure" else 1.5)
             inside = [
                 element("title", f"{row.name}, {span.kind}: {span.tooltip}"),
-                element("rect", x=across(span.begin_s), y=y + 3 + track * tall, width=width, height=tall - 0.5, klass=f"span {span.kind}"),
+                element(
+                    "rect",
+                    x=across(span.begin_s),
+                    y=y + 3 + track * tall,
+                    width=width,
+                    height=tall - 0.5,
+                    klass=f"span {span.kind}",
+                ),
             ]
             if tall > 11 and fitting(span.kind, width - 8) == span.kind:
-                inside.append(text(across(span.begin_s) + 5, y + 3 + track * tall + tall / 2 + 4, span.kind, klass="on"))
+                inside.append(
+                    text(across(span.begin_s) + 5, y + 3 + track * tall + tall / 2 + 4, span.kind, klass="on")
+                )
             parts.append(element("g", *inside))
     if len(rows) > len(shown):
         parts.append(text(_LEFT, height - 7, f"and {len(rows) - len(shown)} lanes more", klass="tick"))
@@ -76,7 +85,8 @@ def _tracks(spans: Sequence[TimeRange]) -> list[tuple[TimeRange, int]]:
     ends = [-math.inf] * 3
     placed = []
     for span in sorted(
-        (span for span in spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)), key=lambda span: span.begin_s
+        (span for span in spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)),
+        key=lambda span: span.begin_s,
     ):
         track = next((index for index, end in enumerate(ends) if end <= span.begin_s), 2)
         ends[track] = max(ends[track], span.end_s)

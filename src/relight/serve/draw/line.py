@@ -61,7 +61,12 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Ma
         for run in _runs(curve):
             path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in run)
             parts.append(
-                element("path", element("title", curve.name), d=path if len(run) > 1 else path + "h0.1", klass=f"curve of-{index % 8}")
+                element(
+                    "path",
+                    element("title", curve.name),
+                    d=path if len(run) > 1 else path + "h0.1",
+                    klass=f"curve of-{index % 8}",
+                )
             )
     foot = HEIGHT - _BOTTOM
     for mark in marks:
@@ -69,7 +74,10 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Ma
             continue
         x, title = across(mark.x), element("title", mark.tooltip)
         if mark.kind == "incident":
-            shape = [element("line", x1=x, x2=x, y1=_TOP, y2=foot), element("path", d=f"M{x:.1f} {_TOP - 6}l6 6l-6 6l-6-6z")]
+            shape = [
+                element("line", x1=x, x2=x, y1=_TOP, y2=foot),
+                element("path", d=f"M{x:.1f} {_TOP - 6}l6 6l-6 6l-6-6z"),
+            ]
         else:
             shape = [element("path", d=f"M{x:.1f} {foot - 9}l5 9h-10z")]
         inside = element("g", title, *shape, klass=f"mark {mark.kind}")
@@ -83,7 +91,9 @@ def spark(values: Sequence[float], description: str) -> Markup:
     low, high = _span(ys)
     if len(ys) < 2:
         return picture(120, 24, description, [], "spark")
-    path = "M" + "L".join(f"{2 + 116 * i / (len(ys) - 1):.1f} {22 - 20 * (y - low) / (high - low):.1f}" for i, y in enumerate(ys))
+    path = "M" + "L".join(
+        f"{2 + 116 * i / (len(ys) - 1):.1f} {22 - 20 * (y - low) / (high - low):.1f}" for i, y in enumerate(ys)
+    )
     return picture(120, 24, description, [element("path", d=path, klass="curve of-0")], "spark")
 
 

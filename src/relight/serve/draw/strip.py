@@ -57,5 +57,7 @@ def _cell(piece: StripItem, x: float, y: float) -> Markup:
         "same": element("rect", x=x + 4, y=middle - 1, width=5, height=2, klass="cell same"),
         "added": element("path", d=f"M{x + 6.5} {middle - 5}v10M{x + 1.5} {middle}h10", klass="cell added"),
         "removed": element("path", d=f"M{x + 2} {middle - 4}l9 9m0-9l-9 9", klass="cell removed"),
-    }.get(piece.kind) or element("rect", x=x + 1, y=middle - 6, width=11, height=12, klass=f"cell changed depth-{depth}")
+    }.get(piece.kind) or element(
+        "rect", x=x + 1, y=middle - 6, width=11, height=12, klass=f"cell changed depth-{depth}"
+    )
     return element("g", element("title", f"{piece.name}: {piece.tooltip}"), shape)

@@ -99,7 +99,12 @@ def _tile(tile: Tile, box: TileBox) -> Markup:
     inside = [
         element("title", f"{tile.name}: {tile.tooltip}"),
         element(
-            "rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"
+            "rect",
+            x=box.x,
+            y=box.y,
+            width=max(box.width - 1, 0.5),
+            height=max(box.height - 1, 0.5),
+            klass=f"tile of-{tile.group % 8}",
         ),
     ]
     name = fitting(tile.short or tile.name, box.width - 24)
