@@ -52,7 +52,7 @@ def test_prove_reports_a_script_with_too_few_steps() -> None:
 
 
 def test_prove_names_the_error_of_a_script_that_fails(tmp_path: Path) -> None:
-    """A script with an ImportError was said to have too few steps: the message has its error, and the command that shows it alone."""
+    """The message of a script with an ImportError has its error and a command, and no longer a number of steps."""
     script = tmp_path / "train.py"
     script.write_text("import no_such_module\n")
     with pytest.raises(
