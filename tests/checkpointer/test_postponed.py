@@ -129,15 +129,10 @@ def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> Non
         assert len(steps) < 12 and min(postponed) > 0
 
 
-<<<<<<< HEAD
-def test_a_save_before_the_agent_is_ready_says_so(
+def test_a_save_before_the_agent_is_ready_states_that(
     tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first save of a process was said to lack a slot while the agent was still starting."""
-=======
-def test_a_save_before_the_agent_is_ready_states_that(tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first save of a process was reported to lack a slot while the agent was still starting."""
->>>>>>> h4
     prepare, begun = Background._prepare, threading.Event()
 
     def slow(self: Background, *args: Any) -> Any:
@@ -150,5 +145,5 @@ def test_a_save_before_the_agent_is_ready_states_that(tmp_path: Path, events: li
         one_step(model, optimizer)
         ckpt.step(0)
         begun.set()
-    messages = [str(event.fields["say"]) for event in events if event.name == "save.coalesced"]
+    messages = [str(event.fields["message"]) for event in events if event.name == "save.coalesced"]
     assert len(messages) == 1 and "save postponed, the agent is not ready yet; " in messages[0]

@@ -266,18 +266,13 @@ def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.
         (1, True, "the process ends without this checkpoint"),
     ],
 )
-<<<<<<< HEAD
 def test_a_failed_save_states_cause_then_outcome_then_hint(
     seen: list[Event], turn: int, final: bool, outcome: str
 ) -> None:
-    """The hint ran into "training continues", and a run that ended was said to continue."""
-=======
-def test_a_failed_save_states_cause_then_outcome_then_hint(seen: list[Event], turn: int, final: bool, outcome: str) -> None:
     """The hint ran into "training continues", and a run that ended was reported to continue."""
->>>>>>> h4
     error = StoreUnavailable("creating a file failed: EIO", where="pack", hint="check the disk")
     FailurePolicy(retries=1).report(error, 8, turn, final=final)
     (event,) = [event for event in seen if event.name == "save.failed"]
-    first, hint = str(event.fields["say"]).splitlines()
+    first, hint = str(event.fields["message"]).splitlines()
     assert first.startswith(f"the save at step 8 failed: creating a file failed: EIO [pack]; {outcome}")
     assert hint == "  → check the disk"
