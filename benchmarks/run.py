@@ -173,9 +173,8 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
                     cell = run_cell(rival, workload, place / "saves", seed=options.seed, limit_s=options.limit)
                     shutil.rmtree(place, ignore_errors=True)
                     took = time.monotonic() - started
-                    helpers = cell.get("figures", {}).get(
-                        "helpers_cpu", 0.0
-                    )  # an agent has no parent among these processes
+                    # an agent has no parent among these processes
+                    helpers = cell.get("figures", {}).get("helpers_cpu", 0.0)
                     cell["others"] = max(0.0, busy_s() - own_cpu_s() - helpers - others) / took / (os.cpu_count() or 1)
                     for key in ("version", "how", "why_not"):
                         if cell.get(key):

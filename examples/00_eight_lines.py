@@ -7,9 +7,8 @@ import relight
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters())
-ckpt = relight.Checkpointer(
-    "runs/eight-lines", model=model, optimizer=optimizer, save=relight.every(steps=500)
-)  # relight:
+# relight:
+ckpt = relight.Checkpointer("runs/eight-lines", model=model, optimizer=optimizer, save=relight.every(steps=500))
 start = ckpt.restore()  # relight: 0 on a fresh run, else the first step still to do
 print(f"resumed from step {start}" if start else "a fresh run")
 for step in range(start, 20_000):

@@ -25,9 +25,8 @@ def work(config):
         torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with relight.Checkpointer(
-        config["run"], model=model, optimizer=optimizer, save=relight.every(steps=4)
-    ) as ckpt:  # relight:
+    # relight:
+    with relight.Checkpointer(config["run"], model=model, optimizer=optimizer, save=relight.every(steps=4)) as ckpt:
         for step in range(ckpt.restore(), 24):  # relight:
             x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step * 2 + rank))
             loss = (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
@@ -40,9 +39,8 @@ def work(config):
             if rank == 0 and step + 1 == config["kill"] and not os.path.exists(config["out"] + ".killed"):
                 Path(config["out"] + ".killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            report(
-                ckpt, ckpt.step(step, loss=loss), {"loss": loss.item()}
-            )  # relight: in place of ray.train.report(…, checkpoint=…)
+            # relight: in place of ray.train.report(…, checkpoint=…)
+            report(ckpt, ckpt.step(step, loss=loss), {"loss": loss.item()})
 
 
 run = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "runs/ray")

@@ -10,9 +10,8 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
-from relight.integrations.torchtitan import (
-    CheckpointManager,
-)  # relight: in place of torchtitan.components.checkpointer's
+# relight: in place of torchtitan.components.checkpointer's
+from relight.integrations.torchtitan import CheckpointManager
 
 STEPS = 40
 

@@ -36,7 +36,6 @@ arguments = TrainingArguments(
 )  # fmt: skip
 path = sys.argv[1] if len(sys.argv) > 1 else "runs/transformers"
 checkpoints = TrainerCheckpoints(path, save=relight.every(steps=3), keep=relight.keep(last=3))  # relight:
-trainer = Trainer(
-    model, arguments, train_dataset=data, eval_dataset=data[:16], callbacks=[Print(), checkpoints]
-)  # relight:
+# relight:
+trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:16], callbacks=[Print(), checkpoints])
 trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))  # relight:

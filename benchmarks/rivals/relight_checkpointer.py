@@ -44,9 +44,8 @@ class RelightSync(Base):
         self.checkpointer = self._open(model, optimizer, background=self.background)
 
     def save(self, step: int) -> Handle:
-        durable: list[
-            float
-        ] = []  # before retention: what is removed after it, and read back for that, counts as lost time
+        # before retention: what is removed after it, and read back for that, counts as lost time
+        durable: list[float] = []
         undo = subscribe(lambda event: durable.append(time.perf_counter()) if event.name == "save.durable" else None)
         save = self.checkpointer.save(step, block=not self.background)
 

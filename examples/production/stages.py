@@ -29,9 +29,8 @@ def came(job: Job, kind: str, before: int) -> None:
 def seen(job: Job, rng: random.Random) -> None:
     """Start the observers: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
     del rng
-    wait_until(
-        lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store"
-    )  # there is nothing to serve before the first checkpoint
+    # there is nothing to serve before the first checkpoint
+    wait_until(lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store")
     job.onlookers.start()
     job.onlookers.follow()
     job.onlookers.act()

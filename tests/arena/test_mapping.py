@@ -77,9 +77,8 @@ def test_nothing_of_the_reserved_addresses_is_left() -> None:
     fd = allocate(HUGE)
     before = len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
     mappings = [Mapping(fd, HUGE, writable=True) for _ in range(60)]
-    assert (
-        len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 60 + 30
-    )  # others may map as well
+    # others may map as well
+    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 60 + 30
     mappings.clear()
     gc.collect()
     assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 30

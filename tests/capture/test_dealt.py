@@ -90,9 +90,8 @@ def a_chain(dice: random.Random) -> None:
         over = over or left == 0
         saved, before = job.save(), world
         world = dice.choice([before, dice.randint(1, 5)])
-        batch = (
-            batch if world == before else dice.randint(1, 4)
-        )  # an unchanged number of ranks also keeps its batch size
+        # an unchanged number of ranks also keeps its batch size
+        batch = batch if world == before else dice.randint(1, 4)
         job, _ = resumed(saved, world, make)
         if dice.random() < 0.5:
             job, _ = resumed(job.save(), world, make)  # killed again before a batch

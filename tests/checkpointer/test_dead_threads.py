@@ -256,7 +256,6 @@ def test_two_outcomes_of_one_save_end_no_training() -> None:
     collected = []
     for begun, _ in under_way.over():
         collected.append(begun.save.step)
-        under_way.on_done(
-            SaveOutcome(SaveResult(2, "id2"), StoreUnavailable("again"))
-        )  # while the first one is handled
+        # while the first one is handled
+        under_way.on_done(SaveOutcome(SaveResult(2, "id2"), StoreUnavailable("again")))
     assert collected == [1, 2] and not under_way

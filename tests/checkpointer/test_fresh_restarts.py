@@ -99,9 +99,8 @@ def test_a_job_requeued_onto_an_empty_node_continues_from_a_further_tier(
     """The record of a fresh start is copied to further tiers, before the checkpoints that follow it."""
     hot, cold = tmp_path / "hot", tmp_path / "cold"
     tiers = relight.Tiers(hot=relight.tier(absolute(str(hot / "run"))), cold=relight.tier(absolute(str(cold / "run"))))
-    assert (
-        start(tiers, slurm(0, "4"), monkeypatch, steps=2, wait=True) == 0
-    )  # an older job, which this one does not continue
+    # an older job, which this one does not continue
+    assert start(tiers, slurm(0, "4"), monkeypatch, steps=2, wait=True) == 0
     assert start(tiers, slurm(0), monkeypatch, wait=True) == 0
     if lost:
         shutil.rmtree(hot)

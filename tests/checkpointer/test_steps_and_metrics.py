@@ -164,9 +164,8 @@ def test_a_fault_in_our_code_is_named_as_one(
     def fails(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         namespace: dict[str, Any] = {"fault": fault}
-        exec(
-            compile("def inside():\n    raise fault('planted')", commit_save.__file__, "exec"), namespace
-        )  # a frame of that file
+        # a frame of that file
+        exec(compile("def inside():\n    raise fault('planted')", commit_save.__file__, "exec"), namespace)
         return namespace["inside"]()
 
     model = torch.nn.Linear(2, 2)

@@ -64,9 +64,8 @@ def refused(folder: Path, seed: int) -> bool:
     results: list[Any] = []
     old = threading.Thread(target=lambda: results.extend(ranks.save(0, timeout_s=20.0)))
     old.start()
-    while old.is_alive() and not any(
-        store.stopped.wait(0.01) for store in stores
-    ):  # the other ranks wait for the stopped one
+    # the other ranks wait for the stopped one
+    while old.is_alive() and not any(store.stopped.wait(0.01) for store in stores):
         pass
     was_there = ranks.committed()
     newer = Attempt.begin(LocalStore(str(folder)), "run")

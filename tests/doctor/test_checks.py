@@ -45,9 +45,8 @@ def options_of(command: click.Command, words: list[str]) -> None:
         options_of(command.commands[words[0]], words[1:])
         return
     unknown = command.context_settings.get("ignore_unknown_options", False)
-    parent = click.Context(
-        cli, help_option_names=["-h", "--help"]
-    )  # as the command line has it: a command remembers its own option for help
+    # as the command line has it: a command remembers its own option for help
+    parent = click.Context(cli, help_option_names=["-h", "--help"])
     with click.Context(command, parent=parent, ignore_unknown_options=unknown) as context:
         _, left, order = command.make_parser(context).parse_args(list(words))
         assert not left or any(

@@ -342,9 +342,8 @@ def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path
     far = save(Attempt.begin(LocalStore(tmp_path / "far"), "run"), 50)
     item = Item("t", "uint8", (4,), "param", Bytes(bytes(4)), None, True)
     attempt = begin(tmp_path)
-    take_over(
-        Log(LocalStore(tmp_path / "far"), "run"), attempt.history().attempts[-1]
-    )  # as a Checkpointer does before its first save
+    # as a Checkpointer does before its first save
+    take_over(Log(LocalStore(tmp_path / "far"), "run"), attempt.history().attempts[-1])
     attempt.save(
         SaveRequest(SaveInfo(step=60, parents=[far]), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])
     )

@@ -170,9 +170,8 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
             for step in range(ckpt.restore(), 150):
                 time.sleep(0.02)
                 ckpt.step(step)
-                for _ in range(
-                    REMEMBERED if step == 20 else 0
-                ):  # more entries than real copies, as some of those take under 20 steps
+                # more entries than real copies, as some of those take under 20 steps
+                for _ in range(REMEMBERED if step == 20 else 0):
                     emit("drain.done", tier="cold", id="x", seconds=60.0)
         began = time.monotonic()
     finally:

@@ -81,9 +81,8 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
         if len(beneath._files) > 400:
             beneath = MemoryStore()
             inner = Mortal(beneath)
-        store: ByteStore = EncryptedStore(
-            inner, chain
-        )  # a new process has its own data key; sometimes the same process continues
+        # a new process has its own data key; sometimes the same process continues
+        store: ByteStore = EncryptedStore(inner, chain)
         attempts += 1
         try:
             attempt = Attempt.begin(store, "run")

@@ -136,9 +136,8 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
 
     def both_generations() -> Any:
         inner = encrypted(old, mortal=True)
-        rekey(
-            inner, Keychain.from_specs(old), leaked="*"
-        )  # slots of a second generation, and the first one's taken away
+        # slots of a second generation, and the first one's taken away
+        rekey(inner, Keychain.from_specs(old), leaked="*")
         save(EncryptedStore(inner, Keychain.from_specs(old)), 3)
         return inner
 

@@ -46,9 +46,8 @@ def check(config: PretrainedConfig, dtype: torch.dtype, shard: int | None, folde
     config.save_pretrained(folder / "out")
     back, loading = AutoModelForCausalLM.from_pretrained(folder / "out", dtype=dtype, output_loading_info=True)
     assert not any(loading.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
-    for (
-        parameter
-    ) in model.parameters():  # not the whole model: buffers that are in no checkpoint are unchanged after the import
+    # not the whole model: buffers that are in no checkpoint are unchanged after the import
+    for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     tokens = torch.randint(0, 500, (2, 32))
     with torch.no_grad():

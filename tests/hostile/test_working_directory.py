@@ -110,9 +110,8 @@ def test_no_process_that_relight_starts_imports_from_the_working_directory(
 ) -> None:
     """Agent, drain, warden, spare, the dashboard's drill and a proof's recorder: with each one's own interpreter, environment and directory."""
     (tmp_path / "output").mkdir()
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(["", *filter(None, [os.environ.get("PYTHONPATH")])])
-    )  # "" is the working directory
+    # "" is the working directory
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.chdir(trap.parent / "trap")
     starts = _each_start(monkeypatch, tmp_path / "output")
     monkeypatch.chdir(trap.parent / "trap")

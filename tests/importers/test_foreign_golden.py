@@ -105,9 +105,8 @@ def test_zero_is_put_together_as_deepspeed_does(tmp_path: Path, stage: int) -> N
     trained = {name for name, parts in original.items() if "exp_avg" in parts}
     assert set(state["optimizer"]["state"]) == trained and len(trained) == 6
     for name in trained:
-        assert same(state["model"][name].view(original[name]["fp32"].shape), original[name]["fp32"]), (
-            name
-        )  # flat in stage 3
+        # flat in stage 3
+        assert same(state["model"][name].view(original[name]["fp32"].shape), original[name]["fp32"]), name
         assert state["model"][name].shape == dict(Net().named_parameters())[name].shape
         for key in ("exp_avg", "exp_avg_sq"):
             assert same(state["optimizer"]["state"][name][key].view(original[name][key].shape), original[name][key]), (

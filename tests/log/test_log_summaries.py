@@ -143,9 +143,8 @@ class Writer:
         elif draw < 0.93:
             self.put(NoteBody(topic=pick.choice([REBUILDING, REBUILT_TOPIC]), data={}), epoch)
         elif draw < 0.95:
-            self.put(
-                TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1)
-            )  # void if the epoch is a superseded attempt's
+            # void if the epoch is a superseded attempt's
+            self.put(TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1))
         elif draw < 0.97 and history.retired:
             late = [
                 retired
@@ -208,9 +207,8 @@ def test_a_reader_that_begins_at_a_summary_sees_what_one_of_every_record_sees(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logs of saves, retirements with and without undo, recalls, tags, roll-backs, attempts and damage, condensed again and again."""
-    within = random.Random(seed).choice(
-        [0, 5, 40]
-    )  # how long a summary keeps retired ids: in the product longer than these logs
+    # how long a summary keeps retired ids: in the product longer than these logs
+    within = random.Random(seed).choice([0, 5, 40])
     monkeypatch.setattr("relight.log.history.REPEATED_WITHIN", within)
     monkeypatch.setattr("relight.log.summary.REPEATED_WITHIN", within)
     monkeypatch.setattr("tests.log.test_log_summaries.REPEATED_WITHIN", within)

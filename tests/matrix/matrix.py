@@ -146,9 +146,8 @@ def _lose(row: Row, urls: list[str], world: int) -> str:
     _end_agents(urls, world)
     if row["source"] == "far":
         ends = time.monotonic() + 5
-        while (
-            Path(urls[0]).parent.exists() and time.monotonic() < ends
-        ):  # a process that ends may still write or remove a file
+        # a process that ends may still write or remove a file
+        while Path(urls[0]).parent.exists() and time.monotonic() < ends:
             shutil.rmtree(Path(urls[0]).parent, ignore_errors=True)
         if Path(urls[0]).exists():
             return "a process still writes to the nearest store"

@@ -50,9 +50,8 @@ def kill_often(
         with open(folder / "output", "wb") as output:
             started = subprocess.Popen(command(old, new, engine), stdout=output, stderr=output, start_new_session=True)
         ends = time.monotonic() + draw.uniform(0, begin_s) if number % 2 == 0 else math.inf
-        share = draw.randint(
-            1, max(1, left[-1] // (kills - number))
-        )  # on a fast machine, too, the last start has work left
+        # on a fast machine, too, the last start has work left
+        share = draw.randint(1, max(1, left[-1] // (kills - number)))
         while started.poll() is None and time.monotonic() < ends:
             if len(packs(new) - before) >= share:
                 ends = min(ends, time.monotonic() + draw.uniform(0, work_s))

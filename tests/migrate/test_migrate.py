@@ -154,9 +154,8 @@ def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> Non
     (tmp_path / "old" / second).write_bytes(b"x")
     report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0), jobs=2)
     assert [entry[0] for entry in report.wrong] == [first] and "model/w" in report.wrong[0][2]
-    assert [name for name, _ in report.unreadable] == [
-        second
-    ] and report.checked == 2  # a damaged file with a checkpoint's name is reported
+    # a damaged file with a checkpoint's name is reported
+    assert [name for name, _ in report.unreadable] == [second] and report.checked == 2
     assert third not in {entry[0] for entry in report.wrong}
 
 

@@ -34,9 +34,8 @@ from relight.monitoring.trace import saves_in, trace_of
 from relight.observe import counters, subscribe
 from relight.observe.metrics import METRICS
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:'imghdr' is deprecated:DeprecationWarning"
-)  # apprise asks for it where it is there
+# apprise asks for it where it is there
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 SAVED = {"event": "save.durable", "step": 100, "id": id_of(0), "seconds": 2.0, "blocked_s": 0.004, "bytes": 2000}
 
 

@@ -147,9 +147,8 @@ def test_fields_of_any_kind_and_length_make_a_line(
     An event that is too long for a line loses its texts, not its numbers.
     """
     writer, directory = kept
-    monkeypatch.setattr(
-        logging.getLogger("relight"), "disabled", True
-    )  # pytest-xdist cannot send a lone surrogate in a test's report
+    # pytest-xdist cannot send a lone surrogate in a test's report
+    monkeypatch.setattr(logging.getLogger("relight"), "disabled", True)
     emit("signal.received", signal={1, 2})
     emit("save.durable", "y" * 100_000, step=1, seconds=2.5)
     emit("save.failed", "\ud800", step=2)

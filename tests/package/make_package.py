@@ -127,9 +127,8 @@ def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
     report(f"built twice, elsewhere under another umask, time zone, locale: the same bytes (SOURCE_DATE_EPOCH={epoch})")
     sdist, wheel = (next(path for path in first if path.suffix == suffix) for suffix in (".gz", ".whl"))
     with tarfile.open(sdist) as archive:
-        safe: dict[str, Any] = (
-            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        )  # Python 3.11.4 has it; this archive is ours
+        # Python 3.11.4 has it; this archive is ours
+        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(work / "unpacked", **safe)
     (inside,) = (work / "unpacked").iterdir()
     same([wheel], build(inside, work / "from-sdist", "wheel", SOURCE_DATE_EPOCH=epoch))

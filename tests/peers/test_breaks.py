@@ -161,9 +161,8 @@ def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> No
             assert remote.has("c1", 3) is None and held_bytes
             assert all(remote.has("c1", rank) == f"agent at {town.agents[rank].address}" for rank in range(3))
         events = [fields for agent in town.agents[:3] for fields in agent.call("events")]
-        assert (
-            sum(name == "peers.complete" for name, _ in events) == 4 - 2 - 1
-        )  # of the four pieces the killed agent is a member of two, and holds one
+        # of the four pieces the killed agent is a member of two, and holds one
+        assert sum(name == "peers.complete" for name, _ in events) == 4 - 2 - 1
 
 
 def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery) -> None:

@@ -80,9 +80,8 @@ def test_online_is_what_was_evaluated() -> None:
     run = runs_of(trace, "x")[0]
     counted = evaluate(DetectorModel({"rules": DetectionRules()}, {"rules": Worth()}), [run], 0.5, AlarmCosts())[0]
     foresight = FailurePredictor(shape=made.SHAPE)
-    foresight.recorder._columns = (
-        trace.columns
-    )  # the ring buffer has another shape than the trace, so its rows are fed directly
+    # the ring buffer has another shape than the trace, so its rows are fed directly
+    foresight.recorder._columns = trace.columns
     foresight.recorder.shape = type(
         "Shape", (), {"columns": trace.columns, "row": staticmethod(lambda sample: sample.host)}
     )()

@@ -167,9 +167,8 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
     if not zero:
         for parameter in [param for group in optimizer.param_groups for param in group["params"]]:
             value = parameter.detach()
-            if not value.numel() and not isinstance(
-                parameter, DTensor
-            ):  # flattened, without elements on this rank, so never stepped
+            # flattened, without elements on this rank, so never stepped
+            if not value.numel() and not isinstance(parameter, DTensor):
                 continue
             optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": value * 2, "exp_avg_sq": value * value}
     return whole

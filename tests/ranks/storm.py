@@ -254,9 +254,8 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
         board, statuses = job(url, world, odd, background)
         if any(board.get(rank, 0) >= 0 for rank in range(world)):
             break
-        shutil.rmtree(
-            f"{base}/s{seed}", ignore_errors=True
-        )  # the machine was too slow for a job to begin, so nothing was tested
+        # the machine was too slow for a job to begin, so nothing was tested
+        shutil.rmtree(f"{base}/s{seed}", ignore_errors=True)
     for rank in range(world):
         if rank == odd[0] and way != "disk full":
             continue

@@ -150,9 +150,8 @@ def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
         return {checkpoint.id for checkpoint in checkpoints}  # "No rule at all keeps everything."
     stay: set[str] = set()
     in_order = sorted(checkpoints, key=lambda checkpoint: checkpoint.seq)
-    sound = [
-        checkpoint for checkpoint in in_order if checkpoint.verified is not False
-    ]  # "known to be damaged do not count towards last and best"
+    # "known to be damaged do not count towards last and best"
+    sound = [checkpoint for checkpoint in in_order if checkpoint.verified is not False]
     for checkpoint in checkpoints:
         newer_sound = [other for other in sound if other.seq > checkpoint.seq]
         value = checkpoint.metrics.get("loss", math.nan)

@@ -18,9 +18,8 @@ def main() -> None:
 
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        environ["wsgi.input"] = io.BytesIO(
-            environ["wsgi.input"].read(length)
-        )  # a client that is slow to send keeps no other client waiting
+        # a client that is slow to send keeps no other client waiting
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
         with lock:
             return [b"".join(moto(environ, start))]
 

@@ -53,9 +53,8 @@ def bring_up(address: str) -> None:
         os.makedirs(folder, exist_ok=True)
     _call("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
     load_modules()
-    socket.sethostname(
-        "client-" + address.replace(".", "-")
-    )  # NFSv4 servers identify clients by it: two of one name undo each other
+    # NFSv4 servers identify clients by it: two of one name undo each other
+    socket.sethostname("client-" + address.replace(".", "-"))
     _call("ip", "addr", "add", f"{address}/24", "dev", "vec0")
     for name in ("lo", "vec0"):
         _call("ip", "link", "set", name, "up")

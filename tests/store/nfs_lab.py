@@ -357,9 +357,8 @@ class Wire:
     def catch(self, name: str) -> None:
         """Withhold all replies from the next request on that links something to ``name``, until ``release``."""
         text = name.encode()
-        self._wanted = (
-            struct.pack(">II", 11, len(text)) + text
-        )  # NFSv4's operation 11 is LINK; what follows is its one argument
+        # NFSv4's operation 11 is LINK; what follows is its one argument
+        self._wanted = struct.pack(">II", 11, len(text)) + text
         self.caught.clear()
 
     def release(self) -> None:

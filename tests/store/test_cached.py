@@ -213,9 +213,8 @@ def test_a_range_read_twice_is_fetched_again(far: CountingStore, tmp_path: Path)
     """A second read of a range by one reader means that its bytes were bad: they are fetched again and replaced."""
     store = fresh(far, tmp_path)
     read_all(store, PACK)
-    store.blocks.keep(
-        name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES))
-    )  # damaged before it was cached
+    # damaged before it was cached
+    store.blocks.keep(name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES)))
     reader = fresh(far, tmp_path).open(PACK)
     assert read(reader, BLOCK_BYTES, 10) == bytes(10)
     assert read(reader, BLOCK_BYTES, 10) == DATA[BLOCK_BYTES : BLOCK_BYTES + 10]

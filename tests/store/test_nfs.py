@@ -337,9 +337,8 @@ def test_soft_mounts_give_errors_of_ours(nfs: Lab, store: str) -> None:
     for turn in range(8):
         if turn % 2:
             quiet = threading.Timer(rng.random() * 0.15, nfs.server.signal, (signal.SIGSTOP,))
-            back = threading.Timer(
-                12, nfs.server.signal, (signal.SIGCONT,)
-            )  # some calls of NFSv4 wait for it, soft mount or not
+            # some calls of NFSv4 wait for it, soft mount or not
+            back = threading.Timer(12, nfs.server.signal, (signal.SIGCONT,))
             quiet.start()
             back.start()
         began = time.monotonic()
@@ -388,9 +387,8 @@ def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) ->
         nfs.machines.remove(machine)
         begun = sum(fact[0] == "saving" for fact in facts)
         saved += sum(fact[0] == "saved" for fact in facts)
-        facts += [
-            ["saving", f"large/{begun + more}/large"] for more in range(1, 4)
-        ]  # what it may have reported without our receiving it
+        # what it may have reported without our receiving it
+        facts += [["saving", f"large/{begun + more}/large"] for more in range(1, 4)]
         assert _check(nfs, f"{store}{turn}", facts) == []
     report(f"3 machines died; all {saved} checkpoints that they had acknowledged are there")
 

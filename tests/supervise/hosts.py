@@ -351,9 +351,8 @@ def main() -> int:
             print(lacks)
             return 77
         os.execvp("unshare", within(__file__, [*sys.argv[1:], "--inside"]))
-    signal.signal(
-        signal.SIGTERM, lambda *_: os._exit(1)
-    )  # the first process of a namespace gets only signals that it handles
+    # the first process of a namespace gets only signals that it handles
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     bad = 0
     with tempfile.TemporaryDirectory(prefix="hosts-") as top:
         for seed in range(options.seed, options.seed + options.seeds):

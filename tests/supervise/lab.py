@@ -179,9 +179,8 @@ class Lab:
             _call("ip", "link", "set", f"port{host.number}", "down")
         self.hosts.pop(host.name)
         host.down()
-        subprocess.run(
-            ["ip", "link", "del", f"port{host.number}"], capture_output=True, check=False
-        )  # gone with its namespace, sooner or later
+        # gone with its namespace, sooner or later
+        subprocess.run(["ip", "link", "del", f"port{host.number}"], capture_output=True, check=False)
 
     def close(self) -> None:
         """End all machines and remove the bridge."""

@@ -164,9 +164,8 @@ def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
         wrong.append(
             f"exit code 75, but the last step is {outcome.last} and the newest stored step is {outcome.stored}"
         )
-    if (
-        outcome.code == 76 and outcome.stored >= outcome.last and not outcome.begun
-    ):  # a begun save may finish after the exit
+    # a begun save may finish after the exit
+    if outcome.code == 76 and outcome.stored >= outcome.last and not outcome.begun:
         wrong.append(f"exit code 76, but the last step {outcome.last} is stored")
     least = 2 * outcome.longest_s if outcome.begun else outcome.longest_s
     has = moment.grace_s - kept_back(moment.grace_s) - 3 * STEP_S
@@ -206,9 +205,8 @@ def main() -> int:
             print(lacks)
             return 77
         os.execvp("unshare", within(__file__, [*sys.argv[1:], "--inside"]))
-    signal.signal(
-        signal.SIGTERM, lambda *_: os._exit(1)
-    )  # the first process of a namespace gets only signals that it handles
+    # the first process of a namespace gets only signals that it handles
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     bad = 0
     with tempfile.TemporaryDirectory(prefix="preempt-") as top:
         for grace_s in options.grace or GRACES:

@@ -61,9 +61,8 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path, kinds: li
         for incident, planned in zip(incidents, plan)
         if incident.after
     ]
-    assert len(lossless) == len(plan) and lossless.count(False) <= 1, (
-        output
-    )  # on a busy machine a survivor may come too late once
+    # on a busy machine a survivor may come too late once
+    assert len(lossless) == len(plan) and lossless.count(False) <= 1, output
     assert end == straight, output
     assert output.count("is saved for all 2 ranks") >= len(plan) - 1
 
@@ -82,9 +81,8 @@ def test_a_rank_that_dies_after_its_update_costs_nothing_either(tmp_path: Path) 
     end, incidents, output = run(tmp_path / "failing", plan)
     resumed = [(incident.after.restored, incident.after.steps_lost) for incident in incidents if incident.after]
     assert len(resumed) == 3, output
-    assert sum(pair in resumed for pair in [(8, 0), (17, 0), (26, 0)]) >= 2, (
-        output
-    )  # on a busy machine a survivor may come too late once
+    # on a busy machine a survivor may come too late once
+    assert sum(pair in resumed for pair in [(8, 0), (17, 0), (26, 0)]) >= 2, output
     assert output.count("from before its update") >= len(plan) - 1, output
     assert end == straight, output
 

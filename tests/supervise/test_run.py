@@ -308,9 +308,8 @@ def test_a_node_that_is_asked_to_go_leaves_the_others_at_work(tmp_path: Path, no
     assert stays.returncode == (0 if nodes == "1:2" else 75), outputs
     if nodes == "1:2":
         steps = [step for step, _, _ in job.losses]
-        assert steps == list(range(60)) and "1 node continues" in outputs[1], (
-            outputs
-        )  # no step is lost, and none is done twice
+        # no step is lost, and none is done twice
+        assert steps == list(range(60)) and "1 node continues" in outputs[1], outputs
 
 
 @pytest.mark.slow

@@ -268,9 +268,8 @@ class Agent:
         except MemoryError:
             self._loose("there was no memory for its messages")
         finally:
-            self._loose(
-                "its messages are not read any more"
-            )  # for any other error: otherwise calls would wait for an answer until their deadline
+            # for any other error: otherwise calls would wait for an answer until their deadline
+            self._loose("its messages are not read any more")
             self._wire.close()
 
     def _finished(self, report: SaveResult) -> None:

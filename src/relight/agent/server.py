@@ -206,9 +206,8 @@ class AgentServer:
             pid, user = peer_of(connection)
             if user != os.geteuid():
                 raise PermissionError("another user's")
-            with LocalDirectory(
-                self._path
-            ) as directory:  # read for each connection: the directory may have been removed and created again
+            # read for each connection: the directory may have been removed and created again
+            with LocalDirectory(self._path) as directory:
                 secret = directory.secret()
             prove_as_listener(connection, secret, self._name, PROOF_S)
             connection.settimeout(None)
@@ -230,9 +229,8 @@ class AgentServer:
         try:
             while True:
                 message, _ = session.wire.receive()
-                with contextlib.suppress(
-                    ConnectionLost
-                ):  # no answer is possible, but its remaining messages still count
+                # no answer is possible, but its remaining messages still count
+                with contextlib.suppress(ConnectionLost):
                     self._receive(session, message)
                 if session.polite:
                     break
@@ -306,9 +304,8 @@ class AgentServer:
         while (self._writes() or self._has_unread_messages()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
-            kept = [committed for committed in self._kept if _is_there(committed)][
-                -FDS_MAX:
-            ]  # the newest, if one message cannot carry all
+            # the newest, if one message cannot carry all
+            kept = [committed for committed in self._kept if _is_there(committed)][-FDS_MAX:]
         fds: list[int] = []
         try:
             with contextlib.suppress(OSError):  # no descriptor is left: send only the newest
@@ -360,9 +357,8 @@ class AgentServer:
             for index in range(len(session.slots)):
                 try:
                     self._take_over(session, index)
-                except (
-                    Exception
-                ) as error:  # any error: the session must end all the same, or this process would never end
+                # any error: the session must end all the same, or this process would never end
+                except Exception as error:
                     print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             session.open = False
             if session.polite:  # a trainer that saved nothing ends the run for earlier trainers that are gone

@@ -37,9 +37,8 @@ class SlotFollower:
     def _wait(self, offset: int | None) -> int:
         seen, since = -1, time.monotonic()
         while True:
-            copied = (
-                self._slot.copied
-            )  # read before the state: if the slot was reused meanwhile, the state's number differs
+            # read before the state: if the slot was reused meanwhile, the state's number differs
+            copied = self._slot.copied
             state, number = self._slot.state()
             if number != self._number or state not in (FILLING, SEALED):
                 raise Abandoned("the save was aborted")

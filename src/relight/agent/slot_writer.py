@@ -300,9 +300,8 @@ class SlotWriter:
                 return
             need = own_bytes
             smaller, last = self._attempt.smaller, [checkpoint.body.new_bytes for checkpoint in history.live[-8:]]
-            if (
-                request.seat is not None
-            ):  # all ranks must use the same number though their shares differ: the largest of the last checkpoints
+            # all ranks must use the same number though their shares differ: the largest of the last checkpoints
+            if request.seat is not None:
                 need = max(last) if last else own_bytes * request.seat.world
             elif last and smaller is not None and smaller.choice(Conditions(self.place.threads)).reuse:
                 need = min(own_bytes, last[-1])

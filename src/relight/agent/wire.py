@@ -121,9 +121,8 @@ class AgentConnection(Generic[T]):
         self._fds = []
 
     def _more(self) -> None:
-        room = (
-            socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0
-        )  # without room for them the kernel closes descriptors
+        # without room for them the kernel closes descriptors
+        room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0
         try:
             self._await()
             data, extra, _, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)

@@ -111,9 +111,8 @@ def make_huge(fd: int, size: int) -> None:
 
 def _collapse(mapping: Mapping, fd: int, begin: int, length: int, huge: int) -> bool:
     """Create huge pages in a range. Return False on failure: an older kernel, or memory too fragmented to try further."""
-    for offset in range(
-        begin, begin + length, huge
-    ):  # allocate one page of each: MADV_COLLAPSE skips unallocated ranges
+    # allocate one page of each: MADV_COLLAPSE skips unallocated ranges
+    for offset in range(begin, begin + length, huge):
         os.posix_fallocate(fd, offset, mmap.PAGESIZE)
     try:
         mapping.advise(_COLLAPSE, begin, length)

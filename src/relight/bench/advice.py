@@ -64,9 +64,8 @@ def advise(facts: BenchFacts) -> Advice:
     when = _interval(facts, background.value == "True", cost_s)
     settings = tuple(setting for setting in (background, threads, _direct(facts), memory, when) if setting is not None)
     waits = background.value == "False"
-    limits = (
-        [] if waits else [setting.value for setting in (memory, threads) if setting.value]
-    )  # without an agent these limits have no effect
+    # without an agent these limits have no effect
+    limits = [] if waits else [setting.value for setting in (memory, threads) if setting.value]
     words = [json.dumps(f"{facts.store.rstrip('/')}/my-run"), "model=model", "optimizer=optimizer"]
     words += [f"save={when.value}"] if when is not None else []
     words += ["background=False"] if waits else [f"limits=relight.Limits({', '.join(limits)})"]

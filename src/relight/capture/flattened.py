@@ -170,9 +170,8 @@ def _apply_buffer_dtypes(wrapper: Any) -> None:
     """
     from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
-    if (
-        wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None
-    ):  # otherwise left to the outermost wrapper
+    # otherwise left to the outermost wrapper
+    if wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None:
         _lazy_init(wrapper, wrapper)
     handle = wrapper._handle
     if handle is None or not handle.uses_sharded_strategy:

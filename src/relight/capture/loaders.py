@@ -211,9 +211,8 @@ def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
     rest, waits, watch.waits = watch.rest, watch.waits, False
     if rest is None:
         return 0
-    if not waits or (
-        len(loader) == 0 and epoch_number(loader) != rest.epoch
-    ):  # nothing is left, and the caller is at another epoch
+    # nothing is left, and the caller is at another epoch
+    if not waits or (len(loader) == 0 and epoch_number(loader) != rest.epoch):
         leave_rest(watch)
         return 0
     set_epoch_number(loader, rest.epoch)
@@ -355,9 +354,8 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if fresh or is_left:
         return {"own": counted, "told": None}
     _, ahead = place_of(watch)
-    if (
-        (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept)
-    ):  # another thread may be moving the loader now
+    # another thread may be moving the loader now
+    if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):
         return {"own": counted, "told": watch.kept[-1 - ahead]}
     return {"own": counted, "told": _loader_state(loader)}
 

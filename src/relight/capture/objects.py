@@ -89,9 +89,8 @@ def is_simple(value: Any) -> bool:
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
         return False
-    if (
-        kind.__module__ in ("builtins", "enum") or hasattr(kind, "__members__") or not kind.__flags__ & (1 << 9)
-    ):  # Py_TPFLAGS_HEAPTYPE
+    # Py_TPFLAGS_HEAPTYPE
+    if kind.__module__ in ("builtins", "enum") or hasattr(kind, "__members__") or not kind.__flags__ & (1 << 9):
         return False
     if any(base.__module__ == "builtins" and base is not object for base in kind.__mro__):
         return False  # a subclass of dict, list, int ...: its content is elsewhere

@@ -165,9 +165,8 @@ def _array(data: torch.Tensor, meta: Any) -> Any:
     dtype, shape = numpy_dtype(meta[0]), tuple(meta[1])
     if not isinstance(meta[1], tuple) or min(shape, default=0) < 0:
         raise ValueError("shape")
-    if (
-        math.prod(shape) * dtype.itemsize != data.numel() * data.element_size()
-    ):  # before anything of that size is allocated
+    # before anything of that size is allocated
+    if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():
         raise ValueError("shape and bytes")
     raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else np.empty(0, np.uint8)
     return raw.view(dtype).reshape(shape) if dtype.itemsize and raw.size else np.zeros(shape, dtype)

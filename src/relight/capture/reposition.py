@@ -87,9 +87,8 @@ def reposition(
     try:
         counts = by_samples(loader, pending)
         inner, why = (_by_samples if counts else _by_reading)(loader, watch, pending, epoch)
-        if (
-            why and not counts and _has_order(loader, pending)
-        ):  # the script's own batch sampler may cut the same order in another way
+        # the script's own batch sampler may cut the same order in another way
+        if why and not counts and _has_order(loader, pending):
             watch.base, watch.age, watch.instead = base, age, None
             restore_epoch_start(loader, epoch.start)
             inner, unfit = _by_samples(loader, watch, pending, epoch)
@@ -226,9 +225,8 @@ def _by_samples(
         else:
             watch.instead = rest.entries()
     generator = core.generator
-    if core.num_workers and not persistent(
-        core
-    ):  # otherwise the workers would draw what the workers of the epoch's first batches drew
+    # otherwise the workers would draw what the workers of the epoch's first batches drew
+    if core.num_workers and not persistent(core):
         core.generator = torch.Generator().manual_seed((crc << 24) + count)
     try:
         inner = _iterator(loader, watch)
@@ -262,9 +260,8 @@ def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) ->
     order = iter(()) if lazy else iter(source)
     base, age = pending["workers"]
     if base is None or not age:  # otherwise the workers were alive, and no seed was drawn for them
-        torch.empty((), dtype=torch.int64, device=torch.get_default_device()).random_(
-            generator=core.generator
-        )  # as torch draws
+        # as torch draws
+        torch.empty((), dtype=torch.int64, device=torch.get_default_device()).random_(generator=core.generator)
         if workers and not lazy:
             order = iter(source)  # an iterator with workers creates it twice
     if not workers and epoch.first is not None and core is loader:

@@ -130,9 +130,8 @@ class _Planner(Planning):
         self.imported = "imported" in root
         if self.rename is not None:
             root = _renamed(root, self.rename)
-        modules_first = sorted(
-            self.components.items(), key=lambda pair: kind_of(pair[1]) != MODULE
-        )  # optimizers check which parameters fit
+        # optimizers check which parameters fit
+        modules_first = sorted(self.components.items(), key=lambda pair: kind_of(pair[1]) != MODULE)
         for name, value in modules_first:
             if not self.touches(name):
                 continue
@@ -367,9 +366,8 @@ class _Planner(Planning):
         self.guarded(path, lambda: module.load_state_dict(current, strict=True))
 
     def _gradients(self, node: Any) -> None:
-        if (
-            not isinstance(node, dict) or not node
-        ):  # none stored: clear all, or the next step would add to a stale gradient
+        # none stored: clear all, or the next step would add to a stale gradient
+        if not isinstance(node, dict) or not node:
             pairs = (
                 named_parameters(component) if isinstance(component, nn.Module) else loose_tensors(component, "")
                 for component in self.components.values()

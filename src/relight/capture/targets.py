@@ -123,9 +123,8 @@ class Targets:
         target = without_repeats(target)
         if tuple(target.shape) != self._tensors[leaf.tensors[0]].shape:
             return False
-        if self.add(
-            leaf.tensors[0], target, path
-        ):  # otherwise the mismatch is recorded; strict or not, nothing is read there
+        # otherwise the mismatch is recorded; strict or not, nothing is read there
+        if self.add(leaf.tensors[0], target, path):
             self._live.append(live)
         return True
 

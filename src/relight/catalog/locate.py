@@ -129,9 +129,8 @@ def _is_run(store: ByteStore, name: str) -> bool:
             return True
     except RelightError:
         pass
-    anchor = anchor_of(
-        store
-    )  # opening a run that vanished must fail, so it counts as existing; a failing anchor is an error
+    # opening a run that vanished must fail, so it counts as existing; a failing anchor is an error
+    anchor = anchor_of(store)
     return anchor is not None and bool(anchor.read(name).pins)
 
 

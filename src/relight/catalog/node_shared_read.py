@@ -457,9 +457,8 @@ class _SharedRead:
             self._table.take(number, memory.source[begin : begin + length])
             try:
                 connection.sendall(_FRAME.pack(_BACK, number, begin))
-            except (
-                OSError
-            ):  # the lender has dropped this rank and may have reused the place: only its error still matters
+            # the lender has dropped this rank and may have reused the place: only its error still matters
+            except OSError:
                 acknowledging = False
                 continue
             self._came.add(number)

@@ -400,9 +400,8 @@ def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
         if after > first:
             wants.append(WantedChunk(chunk, start, length, value, takers[first:after]))
             tensor = takers[after - 1][0]
-            first = (
-                after - 1 if tensor.offset + tensor.length > end else after
-            )  # tensors do not overlap: only the last may continue
+            # tensors do not overlap: only the last may continue
+            first = after - 1 if tensor.offset + tensor.length > end else after
         start = end
     return wants
 

@@ -71,9 +71,8 @@ def list_runs(store: ByteStore) -> list[str]:
 def _has_log(store: ByteStore, run: str) -> bool:
     try:
         return any(True for _ in store.list(f"{run}/log")) or bool(checkpoint_dirs(store, run, ENTRIES_MAX))
-    except (
-        UnsafeContent
-    ):  # a log that is not a directory must not hide the other runs: opening this run reports the error
+    # a log that is not a directory must not hide the other runs: opening this run reports the error
+    except UnsafeContent:
         return True
     except StoreUnavailable as error:
         if error.retryable:

@@ -295,9 +295,8 @@ class Background:
         if shape is None:
             return None
         free = [i for i in range(len(shape.slots)) if i not in shape.busy]
-        index = min(
-            free, key=lambda i: shape.slots[i].state()[1]
-        )  # keep the newest save: a restore reads it, a save compares with it
+        # keep the newest save: a restore reads it, a save compares with it
+        index = min(free, key=lambda i: shape.slots[i].state()[1])
         slot, agent = shape.slots[index], self._agent
         assert agent is not None
         number = self._number = self._number + 1
@@ -540,9 +539,8 @@ class Background:
         """Abort this rank's part of the save, so that no other rank waits for it."""
         step, seat = self._seats.pop(number, (0, None))
         if seat is not None:
-            with contextlib.suppress(
-                Exception
-            ):  # the save's own error matters; without a store the other ranks wait for the deadline
+            # the save's own error matters; without a store the other ranks wait for the deadline
+            with contextlib.suppress(Exception):
                 abort_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:

@@ -80,9 +80,8 @@ class Boundary:
             self._captured = capture(self._small, rng=False)
             self._generators = frozen_generators()
             if self._measured < 2 and self._recall.valid_template(self._components) is None:
-                capture(
-                    self._components, rng=False, recall=self._recall
-                )  # fills the cache, so that later checks are cheap
+                # fills the cache, so that later checks are cheap
+                capture(self._components, rng=False, recall=self._recall)
                 self._cost_s = 0.0
             self._fingerprint, self._marks = self._glance(), _marks(self._held())
             if self._leave is not None:

@@ -163,9 +163,8 @@ class Checkpointer:
                 signals.end()
         if save is None and not saves.warmed:
             saves.warm_up()
-        self._capture.boundary.remember(
-            step, over=micro_step is None
-        )  # after the warm-up, in which ranks learn which state is replicated
+        # after the warm-up, in which ranks learn which state is replicated
+        self._capture.boundary.remember(step, over=micro_step is None)
         self._hooks.best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), ranks)
         self._progress.returned_s = perf_counter()
         if signals is not None:

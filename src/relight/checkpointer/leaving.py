@@ -30,9 +30,8 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
             _save_boundary(ckpt, error)
     finally:
         closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._progress.step)
-        over = (
-            ending or not ckpt._session.ranks.several or not isinstance(error, Exception)
-        )  # else other ranks continue after one rank's error
+        # else other ranks continue after one rank's error
+        over = ending or not ckpt._session.ranks.several or not isinstance(error, Exception)
         ckpt._finish(closed, over=over, ends=ending)
     if ending and signals is not None:
         signals.end()

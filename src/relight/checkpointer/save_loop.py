@@ -179,9 +179,8 @@ class SaveLoop:
         save, started = self._new_save(step, reason), perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
-        retries = (
-            0 if self._ranks.several else self.options.policy.retries
-        )  # several ranks retry together, at a later step
+        # several ranks retry together, at a later step
+        retries = 0 if self._ranks.several else self.options.policy.retries
         report: SaveReport | None = None
         for turn in range(1 + retries):
             try:

@@ -129,9 +129,8 @@ def _job_of_process(pid: int) -> LauncherJob | None:
     except (OSError, IndexError):
         return None
     job = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
-    if (
-        int(parent) == os.getppid() and not job.has_agent
-    ):  # a spare of the same agent is started before its variables are known
+    # a spare of the same agent is started before its variables are known
+    if int(parent) == os.getppid() and not job.has_agent:
         return with_agents(job, job_of(os.environ).names)
     return job
 
@@ -373,9 +372,8 @@ class Takeover:
     def _read_fence(self) -> None:
         owner = self._checkpointer
         attempt = owner._session.attempt
-        if (
-            attempt is None or owner._session.ranks.several
-        ):  # other ranks would wait for this one: the next save raises on all of them
+        # other ranks would wait for this one: the next save raises on all of them
+        if attempt is None or owner._session.ranks.several:
             return
         with contextlib.suppress(RelightError, OSError):
             history = attempt.history()
@@ -416,9 +414,8 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
             if body.reason not in _BY_TRAINERS:
                 return None
             break
-    if (
-        newest is None or not seen or (newest.epoch == 0 and not isinstance(seen[-1].body, FenceBody))
-    ):  # copies: no attempt took charge
+    # copies: no attempt took charge
+    if newest is None or not seen or (newest.epoch == 0 and not isinstance(seen[-1].body, FenceBody)):
         return None
     host, pid = process_of(seen[-1].writer)  # of the FENCE: a COMMIT may be the copy of a tool that still runs
     window_s, age_s = _window(seen), _age(seen[0])

@@ -67,9 +67,8 @@ class TierReplicator(Hook):
         """``leads``: whether this is rank 0; other ranks do nothing."""
         self._leads, tiers = leads, tiers if leads else None
         given = tiers.tiers if tiers is not None else ()
-        self._tiers = tuple(
-            replace(tier, url=absolute(tier.url)) for tier in given
-        )  # the drainer may have another directory
+        # the drainer may have another directory
+        self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in given)
         self._names = frozenset(tier.name for tier in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)

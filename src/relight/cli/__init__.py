@@ -143,9 +143,8 @@ def _apply_settings(name: str, given: tuple[str, ...]) -> None:
         give(setting.strip(), value)
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
-    set_default(
-        "RELIGHT_STORE_PATIENCE_S", "20"
-    )  # a user waits for this process; jobs that it starts have no such user
+    # a user waits for this process; jobs that it starts have no such user
+    set_default("RELIGHT_STORE_PATIENCE_S", "20")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

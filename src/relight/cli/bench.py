@@ -71,9 +71,8 @@ def _print(report: BenchReport) -> None:
     click.echo(
         f"a state of {bytes_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n"
     )
-    floors = {
-        figure.label: figure for figure in report.floors
-    }.values()  # lists a floor once if one thread is as fast as many
+    # lists a floor once if one thread is as fast as many
+    floors = {figure.label: figure for figure in report.floors}.values()
     rows: list[list[object]] = [_row(figure, "", "") for figure in floors]
     for figure in report.relight:
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ×"

@@ -105,9 +105,8 @@ def listed(path: Path | None, as_json: bool) -> None:
 @json_option
 def revoke(token_id: str, path: Path | None, as_json: bool) -> None:
     """Revoke a token, and the sessions that were begun with it."""
-    token_id = token_id.removeprefix("rl_").partition(".")[
-        0
-    ]  # a whole token may have been pasted: its secret goes nowhere
+    # a whole token may have been pasted: its secret goes nowhere
+    token_id = token_id.removeprefix("rl_").partition(".")[0]
     state = _state(path)
     before = next((token.state for token in state.tokens() if token.id == token_id), "")
     with recorded("token revoke", token_id, ActionFacts(before=before, after="revoked", given={"id": token_id})):

@@ -58,9 +58,8 @@ class TorchCommunicator:
             longest = max(sizes)
             if not longest:
                 return [b""] * self.size
-            if (
-                self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest
-            ):  # few ranks have much data: broadcast theirs one after the other
+            # few ranks have much data: broadcast theirs one after the other
+            if self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest:
                 rooms = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
                 rooms[self.rank] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
                 for rank, size in enumerate(sizes):

@@ -524,12 +524,10 @@ class _Out:
         if self._writer is None:
             try:
                 self._writer = self._store.write(self._key, self._at_most)
-            except (
-                NoSpace
-            ):  # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
-                if self._at_most == self.size or encrypts(
-                    self._store
-                ):  # an encrypted file cannot exceed its announced size
+            # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
+            except NoSpace:
+                # an encrypted file cannot exceed its announced size
+                if self._at_most == self.size or encrypts(self._store):
                     raise
                 self._writer = self._store.write(self._key, self.size)
             self._writer = self._spent.timed(self._writer)

@@ -216,9 +216,8 @@ def _await(
         if waits is not None and not waits(missing):
             ends = min(ends, now)
         try:
-            if (
-                now >= next_check or now >= ends
-            ):  # at first, and then repeatedly: the rank that should have completed it may have died
+            # at first, and then repeatedly: the rank that should have completed it may have died
+            if now >= next_check or now >= ends:
                 first, next_check, again = next_check == began, now + again, min(2 * again, _RECHECK_MAX_S)
                 missing, mine = _complete(place, directory, prefix, seat)
                 if mine is not None:

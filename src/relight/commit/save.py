@@ -572,9 +572,8 @@ def _trainable_chunks(plan: SavePlan, packs: list[Pack]) -> list[list[bool]]:
         )
         ends = [end for _, end in spans]
         edges = [0, *accumulate(length for length, _ in pack.chunks)]
-        nearest = [
-            bisect_right(ends, begin) for begin in edges[:-1]
-        ]  # the first span that ends after the chunk's start
+        # the first span that ends after the chunk's start
+        nearest = [bisect_right(ends, begin) for begin in edges[:-1]]
         marked.append(
             [near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)]
         )

@@ -54,9 +54,8 @@ class GPT(nn.Module):
         self.output.weight = self.tokens.weight
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            if name.endswith(
-                ("attention_out.weight", "forward_out.weight")
-            ):  # as in GPT-2: keeps the scale of the sum over all blocks
+            # as in GPT-2: keeps the scale of the sum over all blocks
+            if name.endswith(("attention_out.weight", "forward_out.weight")):
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, bytes_in: Tensor) -> Tensor:

@@ -189,9 +189,8 @@ def _why_partial(check: Check, facts: DoctorFacts, watched: _WatchedFacts) -> st
 
 def _unseen(part: Any, name: str) -> str:
     """Return why the field ``name`` is unknown; "" if its probe succeeded."""
-    if (
-        name != "error" and getattr(part, "records", None) is not None and part.error is not None
-    ):  # a run that cannot be read
+    # a run that cannot be read
+    if name != "error" and getattr(part, "records", None) is not None and part.error is not None:
         return str(part.error.what)
     if getattr(part, "unseen", None) is None:
         return ""

@@ -99,9 +99,8 @@ def collect_nodes(
     try:
         if rank == 0:
             exchange.send("go", mark.encode())
-        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(
-            0
-        )  # node 0 may still wait for other nodes
+        # node 0 may still wait for other nodes
+        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(0)
         if go is not None:
             now = time.time()
             exchange.send("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))

@@ -65,9 +65,8 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     error = seen("listing", lambda: _trouble(lambda: next(iter(store.list("")), None)), silent)
     exists = error is None and (not root or os.path.isdir(root))
     nothing: tuple[str, ...] = ()
-    runs = (
-        seen("runs", lambda: tuple(list_runs(store)), nothing) if error is None else nothing
-    )  # an anchor may name runs that the listing lacks
+    # an anchor may name runs that the listing lacks
+    runs = seen("runs", lambda: tuple(list_runs(store)), nothing) if error is None else nothing
     room = seen("room", lambda: os.statvfs(_nearest(root)), None) if root else None
     record = seen("relight.json", lambda: _trouble(lambda: read_store(store)), None) if exists else None
     wrong_key = record is not None and record.kind == "wrong_key"
@@ -110,9 +109,8 @@ def mount_of(path: str) -> Mount | None:
             continue
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
         covers = where == point or where.startswith(point.rstrip("/") + "/")
-        if covers and (
-            best is None or len(point) >= len(best.point)
-        ):  # of several mounts at one point, the last is on top
+        # of several mounts at one point, the last is on top
+        if covers and (best is None or len(point) >= len(best.point)):
             best = Mount(rest[0], rest[1], point, frozenset(fields[5].split(",")) | frozenset(rest[2].split(",")))
     return best
 

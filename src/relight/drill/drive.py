@@ -223,9 +223,8 @@ class References:
             folder = self._top / ("undisturbed" if without < 0 else f"undisturbed-without-{without}")
             folder.mkdir(parents=True)
             alone = folder / "relight.toml"
-            alone.write_text(
-                "[supervise]\nspares = false\n", encoding="ascii"
-            )  # no rank will fail, so no spare is needed
+            # no rank will fail, so no spare is needed
+            alone.write_text("[supervise]\nspares = false\n", encoding="ascii")
             with DrillJob(
                 replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)
             ) as job:

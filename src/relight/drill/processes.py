@@ -62,9 +62,8 @@ def kill_below(pid: int, within_s: float = 10.0) -> list[int]:
         if time.monotonic() > ends:
             return left
         if pid == os.getpid():
-            with contextlib.suppress(
-                ChildProcessError
-            ):  # orphans became children of this process: no other process reaps them
+            # orphans became children of this process: no other process reaps them
+            with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
         time.sleep(0.01)

@@ -142,9 +142,8 @@ def spoiled(job: DrillJob, checkpoint: Checkpoint) -> Iterator[str]:
     run = job.run()
     folder = Path(run.store.url, run.name, checkpoint.body.dir)
     packs = sorted(folder.glob("*.safetensors"), key=lambda path: -path.stat().st_size)
-    places = [
-        (pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)
-    ]  # unlikely to be a header or padding
+    # unlikely to be a header or padding
+    places = [(pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)]
     for pack, offset in places:
         _flip(pack, offset)
         if checkpoint.id in job.damage():

@@ -163,9 +163,8 @@ def heartbeat() -> HeartbeatWriter:
     """Return this process's heartbeat. A forked child does not inherit its parent's."""
     global _teller
     if _teller is None or _teller._beat.pid != os.getpid():
-        _teller = HeartbeatWriter(
-            os.environ.pop(SETTING, "") if _teller is None else ""
-        )  # its children are not supervised
+        # its children are not supervised
+        _teller = HeartbeatWriter(os.environ.pop(SETTING, "") if _teller is None else "")
     return _teller
 
 

@@ -220,9 +220,8 @@ def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spe
     if not math.prod(shape):
         if math.prod(extent for extent in shape if extent) >= 2**63:
             raise ValueError("a shape no tensor can have")
-        return Spec(
-            dtype, shape, row_major(shape), 0, storage.span, storage.home
-        )  # its strides and offset have no meaning
+        # its strides and offset have no meaning
+        return Spec(dtype, shape, row_major(shape), 0, storage.span, storage.home)
     spec = Spec(dtype, shape, stride, offset, storage.span, storage.home)
     if not spec.is_inside or spec.length > 64 * max(storage.span.length, 1 << 20):
         raise ValueError("a tensor beyond its storage")

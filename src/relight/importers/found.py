@@ -53,9 +53,8 @@ def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
     tree: dict[str, object] = {}
     kinds: dict[str, str] = {}
     parts: dict[str, str] = {}
-    ordered = sorted(
-        content.components.items(), key=lambda pair: pair[1].kind != MODULE
-    )  # a shared tensor gets its name from a module
+    # a shared tensor gets its name from a module
+    ordered = sorted(content.components.items(), key=lambda pair: pair[1].kind != MODULE)
     for name, part in ordered:
         path = join_path("", name)
         if not _touches(which, path):

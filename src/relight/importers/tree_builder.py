@@ -90,9 +90,8 @@ class TreeBuilder:
         if level > LEVELS_MAX or self._values < 0:
             raise UnsafeContent("values nested too deeply, or too many", where=self._where)
         kind = type(value)
-        if (
-            kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict)
-        ):  # command-line arguments
+        # command-line arguments
+        if kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict):
             value, kind = value.state, dict
         if kind in _PLAIN:
             return self._plain(value, path)

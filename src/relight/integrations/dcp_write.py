@@ -155,9 +155,8 @@ class StorageWriter(_StorageWriter):
             store_url, run = split_run(self.url)
             life.attempt = Attempt.begin(open_bytes(store_url), run, reason=self.reason)
         arranged = arrange(moved, life.attempt.place, new_id())
-        life.orders = arranged[
-            0
-        ].storage_data  # kept here: they are long, and a collective would pad the other ranks' to the same length
+        # kept here: they are long, and a collective would pad the other ranks' to the same length
+        life.orders = arranged[0].storage_data
         return [
             dataclasses.replace(arranged[0], storage_data=life.orders._replace(entries=None, tensors=None)),
             *arranged[1:],

@@ -202,9 +202,8 @@ def _restore_order(trainer: Trainer, pl_module: LightningModule, state: dict[str
     trainer.precision_plugin.load_state_dict(state["precision"])
     loops = trainer.fit_loop
     loops.load_state_dict(state["loops"])
-    if (
-        loops.epoch_progress.total.started < loops.epoch_progress.total.ready
-    ):  # between two epochs: the next one begins normally
+    # between two epochs: the next one begins normally
+    if loops.epoch_progress.total.started < loops.epoch_progress.total.ready:
         loops.epoch_loop.restarting = False
         loops.epoch_loop.val_loop.restarting = True  # no sanity check
 

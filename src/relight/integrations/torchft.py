@@ -43,9 +43,8 @@ class Transport(CheckpointTransport[Any]):
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
         """Save the state. Durable when it returns, for any number of receivers."""
         save(self._run, {"torchft": state_dict}, step=step, **self._options)
-        Store(self._run, **self._options).prune(
-            keep(last=2, prune_abandoned=True)
-        )  # the saves are independent: none continues another
+        # the saves are independent: none continues another
+        Store(self._run, **self._options).prune(keep(last=2, prune_abandoned=True))
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Wait for the state of ``step`` and return it, on the CPU. Raise ``StoreUnavailable`` after ``timeout``."""

@@ -39,9 +39,8 @@ class StoreSecurity:
             if value is not None and not isinstance(value, (str, os.PathLike)):
                 raise ConfigError(f"{what}= takes a text, not {type(value).__name__}")
         for what, specs in (("encrypt", encrypt), ("trust", trust)):
-            if specs is not None and not isinstance(
-                specs, (str, list, tuple)
-            ):  # its value may be a secret: only its type is shown
+            # its value may be a secret: only its type is shown
+            if specs is not None and not isinstance(specs, (str, list, tuple)):
                 raise ConfigError(
                     f"{what}= takes a text, or a list of them, not {type(specs).__name__}", hint=f'{what}="file:PATH"'
                 )

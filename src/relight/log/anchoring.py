@@ -72,9 +72,8 @@ def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[i
     old = _passed_unrecorded(known, missing) if first else []
     _check_counted(anchor, view, hashes, known, [seq for seq in missing if seq not in old] if old else missing)
     for seq, hash in ((seen.seq, seen.hash), *([(known.top, known.newest.chain_hash)] if known.newest else [])):
-        if (
-            seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes)
-        ):  # a pin below a summary was already read
+        # a pin below a summary was already read
+        if seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes):
             _refuse(anchor, view, f"record {seq} is not the one that was seen there")
     adopted = _gaps(view, old[0], old[-1], known.gaps) if old else []
     if first:

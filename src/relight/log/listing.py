@@ -76,9 +76,8 @@ class Folders:
             if len(flat) > RECORDS_MAX:
                 raise UnsafeContent(f"more than {RECORDS_MAX} records", where=self.place)
         self.strays = {}
-        if any(
-            seq >= names.FOLDER_RECORDS for seq in flat
-        ):  # of an earlier version, or strays; a flat record is below all records in folders
+        # of an earlier version, or strays; a flat record is below all records in folders
+        if any(seq >= names.FOLDER_RECORDS for seq in flat):
             lowest = min((min(self.numbers(folder), default=2**62) for folder in sorted(folders)[:1]), default=2**62)
             own, _ = without_strays((seq for seq in flat if seq < lowest), -1, self._is_chained_flat)
             self.flat_top = max((seq for seq in own if seq >= names.FOLDER_RECORDS), default=-1)
@@ -182,9 +181,8 @@ def without_strays(
     ``floor``: the highest number below these. ``is_chained``: returns whether a record is chained to the one before it.
     """
     order = sorted(set(numbers))
-    if (
-        not order or order[-1] - min(floor, order[0] - 1) - len(order) <= GAP_MAX
-    ):  # fewer are missing in all than in a wide gap
+    # fewer are missing in all than in a wide gap
+    if not order or order[-1] - min(floor, order[0] - 1) - len(order) <= GAP_MAX:
         return order, []
     begins = [index for index, seq in enumerate(order) if seq - (order[index - 1] if index else floor) > GAP_MAX + 1]
     for index, begin in reversed(list(enumerate(begins))):

@@ -265,18 +265,16 @@ class Log:
         data = encode_record(record)
         if len(data) > SEALED_BYTES_MAX:
             raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
-        decode_record(
-            data, record.seq, "the record about to be written"
-        )  # never write a record that readers would reject
+        # never write a record that readers would reject
+        decode_record(data, record.seq, "the record about to be written")
         key = self._key(record.seq)
         created = self._store.put_once(key, data)
         if not created and not self._is_ours(key, data):
             return None
         folder = self._folders.folder(record.seq)
         is_new = folder != self._folders.place and folder not in self._settled_folders
-        if not created or (
-            is_new and self._store.needs_sync
-        ):  # the writer that made the folder may have been killed before it was durable
+        # the writer that made the folder may have been killed before it was durable
+        if not created or (is_new and self._store.needs_sync):
             try:
                 for each in (folder, self._folders.place) if is_new else (folder,):
                     self._store.sync(each)
@@ -515,9 +513,8 @@ class Log:
                 )
             if slot.file_hash is not None:
                 head = self._newest
-                if (
-                    head not in self._slots or head in self._unread
-                ):  # another writer's record: only its number was known
+                # another writer's record: only its number was known
+                if head not in self._slots or head in self._unread:
                     self._put(head, slot)
         while not self._searched:
             slot = self._load(head + 1)
@@ -555,9 +552,8 @@ class Log:
             read.append(self._store.get(key, SEALED_BYTES_MAX))
             return read[-1]
 
-        known = _damaged.get(
-            (self._store.url, key)
-        )  # hash of a damaged file that this process has read ``DAMAGED_READS`` times
+        # hash of a damaged file that this process has read ``DAMAGED_READS`` times
+        known = _damaged.get((self._store.url, key))
         try:
             try:
                 record = decode_with_reread(
@@ -638,9 +634,8 @@ class Log:
                 self._store_id = read_store(self._store).id
             except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = most_common([slot.record.store for slot in slots.values() if slot.record])
-        if recorded := recorded_store(
-            slots
-        ):  # a run that was moved or copied into another store keeps its first store's id
+        # a run that was moved or copied into another store keeps its first store's id
+        if recorded := recorded_store(slots):
             self._store_id = recorded
         if not self._run_id:
             self._run_id = recorded_run(slots)

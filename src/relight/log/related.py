@@ -41,9 +41,8 @@ def known_ids(history: History) -> dict[str, int]:
     for checkpoint in committed:
         seqs[checkpoint.original_id] = min(checkpoint.seq, seqs.get(checkpoint.original_id, checkpoint.seq))
     for checkpoint in committed:
-        for (
-            parent
-        ) in checkpoint.body.parents:  # resumed from another tier or store: this log never committed that checkpoint
+        # resumed from another tier or store: this log never committed that checkpoint
+        for parent in checkpoint.body.parents:
             seqs.setdefault(parent, checkpoint.seq)
     return seqs
 

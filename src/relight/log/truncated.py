@@ -30,9 +30,8 @@ def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
     """
     if view.head < 0:
         return []
-    committed = {
-        record.body.id for record in view.records if isinstance(record.body, CommitBody)
-    }  # all that a summary has kept
+    # all that a summary has kept
+    committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}
     notes = [record.body for record in view.records if isinstance(record.body, NoteBody)]
     known = committed | {str(note.data.get("checkpoint")) for note in notes if note.topic == RESTORED_ELSEWHERE}
     epoch = fold(view).epoch

@@ -35,9 +35,8 @@ def probe(store: ByteStore, run: str) -> None:
                 hint="do not train on this disk: check it",
             )
     except BaseException:
-        with contextlib.suppress(
-            RelightError
-        ):  # the first error has the cause: a store that refuses a write refuses the deletion, too
+        # the first error has the cause: a store that refuses a write refuses the deletion, too
+        with contextlib.suppress(RelightError):
             _remove(store, key, prefix)
         raise
     _remove(store, key, prefix)

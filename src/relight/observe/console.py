@@ -93,9 +93,8 @@ def _by_default(name: str, text: str, fields: Mapping[str, Any]) -> str | None:
         if name == "save.durable":
             if not _starts:
                 return None
-            where = (
-                f" in {_starts[0]}" if len(_starts) == 1 else ""
-            )  # with several runs at once, it is not known which one saved
+            # with several runs at once, it is not known which one saved
+            where = f" in {_starts[0]}" if len(_starts) == 1 else ""
             _starts.clear()
             return _one_line(
                 f"first save: step {fields['step']}{where} ({_size(fields['bytes'])}, {fields['seconds']:.2f} s)"

@@ -63,9 +63,8 @@ def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") 
         if _writer is None:
             try:
                 _writer = EventWriter(directory)
-            except (
-                RuntimeError
-            ) as error:  # the process is at its limit of threads: training continues without a file of events
+            # the process is at its limit of threads: training continues without a file of events
+            except RuntimeError as error:
                 emit("events.lost", f"events are not written to a file: {error}", count=0)
                 return
     _writer.names({"store": store, "run": run, "rank": rank, "role": role})

@@ -96,9 +96,8 @@ def plan_prune(
             break
         known[doubtful.id] = _is_sound(store, view, doubtful, progress)
     wrong = {checkpoint_id: False for checkpoint_id in damage(history) if checkpoint_id not in known}
-    if (
-        wrong
-    ):  # a damaged checkpoint satisfies no rule: others stay in its place, and nothing goes that would stay otherwise
+    # a damaged checkpoint satisfies no rule: others stay in its place, and nothing goes that would stay otherwise
+    if wrong:
         careful = decide_keep(rules, candidates_of(history, {**known, **wrong}, doubt))
         verdicts = [
             careful_verdict if careful_verdict.keep else verdict

@@ -47,9 +47,8 @@ class SweepReport:
 def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     """Find what no process can need any more. Lists *before* it reads the log, so that a commit in between is known."""
     names = {entry.name for entry in store.list(run) if entry.is_dir}
-    names |= {
-        key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1
-    }  # an upload may be all that exists of a directory
+    # an upload may be all that exists of a directory
+    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}
     probes = [entry.name for entry in store.list("") if entry.name.startswith(PROBE_PREFIX) and not entry.is_dir]
     temporaries = [*probes, *_temporaries(store, "")]
     unfinished: list[tuple[int, str]] = []
@@ -63,9 +62,8 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     retired = {checkpoint.body.dir: checkpoint.id for checkpoint in history.retired.values()}
     live = {checkpoint.body.dir for checkpoint in history.live}
     whole = live | {name for name, checkpoint_id in retired.items() if checkpoint_id in history.recallable}
-    for name in sorted(
-        whole.intersection(names)
-    ):  # left by a rank that died while writing the root, when another rank completed the checkpoint
+    # left by a rank that died while writing the root, when another rank completed the checkpoint
+    for name in sorted(whole.intersection(names)):
         temporaries += _temporaries(store, f"{run}/{name}")
     going: list[tuple[str, str]] = []
     kept: list[tuple[str, str]] = []

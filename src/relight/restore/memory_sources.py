@@ -69,9 +69,8 @@ class MemorySources:
         @functools.cache
         def check_once(number: int, index: int) -> None:
             for _, view in self.views(opened, number):  # peers are read only if this node's memory lacks the pack
-                with contextlib.suppress(
-                    CorruptCheckpoint, StoreUnavailable
-                ):  # the pack in the store may still be intact
+                # the pack in the store may still be intact
+                with contextlib.suppress(CorruptCheckpoint, StoreUnavailable):
                     check_pack(view, view.parts[number], index)
                     return
             check_pack(opened, opened.parts[number], index)

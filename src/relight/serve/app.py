@@ -196,9 +196,8 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 
     @app.get("/login", include_in_schema=False)
-    async def login(
-        request: Request,
-    ) -> HTMLResponse:  # runs in the event loop, so that it never waits for a thread or a slot
+    # runs in the event loop, so that it never waits for a thread or a slot
+    async def login(request: Request) -> HTMLResponse:
         return HTMLResponse(_login_page(""))
 
     @app.post("/login", include_in_schema=False)

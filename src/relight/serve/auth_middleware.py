@@ -187,9 +187,8 @@ class AuthMiddleware:
         """Return the caller and its CSRF token. Raise ``HttpRefusal`` for invalid credentials: they never fall back to anonymous access."""
         scope["state"]["bearer"] = False
         credentials = headers.getlist("authorization")
-        if self._proxies.trusts(
-            _address(scope)
-        ):  # an authenticating proxy forwards the user's own credentials, such as Basic
+        # an authenticating proxy forwards the user's own credentials, such as Basic
+        if self._proxies.trusts(_address(scope)):
             credentials = [line for line in credentials if _is_bearer(line)]
         if credentials:
             scheme, _, token = credentials[0].partition(" ")

@@ -242,6 +242,5 @@ class EventFeed:
 
 
 def _finite(value: object) -> float | None:
-    return (
-        float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
-    )  # false for NaN; an int may exceed a float
+    # false for NaN; an int may exceed a float
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None

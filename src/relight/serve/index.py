@@ -122,9 +122,8 @@ class Index:
     def choose(self, store: str, run: str, which: str) -> Chosen:
         """Return a checkpoint by id, step, tag, ``latest``, ``best`` or ``best:METRIC``; ``step=N`` for N."""
         history = self.state(store, run).history
-        if hidden := set(
-            self.hidden_branches(store, run)
-        ):  # whether a hidden run exists must not show in which tags there are
+        # whether a hidden run exists must not show in which tags there are
+        if hidden := set(self.hidden_branches(store, run)):
             history = replace(
                 history, tags={name: target for name, target in history.tags.items() if name not in hidden}
             )
@@ -503,9 +502,8 @@ class Index:
         opened = self._open(store, state, checkpoint)
         storage = stored_of(opened)
         rows = [_tensor_row(tensor, *storage.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
-        rows.sort(
-            key=lambda row: (-row.bytes, row.path)
-        )  # once: a page of 100,000 tensors costs no more than one of 200
+        # once: a page of 100,000 tensors costs no more than one of 200
+        rows.sort(key=lambda row: (-row.bytes, row.path))
         root = opened.root
         facts: list[tuple[str, Any]] = [
             ("reason", root.reason),

@@ -69,9 +69,8 @@ class Snapshot:
             self._copy(index)
             copied = True
         finally:
-            if (
-                not copied
-            ):  # no memory for a sample: put the slice back for the trainer, which would wait for ever otherwise
+            # no memory for a sample: put the slice back for the trainer, which would wait for ever otherwise
+            if not copied:
                 with self._lock:
                     self._taken.discard(index)
                     self._queue.append(index)

@@ -90,9 +90,8 @@ class DeviceCopies:
         """Queue all copies into ``slot``, a tensor of pinned bytes. Return at once."""
         streams = self._streams
         snapshot = DeviceSnapshot(self, slot.data_ptr(), [tensor._version for tensor in self._tensors])
-        snapshot.keeps += self._now.queue(
-            slot
-        )  # on training's stream: the kernels that it queues next run after the copies
+        # on training's stream: the kernels that it queues next run after the copies
+        snapshot.keeps += self._now.queue(slot)
         start = streams.Event()
         start.record(streams.current_stream(self.device))
         self._side.wait_event(start)
@@ -161,9 +160,8 @@ class _Packed(NamedTuple):
         for pack in self.packs:
             try:
                 together = torch.cat([placed.bytes for placed in pack.held])
-            except (
-                torch.OutOfMemoryError
-            ):  # training uses the device's whole memory: one transfer for each tensor needs none
+            # training uses the device's whole memory: one transfer for each tensor needs none
+            except torch.OutOfMemoryError:
                 pack.copy_singly()
             else:
                 pack.arrived.copy_(together, non_blocking=True)

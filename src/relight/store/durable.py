@@ -358,9 +358,8 @@ class OpenFile:
         self.size = status.st_size
         self._identity = (status.st_dev, status.st_ino, status.st_size)
         if direct_from is not None and self.size >= direct_from:
-            with contextlib.suppress(
-                OSError
-            ):  # no direct I/O on this file system, or no /proc: read through the page cache
+            # no direct I/O on this file system, or no /proc: read through the page cache
+            with contextlib.suppress(OSError):
                 self._direct = disk.reopen_direct(self._fd)
 
     def map(self) -> mmap.mmap:
@@ -440,9 +439,8 @@ class OpenFile:
                 raise
             self._reopen(fd, error)
         if direct:
-            raise OSError(
-                errno.EINVAL, "through the cache from here on"
-            )  # the caller then reads through the page cache
+            # the caller then reads through the page cache
+            raise OSError(errno.EINVAL, "through the cache from here on")
         return self._disk.preadv(self._fd, into, offset)
 
     def _reopen(self, stale: int, error: OSError) -> None:

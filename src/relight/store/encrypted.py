@@ -181,9 +181,8 @@ class EncryptedStore(StoreWrapper):
     def _ring_now(self, make: bool = False) -> KeyRing:
         with self._lock:
             if self._ring is None:
-                names = (
-                    self._slot_names()
-                )  # before the ring is opened, so that a slot added in between is detected as new
+                # before the ring is opened, so that a slot added in between is detected as new
+                names = self._slot_names()
                 self._ring, self._slots = open_ring(self.inner, self.keychain, make=make), names
             return self._ring
 

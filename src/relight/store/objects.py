@@ -388,9 +388,8 @@ class ObjectStore:
             except BaseException as error:
                 outcome.append((None, error))
 
-        thread = threading.Thread(
-            target=work, name="relight-list", daemon=True
-        )  # the caller may be inside an event loop
+        # the caller may be inside an event loop
+        thread = threading.Thread(target=work, name="relight-list", daemon=True)
         if new_threads.start(thread):
             thread.join()
         else:

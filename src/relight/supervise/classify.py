@@ -123,9 +123,8 @@ def classify(facts: FailureEvidence) -> Failure:
         kind=best.kind,
         why=best.what,
         rank=best.rank if best.rank is not None else _first(facts),
-        step=max(
-            -1, min((max(beat.step, beat.restored) for beat in beats), default=-1)
-        ),  # what was restored has been ended
+        # what was restored has been ended
+        step=max(-1, min((max(beat.step, beat.restored) for beat in beats), default=-1)),
         steps=min((beat.steps for beat in beats), default=0),
         words=alike(message if _match_pattern(message) else best.what),
         clues=tuple(clues),

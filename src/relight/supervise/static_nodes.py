@@ -156,9 +156,8 @@ class StaticNodes(RendezvousHandler):
     def _connect(self, timeout_s: float) -> tuple[TCPStore, Store]:
         """Return a new client of the store, and a view of it for this module's own keys. ``timeout_s`` is for reads."""
         host = LOOPBACK if self._rank == 0 else self._host
-        socket.create_connection(
-            (host, self._port), _CONNECT_S
-        ).close()  # torch would log each refusal, and try for minutes
+        # torch would log each refusal, and try for minutes
+        socket.create_connection((host, self._port), _CONNECT_S).close()
         client = TCPStore(host, self._port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
         return client, PrefixStore(_PREFIX, client)
 

@@ -273,9 +273,8 @@ def plans_do_not_undo_each_other() -> list[str]:
     attempt, ids, _ = saves(store, 3, 2, 1)
     rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, ids[2])}/pack-00000-000.safetensors", flip)
     own_plan = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # verifies, and relies on the second
-    other_plan = plan_prune(
-        store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True}
-    )  # uses a known result, and relies on the first
+    # uses a known result, and relies on the first
+    other_plan = plan_prune(store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True})
     if ids[0] not in own_plan.going or ids[1] not in other_plan.going:
         return ["the plans are not the ones that this rule is about"]
     execute(own_plan, store)
@@ -465,9 +464,8 @@ def damaged_bytes_are_never_restored() -> list[str]:
     _, ids, facts = saves(store, 1, 2)
     directory = f"{RUN}/{directory_of(store, ids[1])}"
     for entry in store.list(directory):
-        unread = (
-            6 if entry.name.endswith(".safetensors") else 0
-        )  # a restore does not read the header, which verify does
+        # a restore does not read the header, which verify does
+        unread = 6 if entry.name.endswith(".safetensors") else 0
         flips = [functools.partial(flip, where=part / 8) for part in range(unread, 9)]
         for change in (*flips, lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""):
             damaged = disk.clone()

@@ -72,9 +72,8 @@ def a_log_without_its_newest_records_stops_a_start() -> list[str]:
     for kept, steps, what in ((4, (3,), "without its last FENCE"), (6, (3, 4, 5), "without its last COMMITs")):
         _, store = simulated()
         _, first = line(store, "fresh", None, 1, 2)  # records: RUN, FENCE, two COMMITs
-        line(
-            store, "restored", first[-1], *steps
-        )  # step 3 names a known parent: only the FENCE shows that its attempt is lost
+        # step 3 names a known parent: only the FENCE shows that its attempt is lost
+        line(store, "restored", first[-1], *steps)
         lose_records(store, keep_first=kept)
         problems += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
     return problems

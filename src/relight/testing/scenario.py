@@ -86,9 +86,8 @@ def state_of(key: str) -> SavedState:
 
     add("model/w", "float32", 4, (rng.randrange(1, 1500),), "param", True)
     add("model/b", "bfloat16", 2, (3, rng.randrange(1, 40)), "param", True)
-    add(
-        "model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0])
-    )  # equal in all saves of a life
+    # equal in all saves of a life
+    add("model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0]))
     add("optim/m", "float32", 4, (rng.randrange(1, 1500),), "optim", False)
     add("optim/step", "int64", 8, (), "optim", False)
     add("rng/state", "uint8", 1, (rng.randrange(1, 5000),), "rng", False)

@@ -157,9 +157,8 @@ class SimulatedStore:
         shelf = self.shelf
         names = shelf.past(prefix, self._who.name, self._rng) if fault == "stale" else dict(shelf.dirs.get(prefix, {}))
         if self._torn is not None and fault != "stale" and self._torn(prefix):
-            moments = self._rng.choice(
-                (1, 1, 2, 6, 40) if prefix.endswith(LOG_DIR) else (1, 1, 2)
-            )  # the log's may be long
+            # the log's may be long
+            moments = self._rng.choice((1, 1, 2, 6, 40) if prefix.endswith(LOG_DIR) else (1, 1, 2))
             self._who.takes("listed", prefix, moments)
             after = shelf.dirs.get(prefix, {})
             for name in sorted(names.keys() ^ after.keys()):

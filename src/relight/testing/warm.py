@@ -74,9 +74,8 @@ class Warm:
     """
 
     def __init__(self, imported: Sequence[str] = IMPORTED, environment: Mapping[str, str] | None = None) -> None:
-        from relight.comm.children import (
-            script_command,
-        )  # not in the process that is started: it may have another Relight
+        # not in the process that is started: it may have another Relight
+        from relight.comm.children import script_command
 
         self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock, self._begun = threading.Lock(), queue.Queue[int]()

@@ -301,9 +301,8 @@ class _Copying:
 
     def claim(self) -> bool:
         """Claim the directory by creating its first part. Return False if another copy has it."""
-        if any(
-            True for _ in self._store.list(self.prefix)
-        ):  # an interrupted copy of the same checkpoint: no name is used twice
+        # an interrupted copy of the same checkpoint: no name is used twice
+        if any(True for _ in self._store.list(self.prefix)):
             return False
         try:
             return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", encode_part(self._first))

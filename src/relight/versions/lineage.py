@@ -86,9 +86,8 @@ def lineage(store: ByteStore, only: str | None = None) -> tuple[list[Node], list
 def draw(nodes: Sequence[Node]) -> list[GraphLine]:
     """Draw the graph, a column for each line of descent: ``*`` is a checkpoint, ``:`` stands for retired checkpoints in between."""
     lines: list[GraphLine] = []
-    columns: list[
-        tuple[str, bool]
-    ] = []  # the next checkpoint of each column, and whether checkpoints are left out before it
+    # the next checkpoint of each column, and whether checkpoints are left out before it
+    columns: list[tuple[str, bool]] = []
     for node in nodes:
         here = [number for number, (awaited, _) in enumerate(columns) if awaited == node.id]
         if not here:
