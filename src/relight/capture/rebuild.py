@@ -48,7 +48,10 @@ class FreshTensors:
             stored = self._tensors[index]
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked and self._mapped is None:
-                tensor = allocated(stored, lambda: torch.empty(stored.shape, dtype=dtype, device="cpu"))
+                try:
+                    tensor = torch.empty(stored.shape, dtype=dtype, device="cpu")
+                except REFUSALS as error:
+                    raise refusal_of(stored, error) from error
             else:
                 tensor = self.make(stored, partial(self._empty, index, stored, dtype))
             self._made[index] = tensor
@@ -65,7 +68,10 @@ class FreshTensors:
             if self._check is not None:
                 self._check(stored.pack)
             self._checked.add(stored.pack)
-        return allocated(stored, empty)
+        try:
+            return empty()
+        except REFUSALS as error:
+            raise refusal_of(stored, error) from error
 
     def _empty(self, index: int, stored: Tensor, dtype: torch.dtype) -> torch.Tensor:
         data = self._mapped(index) if self._mapped is not None else None
@@ -81,14 +87,15 @@ class FreshTensors:
         return {index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
 
 
-def allocated(stored: Tensor, empty: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return ``empty()``, which makes a tensor for ``stored``. Raise ``NoMemory``, with its name and bytes, if memory is refused."""
-    try:
-        return empty()
-    except (MemoryError, RuntimeError, OSError) as error:
-        if not is_no_memory(error):
-            raise
-        raise no_memory(error, f"a tensor of {stored.length:,} bytes", stored.name[:200]) from error
+REFUSALS = (MemoryError, RuntimeError, OSError)
+"""Errors that a refusal of memory may be."""
+
+
+def refusal_of(stored: Tensor, error: BaseException) -> BaseException:
+    """Return ``NoMemory``, with the name and bytes of ``stored``, if ``error`` is a refusal of memory, else ``error``."""
+    if not is_no_memory(error):
+        return error
+    return no_memory(error, f"a tensor of {stored.length:,} bytes", stored.name[:200])
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:

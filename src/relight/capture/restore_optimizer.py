@@ -30,7 +30,7 @@ from relight.capture.optimizers import (
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
-from relight.capture.rebuild import Thunk, allocated, torch_dtype
+from relight.capture.rebuild import REFUSALS, Thunk, refusal_of, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.restore_plan import LAST, STATE, Planning
 from relight.capture.tensors import touched
@@ -447,7 +447,10 @@ class OptimizerPlan:
             if all((taken_name, key) in like for taken_name in chosen):
                 if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape or tensor.dtype != dtype:
                     zeros = partial(torch.zeros_like, parameter, dtype=dtype, requires_grad=False)  # padding stays zero
-                    tensor = allocated(stored, zeros)
+                    try:
+                        tensor = zeros()
+                    except REFUSALS as error:
+                        raise refusal_of(stored, error) from error
                 for where, part in chosen.items():
                     planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
             else:  # one value for all: they are stepped together

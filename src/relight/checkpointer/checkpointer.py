@@ -19,7 +19,7 @@ from relight.checkpointer.restorer import Restorer
 from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_loop import SaveLoop
-from relight.checkpointer.session import Session
+from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.state_capture import StateCapture
 from relight.errors import ConfigError
@@ -88,7 +88,7 @@ class Checkpointer:
         )  # fmt: skip
         components = options.check_components(state, components, signature(Checkpointer).parameters)
         self._options = self._options._replace(per_rank=options.check_per_rank(per_rank, components))
-        self._session = Session(self, self._options)
+        self._session = RunSession(self, self._options)
         self._capture = StateCapture(components, self._session.ranks, self._session.location)
         self._progress = RunProgress(self._session.run)
         self._closed: Closed | None = None

@@ -14,7 +14,7 @@ from relight.checkpointer.options import RunOptions
 from relight.checkpointer.peer_discovery import PeerDiscovery
 from relight.checkpointer.retention_hook import Retention
 from relight.checkpointer.run_progress import RunProgress
-from relight.checkpointer.session import Session
+from relight.checkpointer.session import RunSession
 from relight.checkpointer.stale_model_check import StaleModelCheck
 from relight.checkpointer.tier_replication import TierReplicator
 
@@ -29,7 +29,7 @@ class Hooks:
         self,
         owner: Checkpointer,
         options: RunOptions,
-        session: Session,
+        session: RunSession,
         components: dict[str, object],
         progress: RunProgress,
     ) -> None:

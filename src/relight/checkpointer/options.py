@@ -26,6 +26,7 @@ from relight.format import dtype_named
 from relight.format.names import check_run_name
 from relight.format.records import WORDS_MAX
 from relight.format.step_number import step_of, which_of
+from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 from relight.policy.compact import LOSSY, lossy_of, with_asked
@@ -80,6 +81,7 @@ def checked(
     security: tuple[Any, Any, Any, Any],
 ) -> RunOptions:
     """Return the options, each checked but ``per_rank``. ``security``: ``encrypt=``, ``sign=``, ``trust=`` and ``anchor=``."""
+    assert_past_standby("a Checkpointer")
     url, name, tiers, own = where_to(path, run)
     if given.background is not None:  # "no" would count as True
         check_bool(given.background, "background=")

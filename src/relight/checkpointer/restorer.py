@@ -8,7 +8,7 @@ from time import monotonic
 from relight.checkpointer.hook_list import Hooks
 from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_loop import SaveLoop
-from relight.checkpointer.session import Session
+from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers
 from relight.checkpointer.state_capture import StateCapture
 from relight.observe import emit
@@ -21,7 +21,7 @@ class Restorer:
     """Restores the state of one Checkpointer. Only the training thread uses it."""
 
     def __init__(
-        self, session: Session, capture: StateCapture, hooks: Hooks, progress: RunProgress, saves: SaveLoop
+        self, session: RunSession, capture: StateCapture, hooks: Hooks, progress: RunProgress, saves: SaveLoop
     ) -> None:
         self._session, self._capture, self._hooks, self._progress, self._saves = (
             session,

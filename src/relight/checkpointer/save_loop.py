@@ -24,7 +24,7 @@ from relight.checkpointer.rank_0 import background_of
 from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_writer import SaveWriter
-from relight.checkpointer.session import Session
+from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers
 from relight.checkpointer.state_capture import StateCapture
 from relight.comm import RankTimeout
@@ -45,7 +45,7 @@ class SaveLoop:
     """Makes the saves of one Checkpointer. Only the training thread uses it."""
 
     def __init__(
-        self, options: RunOptions, session: Session, capture: StateCapture, hooks: Hooks, progress: RunProgress
+        self, options: RunOptions, session: RunSession, capture: StateCapture, hooks: Hooks, progress: RunProgress
     ) -> None:
         self.options, self.session, self.capture, self.hooks, self.progress = options, session, capture, hooks, progress
         self._ranks, self._in_flight = session.ranks, progress.in_flight

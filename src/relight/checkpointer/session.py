@@ -16,7 +16,7 @@ from relight.checkpointer.state_capture import StateCapture
 from relight.checkpointer.takeover import Takeover
 from relight.comm import find_world
 from relight.commit import Attempt
-from relight.heartbeat import LATE_AFTER, assert_past_standby, heartbeat
+from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.observe import demote_info_logs, emit, write_events
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.store.wrapper import guard_of
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
 
 
-class Session:
+class RunSession:
     """The store, the ranks and the attempt of one Checkpointer. Making it is collective."""
 
     def __init__(self, owner: Checkpointer, options: RunOptions) -> None:
-        assert_past_standby("a Checkpointer")
         self.run, self._options = options.run, options
         self.world = find_world(options.limits.deadline_s)
         settings = {

@@ -170,6 +170,16 @@ def cli(debug: bool, given: tuple[str, ...]) -> None:
 
 def main() -> None:
     """Run the command line. Relight's errors become a message and an exit code."""
+    try:
+        _run()
+    finally:
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):  # Python would try again at its end, and change the exit code to 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run() -> NoReturn:
     be_command()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
