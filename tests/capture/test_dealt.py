@@ -234,7 +234,7 @@ def test_samples_are_sharded_by_the_sampler_not_the_world() -> None:
     job.begin(0)
     ledger += in_turn(job.steps(1))
     job, carried = resumed(job.save(), 2, make)
-    assert carried[0].notes[0] == "4 ranks saved it and 2 ranks go on"
+    assert carried[0].notes[0] == "4 ranks saved it, and 2 ranks continue"
     job.begin(0)
     assert ledger + in_turn(job.rest()) == order_of(24)
 
@@ -251,7 +251,7 @@ def test_resume_between_one_rank_and_several() -> None:
     ledger += in_turn(job.steps(1))
     job, carried = resumed(job.save(), 1, make)
     assert carried[0].notes == [
-        "3 ranks saved it and one rank goes on",
+        "3 ranks saved it, and one rank continues",
         "data continues after 12 of its epoch's 20 samples, now distributed over one rank",
     ]
     job.begin(0)

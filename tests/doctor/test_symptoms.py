@@ -250,7 +250,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "Every trainable tensor equals the one saved before": not_the_trained_model,
     "No more saves are made, the ranks have lost each other": lost_ranks,
     "… is not what it is on …, a suspect checkpoint": odd_rank,
-    "… ranks saved it and … go on": other_ranks,
+    "… ranks saved it, and … continue": other_ranks,
     "A checkpoint is skipped": damaged_pack,
     "A record of the log counts for nothing": damaged_record,
     "This run has no checkpoint that counts, and … records of its log that count for nothing": nothing_that_counts,

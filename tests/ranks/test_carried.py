@@ -37,7 +37,7 @@ def test_fewer_ranks_keep_their_generators() -> None:
     root, components = parts()
     result = remap_rank_state(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
     assert set(result.root) == set(root) - {"loader"} and set(result.components) == set(components) - {"loader"}
-    assert result.notes == ["4 ranks saved it and 2 ranks go on", LOADER_NOTE]
+    assert result.notes == ["4 ranks saved it, and 2 ranks continue", LOADER_NOTE]
 
 
 def drawn(components: dict[str, object]) -> list[float]:

@@ -58,8 +58,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "install handlers before the first restore() or step(), in the main thread",
     ),
     _entry(
-        r"ranks? saved it and .* go(?:es)? on|starts its epoch again|continues after .* samples|[Rr]anks were not alike in it",
-        "… ranks saved it and … go on",
+        r"ranks? saved it, and .* continues?|starts its epoch again|continues after .* samples|[Rr]anks were not alike in it",
+        "… ranks saved it, and … continue",
         "the number of ranks has changed; a loader that cannot continue restarts its training epoch, and the message states why",
         "nothing, if the message's reason is acceptable; docs/guarantees.md lists all reasons",
     ),

@@ -91,7 +91,7 @@ def remap_rank_state(
     if world == saved and not out and not remapped:
         return RemappedState(root, components, [], [], ())
     if world != saved:
-        notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} {'goes' if world == 1 else 'go'} on")
+        notes.insert(0, f"{_ranks(saved)} saved it, and {_ranks(world)} {'continues' if world == 1 else 'continue'}")
     source = sources(alike, saved)[rank] if alike else {}
     return RemappedState(
         {name: node for name, node in {**taken_from(root, own, source), **remapped}.items() if name not in out},
