@@ -133,10 +133,8 @@ def test_a_hang_is_found_and_has_every_rank_s_stack(tmp_path: Path, straight: st
     assert "fail" in first.stacks["1"] and "all_reduce" in first.stacks["0"], first.stacks
     assert "stopped by a signal" in second.why and second.rank == 0 or "rank 0" in second.why
     assert max(incident.after.seconds["all"] for incident in job.incidents if incident.after) < 60
-    for incident in (
-        first,
-        second,
-    ):  # three usual steps of some milliseconds, and five seconds; 8 allows for a busy machine
+    for incident in (first, second):
+        # three usual steps of some milliseconds, and five seconds; 8 allows for a busy machine
         seconds = re.search(r"for ([0-9.]+) s", incident.why)
         assert seconds is not None and float(seconds[1]) < 8, incident.why
     for arguments, words in (

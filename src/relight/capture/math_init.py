@@ -33,10 +33,8 @@ def warm_up_vector_math() -> None:
     if _done:
         return
     _done = True
-    with (
-        torch.no_grad(),
-        contextlib.suppress(MemoryError, RuntimeError),
-    ):  # out of memory: training will make these calls itself, or fail
+    with torch.no_grad(), contextlib.suppress(MemoryError, RuntimeError):
+        # out of memory: training will make these calls itself, or fail
         for dtype in (torch.float32, torch.float64):
             values = torch.full((_FEW,), 0.5, dtype=dtype, device="cpu")
             for name in _FUNCTIONS:

@@ -154,10 +154,8 @@ class _Listener:
         self.address = name_of("lending", secrets.token_hex(16))
         self._listener: Listener | None = None
         self.socket: socket.socket | None = None
-        with (
-            contextlib.suppress(OSError),
-            LocalDirectory() as directory,
-        ):  # without one no rank connects, and each reads by itself
+        with contextlib.suppress(OSError), LocalDirectory() as directory:
+            # without one no rank connects, and each reads by itself
             self._listener = directory.listen(self.address, 1024)
             self.socket = self._listener.socket
 

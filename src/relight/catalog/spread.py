@@ -25,10 +25,8 @@ def pieces_named(opened: Opened, wanted: Callable[[str], bool]) -> dict[str, Pie
             if wanted(tensor.name):
                 by_name.setdefault(tensor.name, []).append((part.rank, tensor))
     rows: dict[str, Pieces] = {}
-    for (
-        name,
-        pieces,
-    ) in by_name.items():  # an empty piece only means that another part has the bytes; one copy of a scalar is enough
+    for name, pieces in by_name.items():
+        # an empty piece only means that another part has the bytes; one copy of a scalar is enough
         with_bytes = [(rank, piece) for rank, piece in pieces if piece.length]
         rows[name] = (with_bytes or pieces)[: None if pieces[0][1].shape else 1]
     return rows

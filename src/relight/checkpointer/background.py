@@ -529,9 +529,8 @@ class Background:
             dead = self._agent is not None and not self._agent.alive  # else it is only this end that was closed
             if self._committed(done.report.id):
                 done = SaveOutcome(done.report, None)
-            elif (
-                seat is not None and dead
-            ):  # another rank may wait for this part, and this rank's training for that rank
+            elif seat is not None and dead:
+                # another rank may wait for this part, and this rank's training for that rank
                 abort_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
 

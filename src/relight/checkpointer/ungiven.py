@@ -83,11 +83,8 @@ class UngivenOptimizers:
                 self._given.add(optimizer)
                 return
             missed = _missed(optimizer, self._components)
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-        ):  # groups of another form than torch's: no report is worth ending the training
+        except (AttributeError, KeyError, TypeError):
+            # groups of another form than torch's: no report is worth ending the training
             return
         if missed is None:
             return

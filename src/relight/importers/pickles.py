@@ -268,9 +268,8 @@ class _Machine:
             state, target = stack.pop(), stack[-1]
             if isinstance(target, UnpickledObject):
                 target.state = state
-            elif not isinstance(
-                target, dict
-            ):  # attributes of an OrderedDict, such as a module's versions, are left out
+            elif not isinstance(target, dict):
+                # attributes of an OrderedDict, such as a module's versions, are left out
                 raise self._unsafe(f"a state for a {type(target).__name__}")
         elif code == ord("Q") and self._persistent is not None:
             stack.append(self._persistent(stack.pop()))

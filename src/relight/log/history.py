@@ -141,9 +141,8 @@ def fold(view: LogView | Sequence[Record]) -> History:
                 _repacked(history, str(body.data.get("id")))
             elif body.topic == ROLLED_BACK:
                 _rolled_back(history, body.data.get("before"), body.data.get("skip"), body.data.get("lr"))
-            elif (
-                body.topic == BEST_BY and record.epoch >= history.epoch
-            ):  # a superseded attempt does not rename what is best
+            elif body.topic == BEST_BY and record.epoch >= history.epoch:
+                # a superseded attempt does not rename what is best
                 history.best_by = _best_by(body.data.get("metric"), body.data.get("mode")) or history.best_by
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:

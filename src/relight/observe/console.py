@@ -58,12 +58,8 @@ def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mappi
         if line is not None and sys.stderr is not None:
             sys.stderr.write(f"relight: {line}\n")
             sys.stderr.flush()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        AttributeError,
-    ):  # closed, full, replaced, or entered again by a signal handler
+    except (OSError, ValueError, RuntimeError, AttributeError):
+        # closed, full, replaced, or entered again by a signal handler
         pass
 
 

@@ -201,10 +201,8 @@ def _profile() -> Any:
         provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider
         session = boto3.Session()
         credentials = session.get_credentials()
-        if credentials is None or credentials.method in (
-            "iam-role",
-            "container-role",
-        ):  # the library renews these by itself
+        if credentials is None or credentials.method in ("iam-role", "container-role"):
+            # the library renews these by itself
             return None
         return provider(session)
     except Exception:  # a broken profile: obstore reports what is missing

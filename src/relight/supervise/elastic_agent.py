@@ -152,11 +152,8 @@ class SupervisedAgent(LocalElasticAgent):
             if self._supervisor.steps:
                 # not earlier: spares would compete with the job's own imports
                 self._spares.fill(self._supervisor.ahead_bytes)
-        except (
-            OSError,
-            RuntimeError,
-            MemoryError,
-        ) as error:  # the ranks may train on: what this poll misses, a later one sees
+        except (OSError, RuntimeError, MemoryError) as error:
+            # the ranks may train on: what this poll misses, a later one sees
             if not (limit := limit_of(error)):
                 raise
             if not self._is_refused:

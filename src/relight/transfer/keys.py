@@ -220,9 +220,8 @@ def _files(store: EncryptedStore, prefix: str) -> Iterator[str]:
         if entry.is_dir:
             if key != KEYS_DIR:
                 yield from _files(store, key)
-        elif entry.name.startswith(
-            REWRITTEN_PREFIX
-        ):  # left by a killed rekey; a running one fails when its file is gone
+        elif entry.name.startswith(REWRITTEN_PREFIX):
+            # left by a killed rekey; a running one fails when its file is gone
             store.delete(key)
         elif not is_clear(key):
             yield key
