@@ -1,4 +1,4 @@
-"""A reader of Relight's format in at most 80 lines, written from docs/format.md alone. Shares no line with Relight."""
+"""A reader of Relight's format in at most 110 lines, written from docs/format.md alone. Shares no line with Relight."""
 
 import base64
 import io

@@ -122,7 +122,11 @@ def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None) -> l
             done = subprocess.run(
                 ["bash", "-c", command],
                 cwd=folder,
-                env={**environment(), **(more or {})},
+                env={
+                    **environment(),
+                    "PYTHONUNBUFFERED": "1",
+                    **(more or {}),
+                },  # as in a terminal: lines in their order
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

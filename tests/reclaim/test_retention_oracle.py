@@ -370,7 +370,7 @@ def test_checkpoints_after_a_rollback_target_count_for_no_rule() -> None:
     later = saves(store, 550)[1]
     plan = plan_prune(store, "run", keep(last=3))
     assert sorted(plan.going) == sorted([ids[1], ids[3]])
-    assert "went back" in next(verdict.reason for verdict in plan.verdicts if verdict.id == ids[1])
+    assert "returned to an earlier step" in next(verdict.reason for verdict in plan.verdicts if verdict.id == ids[1])
     assert sorted(execute(plan, store).retired) == sorted(plan.going)
     assert [checkpoint.id for checkpoint in attempt.history().live] == [ids[0], ids[2], *later]
     aside = [Candidate(f"c{seq}", seq, seq, verified=True, aside=True) for seq in range(4)]

@@ -163,7 +163,7 @@ def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch:
     supervisor = Supervisor(
         SuperviseRules(), HangTimeouts(), "job", tmp_path, notices=Notices(["http://127.0.0.1:9/notice"])
     )
-    page = supervisor.begin([0], {})[0]["RELIGHT_PULSE"]
+    page = supervisor.begin([0], {})[0]["RELIGHT_HEARTBEAT"]
     supervisor.started({0: os.getpid()})
     make_page(page)
     HeartbeatPage(page).write(
