@@ -228,6 +228,8 @@ _NO_MEMORY = re.compile(
     r"|std::bad_alloc|mmap of \d+ bytes failed"
 )
 """Messages of ``RuntimeError`` by which torch and its libraries report that memory was refused."""
+REFUSALS = (MemoryError, RuntimeError, OSError)
+"""Errors that a refusal of memory may be."""
 _FAILED_AT = re.compile(r"^\[enforce fail at [^\]]*\][^.]*\. ?")
 LESS_MEMORY = (
     "give the process more memory, or read less at once: restore(only=[…]), relight.load(only=[…]), or relight.load(mmap=True), which "
@@ -258,7 +260,7 @@ def memory_refusals(what: str, where: str = "") -> Iterator[None]:
     """Raise ``NoMemory`` if memory is refused in the block. What allocates a tensor itself names that tensor."""
     try:
         yield
-    except (MemoryError, RuntimeError, OSError) as error:
+    except REFUSALS as error:
         if isinstance(error, RelightError) or not is_no_memory(error):
             raise
         raise no_memory(error, what, where) from error

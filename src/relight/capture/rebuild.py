@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from relight.capture.tensors import TORCH_DTYPES
-from relight.errors import IncompatibleState, UnsafeContent, is_no_memory, no_memory
+from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_memory, no_memory
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
@@ -85,10 +85,6 @@ class FreshTensors:
         """Sinks for all tensors that were requested and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
         return {index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
-
-
-REFUSALS = (MemoryError, RuntimeError, OSError)
-"""Errors that a refusal of memory may be."""
 
 
 def refusal_of(stored: Tensor, error: BaseException) -> BaseException:

@@ -30,11 +30,12 @@ from relight.capture.optimizers import (
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
-from relight.capture.rebuild import REFUSALS, Thunk, refusal_of, torch_dtype
+from relight.capture.rebuild import Thunk, refusal_of, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.restore_plan import LAST, STATE, Planning
 from relight.capture.tensors import touched
 from relight.capture.typed_values import like
+from relight.errors import REFUSALS
 from relight.format import Leaf
 from relight.format.tree import join_path
 

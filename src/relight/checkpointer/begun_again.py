@@ -57,8 +57,7 @@ class NewLog:
         self._begun_after = progress.step if progress.step is not None else failed.step
         if isinstance(writer, Background) and isinstance(new_writer := loop.open_writer(), Background):
             new_writer.number_from(writer)
-        where = f"{session.store.url}/{session.run}"
-        text = f"{where} was removed: a new log is begun there; the older checkpoints are gone"
+        text = f"{session.location} was removed: a new log is begun there; the older checkpoints are gone"
         emit("run.renewed", text, run=session.run, store=session.store.url)
         if loop.hooks.grace.is_closing and progress.step is not None:  # no later step will save it
             loop.save(progress.step, END, progress.metrics, None, progress.micro_step, may_wait=True)

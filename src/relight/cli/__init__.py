@@ -176,7 +176,7 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except (OSError, ValueError):  # Python would try again at its end, and change the exit code to 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _discard_output()
 
 
 def _run() -> NoReturn:
@@ -235,5 +235,10 @@ def _run() -> NoReturn:
 
 def _end_without_reader() -> NoReturn:
     """Exit as if SIGPIPE had ended the process: the answer may not have arrived, so the exit code is neither yes nor no."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _discard_output()
     sys.exit(141)
+
+
+def _discard_output() -> None:
+    """Send what is still buffered for stdout to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from relight.capture import only_needed, sinks_by_part
-from relight.catalog import open_checkpoint
 from relight.catalog.merged_parts import MergedCheckpoint, check_pieces, whole_of
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.opened import Opened
@@ -49,12 +47,10 @@ class ReadByEveryRank:
     def open(self, copy: TierCopy) -> CheckpointView:
         """See ``RestoreTransport``."""
         assert self._places is not None
-        checkpoint, source, rank = copy.checkpoint, self._places.source_of(copy), self._ranks.world.rank
+        checkpoint, rank = copy.checkpoint, self._ranks.world.rank
         # No rank may continue to the collective exchange while another rank aborts.
         with read_on_all_ranks(self._ranks, f"opening checkpoint {checkpoint.id}"):
-            view = source.view
-            opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
-            opened = replace(opened, spares=source.spares)
+            opened = self._places.open(copy)
             part, check = opened.parts[0], self._near.check(opened)
             tensors: Sequence[Tensor]
             if len(opened.parts) > 1:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog import candidates
+from relight.catalog import Opened, candidates, open_checkpoint
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, read_further
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
@@ -18,16 +19,7 @@ from relight.observe import emit
 from relight.ranks.collective_errors import read_on_all_ranks
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
-from relight.store import ByteStore
 from relight.store.retry import first_contact
-
-
-class CopySource(NamedTuple):
-    """Where one copy of a checkpoint is read, and other places (``spares``) that have its bytes."""
-
-    store: ByteStore
-    view: LogView
-    spares: tuple[tuple[ByteStore, str], ...]
 
 
 class Places(NamedTuple):
@@ -37,17 +29,19 @@ class Places(NamedTuple):
     merged: Merged
     silent: set[int]
 
-    def source_of(self, copy: TierCopy) -> CopySource:
-        """Return where to read a copy."""
+    def open(self, copy: TierCopy) -> Opened:
+        """Open a copy, with the other copies as places to read the same bytes."""
         place = self.tiers[copy.place]
-        assert place.view is not None  # the tier's log has the checkpoint
+        view = place.view
+        assert view is not None  # the tier's log has the checkpoint
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
         others = [other for other in copies if other != copy and other.place not in self.silent]
         spares = tuple(
             (self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run))
             for other in others
         )
-        return CopySource(place.store, place.view, spares)
+        opened = open_checkpoint(place.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id)
+        return replace(opened, spares=spares)
 
     def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:
         """Yield the copies of each checkpoint, the nearest first."""

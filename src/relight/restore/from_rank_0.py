@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ import torch
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
-from relight.catalog import open_checkpoint
 from relight.catalog.merged_parts import MergedCheckpoint, whole_of
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
@@ -118,12 +116,7 @@ class ReadByRank0:
         message, doing = b"", f"opening checkpoint {copy.checkpoint.id}"
         with read_on_all_ranks(self._ranks, doing):
             if self._places is not None and self._near is not None:
-                source = self._places.source_of(copy)
-                view = source.view
-                opened = open_checkpoint(
-                    source.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id
-                )
-                opened = replace(opened, spares=source.spares)
+                opened = self._places.open(copy)
                 joined = whole_of(opened)
                 self._opened, message = (opened, joined), _manifest(opened, joined)
                 if self._request.only is None:  # before memory is allocated for the tensors
