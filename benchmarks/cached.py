@@ -24,10 +24,11 @@ from tests.store.servers import has_rados, moto, rados
 
 from benchmarks.drain import timed
 from benchmarks.machine import describe
-from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.catalog import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
+from relight.reader import open_checkpoint, read_tensors
 from relight.store import ByteStore, LocalStore
 from relight.store.blocks import BlockCache
 from relight.store.cached import CachedStore

@@ -21,8 +21,9 @@ import relight
 from benchmarks.cached import let_go
 from benchmarks.machine import describe
 from benchmarks.workloads import build
-from relight.catalog import Run, read_tensors
+from relight.catalog import Run
 from relight.layout import Bytes
+from relight.reader import read_tensors
 from relight.store import LocalStore
 
 LENGTH = 10

@@ -28,13 +28,14 @@ from obstore.store import S3Store
 from tests.store.servers import has_rados, moto, rados
 
 from benchmarks.machine import describe
-from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.catalog import Run
 from relight.catalog.tiers import announce
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.drain import drain
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.policy import Tiers, tier
+from relight.reader import open_checkpoint, read_tensors
 from relight.store import LocalStore, open_bytes
 from relight.store.object_writer import PARALLEL, PART_BYTES
 

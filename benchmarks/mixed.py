@@ -21,7 +21,7 @@ import relight
 from benchmarks.codecs import APART, Training
 from benchmarks.machine import describe
 from relight.catalog import Run
-from relight.catalog.storage_stats import stored_as
+from relight.reader.storage_stats import stored_as
 from relight.store import LocalStore
 
 

@@ -9,12 +9,8 @@ from typing import Any
 
 from relight.audit import recorded
 from relight.audit.facts import ActionFacts
-from relight.catalog import Run, VerifyFinding, check_pack, list_runs, open_checkpoint, open_run, read_tensors
-from relight.catalog import verify_checkpoint as _verify
+from relight.catalog import Run, list_runs, open_run
 from relight.catalog.find import choose, choose_all, nothing_there, report
-from relight.catalog.mapped import Mapped
-from relight.catalog.merged_parts import check_pieces, whole_of
-from relight.catalog.one_writer import apart
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
 from relight.format import decode_tree, encode_tree
@@ -27,6 +23,11 @@ from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.policy.units import check_bool
+from relight.reader import VerifyFinding, check_pack, open_checkpoint, read_tensors
+from relight.reader import verify_checkpoint as _verify
+from relight.reader.mapped import Mapped
+from relight.reader.merged_parts import check_pieces, whole_of
+from relight.reader.one_writer import apart
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment

@@ -16,8 +16,8 @@ import relight
 from relight.agent import slot_writer
 from relight.agent.messages import OpenRun
 from relight.agent.slot_writer import SlotWriter
-from relight.catalog import read
 from relight.log import Log, fold
+from relight.reader import chunk_reader as read
 from relight.reclaim import PruneReport
 from relight.store import LocalStore
 

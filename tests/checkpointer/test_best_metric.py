@@ -15,7 +15,6 @@ import torch
 import relight
 from relight.agent import SaveOutcome, SaveResult
 from relight.catalog import Run
-from relight.catalog.best_by import record_best_by
 from relight.checkpointer import awaited
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.hooks import CommittedSave
@@ -26,6 +25,7 @@ from relight.format.records import NoteBody
 from relight.log import Log, fold
 from relight.log.history import BEST_BY
 from relight.observe import Event, subscribe
+from relight.run_records.best_by import record_best_by
 from relight.save_reason import ASKED
 from relight.store import open_bytes
 from relight.transfer import execute_copy, plan_copy

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from at_hand import ids, request
 
-from relight.catalog.best_by import record_best_by
 from relight.commit import Attempt
 from relight.log import Log
+from relight.run_records.best_by import record_best_by
 from relight.store import open_bytes
 
 ACC = [0.1, 0.9, 0.5]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from at_hand import directory, flip, ids, request
 
-from relight.catalog import Run, open_run, read_tensors
+from relight.catalog import Run, open_run
 from relight.commit import Attempt
 from relight.errors import ConfigError, LeaseHeld, NoSpace
 from relight.layout import Bytes
+from relight.reader import read_tensors
 from relight.store import LocalStore, open_bytes
 from relight.store.disk import Disk
 from relight.transfer import execute_copy, plan_copy

@@ -24,6 +24,8 @@ HEAVY = (
     "msgspec",
     "blake3",
     "relight.catalog",
+    "relight.reader",
+    "relight.run_records",
     "relight.store",
     "relight.format",
     "relight.commit",

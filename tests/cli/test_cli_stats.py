@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from relight.catalog.stats import StatsSink, stats
 from relight.format.dtypes import DTYPES
+from relight.reader.stats import StatsSink, stats
 
 pytest.importorskip("numpy")
 

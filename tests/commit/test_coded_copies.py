@@ -12,8 +12,7 @@ from tests.commit.test_derived import Mixed
 from tests.commit.test_smaller import body_of, check, eager, request, state, weights
 
 import relight
-from relight.catalog import Run, verify_checkpoint
-from relight.catalog.packs import open_pack
+from relight.catalog import Run
 from relight.catalog.tiers import announce, drained_bytes
 from relight.commit import Attempt
 from relight.drain import drain, scrub
@@ -22,6 +21,8 @@ from relight.format.chunk_locations import OWN
 from relight.format.records import RetireBody
 from relight.log import Log, fold
 from relight.policy import Tiers, tier
+from relight.reader import verify_checkpoint
+from relight.reader.pack_reader import open_pack
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.transfer import copying, execute_copy, plan_copy

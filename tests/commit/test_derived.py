@@ -15,12 +15,12 @@ from torch import nn
 
 import relight
 from relight.catalog.locate import locate, locate_destination
-from relight.catalog.opened import Opened
 from relight.catalog.run import Run
-from relight.catalog.storage_stats import stored_as
 from relight.errors import CorruptCheckpoint
 from relight.format.derived import KINDS, encode_derived, is_rounded, parse_derived, rounded
 from relight.format.derived import SourceRange as Piece
+from relight.reader.opened import Opened
+from relight.reader.storage_stats import stored_as
 from relight.store import open_bytes
 from relight.testing.store_suite import refuses
 from relight.transfer import execute_copy, plan_copy
@@ -188,11 +188,11 @@ def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize("offset", [0, 60, 64, 100, 128, 200, 1 << 40])
 def test_what_is_derived_of_itself_or_of_nothing(offset: int) -> None:
     """A tensor derived from itself, from a derived one, or from beyond the end is refused at once."""
-    from relight.catalog.packs import StoredReader
     from relight.format import Digest
     from relight.format.chunk_locations import ChunkLocation as StoredPiece
     from relight.format.chunk_locations import PackChunks
     from relight.format.manifest import Pack
+    from relight.reader.pack_reader import StoredReader
     from relight.store import MemoryStore, put
 
     store, body = MemoryStore(), encode_derived(1, [Piece(offset, 64)])

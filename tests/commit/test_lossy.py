@@ -18,10 +18,10 @@ from torch import nn
 
 import relight
 from relight.catalog.run import Run
-from relight.catalog.storage_stats import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.format.lossy import BLOCK, BOUNDS, WAYS, LossyRange, decode_lossy, encode_lossy
 from relight.policy.compact import LOSSY_BOUNDS, Compact, lossy_ways
+from relight.reader.storage_stats import stored_as
 from relight.store import open_bytes
 from relight.testing.store_suite import refuses
 

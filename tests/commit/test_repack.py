@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import relight
-from relight.catalog import verify_checkpoint
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound
 from relight.log import fold
 from relight.policy import Keep
+from relight.reader import verify_checkpoint
 from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, open_bytes
 from relight.testing.killable_store import Killed, Mortal

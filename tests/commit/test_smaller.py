@@ -13,9 +13,6 @@ import pytest
 
 import relight
 from relight.catalog import Run
-from relight.catalog.packs import open_pack
-from relight.catalog.read import read_tensors
-from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, PackPlan, SaveInfo, SaveRequest, plan_save
 from relight.commit.chunk_index import IncrementalState, chunks_of, rows_of
 from relight.commit.save import new_id
@@ -27,6 +24,9 @@ from relight.layout.sources import copy_from
 from relight.log import fold
 from relight.policy import Keep
 from relight.policy.compact import Compact, Conditions, Experience
+from relight.reader.chunk_reader import read_tensors
+from relight.reader.pack_reader import open_pack
+from relight.reader.verify import verify_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import PAGE, ByteStore, LocalStore, MemoryStore, page_buffer
 

@@ -13,7 +13,6 @@ from torch import nn
 
 import relight
 from relight.catalog import Run
-from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
 from relight.commit.chunk_index import IncrementalState
 from relight.drain.scrub import scrub
@@ -21,6 +20,7 @@ from relight.log import fold
 from relight.policy import Keep
 from relight.policy.compact import Compact, Conditions, Experience
 from relight.policy.keep import Candidate, decide_keep
+from relight.reader.verify import verify_checkpoint
 from relight.reclaim import execute, plan_prune, prune_a_share
 from relight.reclaim.needs import oldest_together, unsure
 from relight.store import LocalStore, MemoryStore

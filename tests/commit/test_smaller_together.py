@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from thread_ranks import Ranks
 
-from relight.catalog import open_checkpoint
 from relight.catalog.run import Run
 from relight.commit import SaveReport, SaveRequest
 from relight.commit.chunk_index import DONORS_MAX, IncrementalState
@@ -20,6 +19,7 @@ from relight.layout import Bytes, Item
 from relight.log import fold
 from relight.policy import Keep
 from relight.policy.compact import Compact, Experience
+from relight.reader import open_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.versions.branching import branch
 

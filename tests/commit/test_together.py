@@ -13,7 +13,6 @@ import pytest
 import torch
 from thread_ranks import Ranks
 
-from relight.catalog import open_checkpoint
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.stale_model_check import StaleModelCheck
@@ -25,6 +24,7 @@ from relight.errors import Fenced, NoSpace, RelightError
 from relight.format.names import READY_DIR
 from relight.log import fold
 from relight.observe import counters
+from relight.reader import open_checkpoint
 from relight.save_reason import ASKED
 from relight.store import LocalStore
 

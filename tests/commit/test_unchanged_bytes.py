@@ -11,8 +11,6 @@ import torch
 
 import relight
 from relight.catalog import Run
-from relight.catalog.read import read_tensors
-from relight.catalog.storage_stats import stored_as, stored_of
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.chunk_index import OLDER_SAVES
 from relight.commit.save import LOSSY
@@ -20,6 +18,8 @@ from relight.format import encode_tree
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint
 from relight.policy.compact import CodecSample, Compact, Conditions, Experience, choose
+from relight.reader.chunk_reader import read_tensors
+from relight.reader.storage_stats import stored_as, stored_of
 from relight.store import LocalStore
 
 MIB = 1 << 20

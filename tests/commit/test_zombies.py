@@ -10,11 +10,11 @@ from typing import Any
 
 from thread_ranks import Ranks
 
-from relight.catalog import verify_checkpoint
 from relight.commit import Attempt, SaveReport
 from relight.commit.save import CommitTarget
 from relight.errors import RelightError
 from relight.log import Log, fold
+from relight.reader import verify_checkpoint
 from relight.store import LocalStore
 
 TRIALS = 160

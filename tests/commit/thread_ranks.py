@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relight.catalog import verify_checkpoint
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
@@ -16,6 +15,7 @@ from relight.format.names import parse_ready
 from relight.format.tree import Leaf
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
+from relight.reader import verify_checkpoint
 from relight.store import LocalStore
 
 ROW = 64

@@ -12,13 +12,14 @@ from functools import cache
 import pytest
 from forge import RUN, chunked, fixed
 
-from relight.catalog import Run, read_tensors, verify_checkpoint
-from relight.catalog.opened import Opened
+from relight.catalog import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint
 from relight.format import Leaf, encode_tree
 from relight.format.dtypes import dtype_named
 from relight.layout import Bytes, Item
+from relight.reader import read_tensors, verify_checkpoint
+from relight.reader.opened import Opened
 from relight.store import MemoryStore
 
 PLACES = int(os.environ.get("RELIGHT_DAMAGE_PLACES", "2000"))

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 from forge import DIRS, RUN, SEQ, STEPS, TENSORS, Forge, load, record_key, request, values
 
-from relight.catalog import candidates, open_checkpoint, read_tensors, verify_checkpoint, verify_log
+from relight.catalog import candidates
 from relight.commit import Attempt
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import decode_tree
 from relight.layout import Bytes
 from relight.log import Log, LogView, fold
+from relight.reader import open_checkpoint, read_tensors, verify_checkpoint, verify_log
 from relight.store import MemoryStore
 
 FILES = [

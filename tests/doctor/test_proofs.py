@@ -10,9 +10,9 @@ from typing import Any
 import at_hand
 import pytest
 
-from relight.catalog.proofs import DIRECTORY, KEPT, Proof, Verified, proofs_of, remember_proof
 from relight.errors import StoreUnavailable
 from relight.prove import FirstDifference, ProveReport
+from relight.run_records.proofs import DIRECTORY, KEPT, Proof, Verified, proofs_of, remember_proof
 from relight.store import LocalStore, open_bytes
 
 

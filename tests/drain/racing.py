@@ -25,13 +25,13 @@ from typing import Any
 import relight.log.identity as identity
 from relight.catalog.run import Run
 from relight.catalog.tiers import announce
-from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.log import Log, fold
 from relight.policy import Tiers, keep, tier
+from relight.reader.verify import verify_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import RUN, KnownFacts, check_history, examine, leftovers, read_state, save, state_of

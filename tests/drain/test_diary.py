@@ -10,9 +10,9 @@ import pytest
 from tests.drain.test_drain import begin
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog.incident_sync import DIRECTORY, sync_incidents
 from relight.drain import drain
 from relight.errors import StoreUnavailable
+from relight.run_records.incident_sync import DIRECTORY, sync_incidents
 from relight.store import LocalStore
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import IncidentLog, read_accounts

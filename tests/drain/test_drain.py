@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.catalog import Run
 from relight.catalog.tiers import announce, drained_to, merge, read_further
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
@@ -18,6 +18,7 @@ from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Keep, Tiers, keep, tier
+from relight.reader import open_checkpoint, read_tensors
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import LocalStore
 from relight.testing.store_suite import refuses

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from relight.catalog import Run, verify_checkpoint
+from relight.catalog import Run
 from relight.catalog.tiers import announce, tiers_of
 from relight.commit import Attempt
 from relight.drain import drain, scrub
 from relight.errors import Fenced, StoreUnavailable
 from relight.observe import subscribe
 from relight.policy import Tiers, keep
+from relight.reader import verify_checkpoint
 from relight.reclaim import execute, plan_prune
 from relight.store import LocalStore
 from relight.store.durable import Replacement

@@ -15,10 +15,10 @@ from tests.scripts import Script, run_script
 import relight
 from relight.agent import reach
 from relight.catalog import Run
-from relight.catalog.incident_sync import DIRECTORY
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format.records import CommitBody
 from relight.observe import counters
+from relight.run_records.incident_sync import DIRECTORY
 from relight.store import LocalStore, open_bytes
 from relight.testing.store_suite import refuses
 

@@ -13,12 +13,12 @@ from tests.log.test_log_stale_listings import save
 
 import relight.drain.outwards as outwards
 from relight.catalog import Run
-from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.errors import LeaseHeld, RelightError
 from relight.log import Log
+from relight.reader.verify import verify_checkpoint
 from relight.store import ByteStore, Entry, LocalStore, MemoryStore, Writer, open_bytes
 from relight.store.wrapper import StoreWrapper
 from relight.transfer.copying import Claimed, copy_one

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from relight.catalog import verify_checkpoint
 from relight.catalog.run import open_run
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, WrongKey
@@ -22,6 +21,7 @@ from relight.format.keyring import KEYS_DIR
 from relight.keys import Keychain, resolve, write_key_file
 from relight.layout import Bytes, Item
 from relight.log import read_store
+from relight.reader import verify_checkpoint
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.base import Entry
 from relight.store.encrypted import EncryptedStore

@@ -10,7 +10,6 @@ import pytest
 from tests.encryption.test_key_ring import encrypted, save
 
 import relight
-from relight.catalog import verify_checkpoint
 from relight.catalog.run import open_run
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.format.names import record_file
@@ -19,6 +18,7 @@ from relight.keys import StoreSecurity, write_key_file
 from relight.keys.signing import HashSigner, signer_of, trust_of, write_signing_key
 from relight.log import fold
 from relight.observe import subscribe
+from relight.reader import verify_checkpoint
 from relight.store import LocalStore, MemoryStore, open_bytes
 from relight.store.anchored import AnchoredStore
 from relight.store.encrypted import EncryptedStore

@@ -12,13 +12,13 @@ import torch
 import relight
 from relight.capture.tensors import TORCH_DTYPES
 from relight.catalog import open_run
-from relight.catalog.opened import Opened
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
 from relight.log import Log
+from relight.reader.opened import Opened
 from relight.store import LocalStore, open_bytes
 
 PLAIN = [name for name, dtype in TORCH_DTYPES.items() if dtype in {

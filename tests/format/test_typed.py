@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import relight
-from relight.catalog.incident_sync import DIRECTORY
 from relight.decode import from_json_bytes, from_msgpack
+from relight.run_records.incident_sync import DIRECTORY
 from relight.store import open_bytes
 from relight.supervise.incidents import read_accounts, read_incidents
 

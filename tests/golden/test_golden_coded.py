@@ -12,8 +12,9 @@ import torch
 from fingerprints import every_byte, hashed
 
 import relight
-from relight.catalog import Run, candidates, verify_checkpoint
-from relight.catalog.storage_stats import stored_as
+from relight.catalog import Run, candidates
+from relight.reader import verify_checkpoint
+from relight.reader.storage_stats import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint, WrongKey
 from relight.keys import write_key_file
 from relight.keys.guard import StoreSecurity

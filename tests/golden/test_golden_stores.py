@@ -12,7 +12,8 @@ import pytest
 from fingerprints import every_byte
 from render import render
 
-from relight.catalog import Run, candidates, list_runs, read_tensors, resolve, verify_checkpoint, verify_log
+from relight.catalog import Run, candidates, list_runs, resolve
+from relight.reader import read_tensors, verify_checkpoint, verify_log
 from relight.errors import CheckpointNotFound
 from relight.format import DTYPES, decode_tree
 from relight.format.records import COMMIT, FENCE, NOTE, RETIRE, RUN, TAG

@@ -10,22 +10,14 @@ from typing import Any
 
 from forge import request
 
-from relight.catalog import (
-    VerifyFinding,
-    candidates,
-    list_runs,
-    open_checkpoint,
-    open_run,
-    read_tensors,
-    verify_checkpoint,
-    verify_log,
-)
-from relight.catalog.opened import Opened
+from relight.catalog import candidates, list_runs, open_run
 from relight.commit import Attempt
 from relight.errors import RelightError
 from relight.format import decode_tree
 from relight.format.dtypes import dtype_named
 from relight.log import Checkpoint, LogView
+from relight.reader import VerifyFinding, open_checkpoint, read_tensors, verify_checkpoint, verify_log
+from relight.reader.opened import Opened
 from relight.store import ByteStore
 
 Values = dict[str, bytes]

@@ -15,9 +15,10 @@ from case import part_of
 from examine import Seen, Straight, examine, read_all
 from forge import RUN, SEQ, STEPS, Forge, dumps, load, values
 
-from relight.catalog import candidates, open_checkpoint
+from relight.catalog import candidates
 from relight.errors import RelightError
 from relight.log import Log, fold
+from relight.reader import open_checkpoint
 
 COUNT = int(os.environ.get("RELIGHT_FUZZ", "20000"))
 BATCHES = 8

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 import relight
-from relight.catalog import Run, list_runs, verify_checkpoint
+from relight.catalog import Run, list_runs
 from relight.format.names import parse_dir
 from relight.migrate.work import MIGRATED
+from relight.reader import verify_checkpoint
 from relight.store import open_bytes
 
 

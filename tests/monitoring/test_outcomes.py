@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from watched import RUN, make_run, stamp
 
-from relight.catalog.incident_sync import DIRECTORY
 from relight.cli.alerts import command
 from relight.format.records import FenceBody, NoteBody
 from relight.log import Log
 from relight.log.history import ROLLED_BACK
 from relight.monitoring import Watcher
 from relight.monitoring.rules import judge, usual_rules
+from relight.run_records.incident_sync import DIRECTORY
 from relight.store import open_bytes
 from relight.supervise.decide import ACTIONS, FENCED
 from relight.supervise.incidents import Incident

@@ -13,13 +13,14 @@ import pytest
 from in_process import MB, TOKEN, join, part_of, several
 
 from relight.arena import SharedMapping, allocate, lay_out
-from relight.catalog import Run, open_checkpoint, read_tensors
-from relight.catalog.opened import Opened
+from relight.catalog import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.peers import HeldPartFile, PeerService, Remote
+from relight.reader import open_checkpoint, read_tensors
+from relight.reader.opened import Opened
 from relight.store import LocalStore
 
 

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
-from relight.catalog import node_shared_read
-from relight.catalog.read import INLINE_BYTES
+from relight.reader import node_shared_read
+from relight.reader.chunk_reader import INLINE_BYTES
 from relight.testing.counting import CountingStore, but_packs
 
 

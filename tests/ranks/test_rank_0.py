@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import relight
-from relight.catalog import open_checkpoint
-from relight.catalog.one_writer import RANKS, apart
 from relight.checkpointer import session
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.format import decode_tree
 from relight.ranks.one_writer import OneWriter
+from relight.reader import open_checkpoint
+from relight.reader.one_writer import RANKS, apart
 from relight.store import LocalStore
 
 SIZE = 3

@@ -13,13 +13,13 @@ import torch
 import relight
 from relight.catalog import list_runs
 from relight.catalog.run import Run
-from relight.catalog.verify import verify_checkpoint, verify_log
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.doctor.facts_run import collect_run
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
 from relight.policy import keep
+from relight.reader.verify import verify_checkpoint, verify_log
 from relight.reclaim import (
     execute,
     execute_rebuild,

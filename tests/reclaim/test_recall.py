@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog import verify_checkpoint
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, Fenced
 from relight.log import Log, fold
 from relight.policy import keep
 from relight.policy.tiers import Tier, decode_tiers, encode_tiers
+from relight.reader import verify_checkpoint
 from relight.reclaim import due_of, execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
 from relight.store import LocalStore
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.catalog.branches import set_tag
-from relight.catalog.holds import hold, holds_of, release
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.format.records import NoteBody
@@ -20,6 +19,7 @@ from relight.log.history import ROLLED_BACK
 from relight.policy import Candidate, Keep, decide_keep, keep
 from relight.policy.keep import RULES
 from relight.reclaim import execute, plan_prune
+from relight.run_records.holds import hold, holds_of, release
 from relight.store import MemoryStore, Reader
 from relight.testing.invariants import saves
 

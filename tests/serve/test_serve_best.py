@@ -8,8 +8,8 @@ import numpy as np
 from tests.serve.made_server import serving
 
 import relight
-from relight.catalog.best_by import record_best_by
 from relight.log import Log
+from relight.run_records.best_by import record_best_by
 from relight.store import open_bytes
 
 

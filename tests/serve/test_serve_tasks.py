@@ -14,11 +14,11 @@ import pytest
 from tests.cli.at_hand import fill, request
 from tests.serve.made_server import Server, serving
 
-from relight.catalog.incident_sync import DIRECTORY
 from relight.catalog.run import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.log.identity import now_text
+from relight.run_records.incident_sync import DIRECTORY
 from relight.serve.actions import newest_account_time
 from relight.serve.pages_actions import ActionOutcome
 from relight.serve.scope import asking
@@ -98,7 +98,7 @@ def test_a_save_that_the_api_asks_for_is_made_and_reported(job: Run, server: Ser
 
 def test_a_save_without_a_supervisor_fails_with_a_hint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``relight run``, the task fails in time with a hint, and the audit log has the failure."""
-    monkeypatch.setattr("relight.catalog.save_requests.UNACKNOWLEDGED_S", 0.5)
+    monkeypatch.setattr("relight.run_records.save_requests.UNACKNOWLEDGED_S", 0.5)
     task = over(server, act(server, "save")["task"])
     assert task["state"] == FAILED and "not acknowledged within" in task["says"] and "USR1" in task["says"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"

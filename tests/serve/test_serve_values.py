@@ -13,7 +13,7 @@ from tests.serve.made_server import Server, serving
 
 import relight
 from relight.catalog.run import Run
-from relight.catalog.spread import CLASSES, pieces_named, spread_of
+from relight.reader.spread import CLASSES, pieces_named, spread_of
 from relight.serve import index as index_module
 from relight.serve.spread import statistics_of
 from relight.store import open_bytes

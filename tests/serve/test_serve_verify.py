@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from tests.cli.at_hand import fill, request
 
-from relight.catalog import VerifyFinding
-from relight.catalog.checked import checked
 from relight.catalog.run import Run
 from relight.comm.children import child_environment
 from relight.commit import Attempt
@@ -22,6 +20,8 @@ from relight.errors import CheckpointNotFound, StoreUnavailable, WrongKey
 from relight.keys import Keychain, StoreSecurity, write_key_file
 from relight.keys.chain import SETTING
 from relight.log import Checkpoint
+from relight.reader import VerifyFinding
+from relight.run_records.verification import checked
 from relight.serve import tasks_work, verify_process
 from relight.serve.pages_actions import ActionOutcome
 from relight.serve.tasks import ServerTask, Tasks

@@ -18,10 +18,10 @@ import torch
 
 import relight
 from relight.catalog.run import Run
-from relight.catalog.verify import verify_checkpoint
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
 from relight.observe import subscribe
 from relight.observe.events import Event
+from relight.reader.verify import verify_checkpoint
 from relight.store import ByteStore, LocalStore, put
 from relight.store.base import Reader
 from relight.store.blocks import BLOCK_BYTES, TRAILER_BYTES, BlockCache, blocks_from_settings, name_of

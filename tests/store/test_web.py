@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.log import Log, fold
+from relight.reader.verify import verify_checkpoint
 from relight.store import LocalStore, open_bytes, put
 from relight.store.web import WebStore
 from relight.testing.store_suite import refuses

@@ -16,7 +16,9 @@ from tests.serve.made_stores import make_store
 from tests.supervise.test_run import Job
 
 from relight.catalog.run import Run
-from relight.catalog.save_requests import (
+from relight.errors import ConfigError, StoreUnavailable
+from relight.heartbeat import request_path, take_request, write_request
+from relight.run_records.save_requests import (
     OLD_S,
     WHY_MAX,
     Answer,
@@ -27,8 +29,6 @@ from relight.catalog.save_requests import (
     request_of,
     wait_for_answer,
 )
-from relight.errors import ConfigError, StoreUnavailable
-from relight.heartbeat import request_path, take_request, write_request
 from relight.save_reason import requested_by
 from relight.store import open_bytes
 from relight.supervise.requests import Requests
@@ -68,7 +68,7 @@ def run(tmp_path: Path) -> Run:
 def test_a_request_is_obeyed_once_by_one_supervisor(run: Run) -> None:
     """Of two supervisors the first that polls obeys the request. The other, and a second poll, do nothing."""
     first, second = Watching(run), Watching(run)
-    seq = ask_for_save(run, "anna", "before  lunch")
+    seq = ask_for_save(run.store, run.name, "anna", "before  lunch")
     assert outcome_of(run.history(), seq) == Answer()
     assert first.poll() == ["anna: before lunch"] and first.poll() == ["anna: before lunch"]
     assert acknowledge(run.store, run.name, request_of(run.view().records[seq]), "elsewhere") is False  # type: ignore[arg-type]
@@ -79,11 +79,11 @@ def test_a_request_is_obeyed_once_by_one_supervisor(run: Run) -> None:
 
 def test_what_was_asked_before_the_job_began_is_not_obeyed(run: Run) -> None:
     """A job that starts after a request does not obey it."""
-    ask_for_save(run, "anna")
+    ask_for_save(run.store, run.name, "anna")
     later = Watching(run)
     assert later.poll() == []
-    ask_for_save(run, "bert")
-    ask_for_save(run, "carl")
+    ask_for_save(run.store, run.name, "bert")
+    ask_for_save(run.store, run.name, "carl")
     assert later.poll() == ["bert, carl"], "one save is for both"
 
 
@@ -91,7 +91,7 @@ def test_after_an_outage_only_requests_of_the_last_minute_are_obeyed(run: Run, m
     """A poll raises the store's errors, and the next poll begins at the same record."""
     for away_s, since_s, obeyed in ((600.0, OLD_S + 5, []), (600.0, OLD_S - 5, ["anna"])):
         watching = Watching(run)
-        seq = ask_for_save(run, "anna")
+        seq = ask_for_save(run.store, run.name, "anna")
 
         def silent(*_: object) -> bytes:
             raise StoreUnavailable("away", retryable=True)
@@ -108,9 +108,9 @@ def test_after_an_outage_only_requests_of_the_last_minute_are_obeyed(run: Run, m
 def test_a_job_that_cannot_save_on_request_reports_it(run: Run) -> None:
     """The caller of a request that cannot be obeyed gets the reason at once."""
     watching = Watching(run, cannot="no rank takes SIGUSR1")
-    seq = ask_for_save(run, "anna")
+    seq = ask_for_save(run.store, run.name, "anna")
     assert watching.poll() == []
-    answer = wait_for_answer(run, seq, 30.0)
+    answer = wait_for_answer(run.store, run.name, seq, 30.0)
     assert answer.over and "no rank takes SIGUSR1" in describe_outcome(answer, 1.0)
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_record_does_not_hide_the_request_after_it(run: Run, tmp_path:
     watching = Watching(run)
     head = run.view().head
     (tmp_path / "runs" / run.name / "log" / f"{head + 1:012d}.json").write_bytes(b"{")
-    ask_for_save(run, "anna")
+    ask_for_save(run.store, run.name, "anna")
     assert watching.poll() == ["anna"]
 
 
@@ -128,7 +128,7 @@ def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, w
     """An invalid reason is refused, because it would be stored in the checkpoint and shown on pages and terminals."""
     head = run.view().head
     with pytest.raises(ConfigError, match="reason"):
-        ask_for_save(run, "anna", why)
+        ask_for_save(run.store, run.name, "anna", why)
     assert run.view().head == head
 
 

@@ -20,9 +20,9 @@ import msgspec
 import psutil
 import pytest
 
-from relight.catalog.incident_sync import DIRECTORY, newest_accounts
 from relight.comm.ports import free_port
 from relight.keys.files import write_key_file
+from relight.run_records.incident_sync import DIRECTORY, newest_accounts
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, incidents_in, read_incidents

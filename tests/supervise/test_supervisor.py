@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog.incident_sync import DIRECTORY
 from relight.commit import Attempt
 from relight.errors import StoreUnavailable
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
 from relight.heartbeat.heartbeat_page import read_beat
 from relight.policy.rollback_env import BEFORE, SPLIT
+from relight.run_records.incident_sync import DIRECTORY
 from relight.store import Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.decide import SuperviseRules

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import relight
-from relight.catalog import verify_checkpoint
 from relight.catalog.branches import PREFIX
 from relight.catalog.run import Run, list_runs
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, WrongKey
 from relight.keys.files import write_key_file
 from relight.log import fold
 from relight.policy import Keep
+from relight.reader import verify_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall
 from relight.store import open_bytes
 from relight.testing.killable_store import Killed, Mortal

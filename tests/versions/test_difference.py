@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import relight
-from relight.catalog.opened import Opened
 from relight.catalog.run import Run
 from relight.cli.diff import _show
 from relight.errors import CorruptCheckpoint
+from relight.reader.opened import Opened
 from relight.store import open_bytes
 from relight.testing.counting import CountingStore
 from relight.versions.difference import diff, layer_of

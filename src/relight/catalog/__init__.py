@@ -1,26 +1,10 @@
-"""Find and read a run's checkpoints: by id, step, tag or metric; their verified tensors; their damage.
+"""Find a run's checkpoints: by path, id, step, tag or metric, over all its tiers; move tags.
 
-Invariants: if a good checkpoint exists, the newest one is found, and skipped checkpoints are reported. No byte is returned unchecked.
-May import ``log`` and everything below it. Writes nothing but tags and copies.
+Invariant: if a good checkpoint exists, the newest one is found, and skipped checkpoints are reported. May import ``reader``,
+``run_records``, ``log`` and everything below them. Writes nothing but tags and the list of a run's tiers.
 """
 
 from relight.catalog.find import candidates, resolve
-from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.read import check_pack, read_tensors
 from relight.catalog.run import Run, list_runs, open_run
-from relight.catalog.verify import VerifyFinding, verify_checkpoint, verify_log
 
-__all__ = [
-    "Opened",
-    "Run",
-    "VerifyFinding",
-    "candidates",
-    "check_pack",
-    "list_runs",
-    "open_checkpoint",
-    "open_run",
-    "read_tensors",
-    "resolve",
-    "verify_checkpoint",
-    "verify_log",
-]
+__all__ = ["Run", "candidates", "list_runs", "open_run", "resolve"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from relight.catalog.branches import check_free, set_tag
-from relight.catalog.opened import Opened, open_checkpoint
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, is_run_name
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.log.truncated import refuse_truncated
+from relight.reader.opened import Opened, open_checkpoint
 from relight.store import ByteStore
 from relight.store.anchored import anchored_runs
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog.checked import VerificationResult, damage
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody
 from relight.keys import StoreSecurity
@@ -35,6 +34,7 @@ from relight.policy.tiers import (
     encode_tiers,
     groups_of,
 )
+from relight.run_records.verification import VerificationResult, damage
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 from relight.store.wrapper import guard_of

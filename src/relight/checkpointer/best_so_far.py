@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from relight.catalog.best_by import record_best_by
 from relight.catalog.find import best, metric_value
 from relight.checkpointer.awaited import MultiRankWait
 from relight.checkpointer.hooks import CommittedSave, Hook
@@ -17,6 +16,7 @@ from relight.log import History
 from relight.observe import emit
 from relight.policy import Keep, Tiers, Trigger
 from relight.policy.best_by import listed
+from relight.run_records.best_by import record_best_by
 
 
 class BestSoFar(Hook):

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import msgspec
 
-from relight.catalog.fresh_starts import fresh_starts, record_fresh_start
 from relight.catalog.tiers import Further
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
 from relight.commit import Attempt
@@ -16,6 +15,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreU
 from relight.log import History, Log, fold, newest_good
 from relight.log.history import FRESH_START
 from relight.ranks.group import RankGroup
+from relight.run_records.fresh_starts import fresh_starts, record_fresh_start
 from relight.store import ByteStore
 
 

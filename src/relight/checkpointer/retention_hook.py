@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from relight.catalog.branches import tag_if_possible
-from relight.catalog.checked import record_checked
 from relight.catalog.tiers import Further
 from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.commit import Attempt, CommitTarget
@@ -15,6 +14,7 @@ from relight.observe import emit
 from relight.policy import Keep
 from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
 from relight.restore.result import Resumed
+from relight.run_records.verification import record_checked
 from relight.store import ByteStore
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from relight.audit.facts import ActionFacts
 from relight.catalog.find import choose
-from relight.catalog.holds import holds_of
 from relight.catalog.locate import locate
 from relight.catalog.run import Run, list_runs
 from relight.errors import RelightError
 from relight.log import Checkpoint, History, LogView, fold
+from relight.run_records.holds import holds_of
 from relight.versions.stages import earlier_in, next_stage
 
 Given = Mapping[str, Any]

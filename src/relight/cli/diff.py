@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from relight.catalog.opened import Opened
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, number, paint, plural, progress, size, table
+from relight.reader.opened import Opened
 from relight.versions.difference import CHANGED, SAME, Difference, ValueChange, bytes_to_read, diff
 
 _SHOWN = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from relight.catalog.holds import hold, holds_of, release
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape
 from relight.errors import ConfigError
+from relight.run_records.holds import hold, holds_of, release
 
 
 @click.command("hold")

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from relight.catalog.checked import VerificationResult, checked
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
@@ -14,6 +13,7 @@ from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plu
 from relight.drain.outwards import residency
 from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
+from relight.run_records.verification import VerificationResult, checked
 from relight.store.anchored import anchor_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from relight.catalog import Run
-from relight.catalog.proofs import PROVED, Proof, remember_proof
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, table, warn
 from relight.errors import RelightError
 from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.prove import ProveOptions, ProveReport, run
+from relight.run_records.proofs import PROVED, Proof, remember_proof
 
 
 @click.command("prove", context_settings={"allow_interspersed_args": False})

@@ -40,20 +40,20 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
       relight save runs/demo
       relight save s3://bucket/runs/demo --why "before the driver update"
     """
-    from relight.catalog.save_requests import Answer, ask_for_save, describe_outcome, wait_for_answer
+    from relight.run_records.save_requests import Answer, ask_for_save, describe_outcome, wait_for_answer
     from relight.versions.stages import who
 
     opened = open_run_at(path)
     began = time.monotonic()
     with _waiting() as show:
-        seq = ask_for_save(opened.run, who(), why)
+        seq = ask_for_save(opened.run.store, opened.run.name, who(), why)
         show(f"requested in record {seq}; relight run polls every 3 s")
 
         def report(answer: Answer) -> None:
             if not answer.over:
                 show(f"acknowledged on {escape(answer.acknowledged_by)}; waiting for the save")
 
-        answer = wait_for_answer(opened.run, seq, timeout, report)
+        answer = wait_for_answer(opened.run.store, opened.run.name, seq, timeout, report)
     waited, saved = time.monotonic() - began, answer.saved
     if as_json:
         saved_facts = {"id": saved.id, "step": saved.step, "reason": saved.body.reason} if saved is not None else {}

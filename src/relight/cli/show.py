@@ -10,10 +10,6 @@ from typing import Any
 
 import click
 
-from relight.catalog.checked import checked
-from relight.catalog.opened import Opened
-from relight.catalog.spread import Pieces, numbers_of, pieces_named
-from relight.catalog.storage_stats import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import (
@@ -36,6 +32,10 @@ from relight.format import Leaf, Root, Tensor, decode_tree
 from relight.format.class_names import CLASSES, name_in, recorded_classes
 from relight.format.tree import join_path
 from relight.policy.best_by import BEST, selector
+from relight.reader.opened import Opened
+from relight.reader.spread import Pieces, numbers_of, pieces_named
+from relight.reader.storage_stats import StoredAs, stored_as
+from relight.run_records.verification import checked
 from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")

@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from relight.catalog import VerifyFinding, verify_checkpoint, verify_log
-from relight.catalog.checked import record_checked
 from relight.catalog.locate import locate
-from relight.catalog.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, json_option, keep_events, open_run_at, read_run
 from relight.cli.output import emit_json, escape, hanging, paint, plural, progress, size
 from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
+from relight.reader import VerifyFinding, verify_checkpoint, verify_log
+from relight.run_records.proofs import VERIFIED, Proof, Verified, remember_proof
+from relight.run_records.verification import record_checked
 
 
 @click.command("verify")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relight.catalog.locate import Location, locate
-from relight.catalog.proofs import Proof, proofs_of
 from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import ConfigFacts, DoctorFacts, Drilled, Proven, RunFacts, StoreFacts, Trouble
 from relight.doctor.facts_config import collect_config
@@ -14,6 +13,7 @@ from relight.doctor.facts_machine import collect_machine
 from relight.doctor.facts_run import collect_run, measure_restore
 from relight.doctor.facts_store import collect_store
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.run_records.proofs import Proof, proofs_of
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 

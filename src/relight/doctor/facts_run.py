@@ -9,14 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from relight.catalog.checked import VerificationResult, checked
 from relight.catalog.find import metric_value
-from relight.catalog.holds import holds_of
-from relight.catalog.incident_sync import DIRECTORY as INCIDENTS
-from relight.catalog.opened import open_checkpoint
 from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, retired_among, tiers_of
 from relight.catalog.tiers import open_tier as opened_tier
-from relight.catalog.verify import verify_checkpoint
 from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import (
     AttemptFacts,
@@ -32,8 +27,13 @@ from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.truncated import whole_log
 from relight.policy.tiers import Tier, owed
+from relight.reader.opened import open_checkpoint
+from relight.reader.verify import verify_checkpoint
 from relight.reclaim import SweepPlan, plan_sweep
 from relight.reclaim.prune import candidates_of
+from relight.run_records.holds import holds_of
+from relight.run_records.incident_sync import DIRECTORY as INCIDENTS
+from relight.run_records.verification import VerificationResult, checked
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 from relight.supervise.incidents import Incident, once_each, recent_incidents

@@ -10,9 +10,6 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Run
-from relight.catalog.best_by import record_best_by
-from relight.catalog.fresh_starts import carry_fresh_start
-from relight.catalog.incident_sync import sync_incidents
 from relight.catalog.tiers import (
     Merged,
     Reach,
@@ -42,6 +39,9 @@ from relight.policy.keep import Candidate, with_recorded
 from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Tier, TierPace, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
+from relight.run_records.best_by import record_best_by
+from relight.run_records.fresh_starts import carry_fresh_start
+from relight.run_records.incident_sync import sync_incidents
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 from relight.transfer.copying import Claimed, copy_one

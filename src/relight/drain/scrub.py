@@ -17,9 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog import Run, VerifyFinding, verify_checkpoint
-from relight.catalog.checked import record_checked
-from relight.catalog.packs import open_pack
+from relight.catalog import Run
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, read_tier
 from relight.drain.outwards import Notify
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
@@ -28,6 +26,9 @@ from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, STORING, Pack
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
+from relight.reader import VerifyFinding, verify_checkpoint
+from relight.reader.pack_reader import open_pack
+from relight.run_records.verification import record_checked
 from relight.store import ByteStore, Reader, page_buffer
 from relight.store.base import write_whole
 from relight.store.wrapper import rewrites

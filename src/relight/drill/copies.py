@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from relight.api import load
 from relight.arena.memory import available_bytes
-from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run
 from relight.drill.rehearsals import RehearsalResult
 from relight.drill.stage import CannotTry, Wrong, own_store
@@ -25,6 +24,7 @@ from relight.log import Checkpoint
 from relight.log.listing import Folders
 from relight.observe.events import Event, subscribe
 from relight.policy import keep
+from relight.reader import verify_checkpoint, verify_log
 from relight.reclaim import execute, plan_prune
 from relight.store.base import encrypts
 from relight.transfer import execute_copy, plan_copy

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from relight.catalog.incident_sync import DIRECTORY
 from relight.catalog.run import Run
 from relight.drill.copies import CopyRehearsal
 from relight.drill.live import LiveJob, rehearsals_of
@@ -26,6 +25,7 @@ from relight.drill.stage import CannotTry, DrillJob, Wrong, own_store
 from relight.drill.target import DrillTarget
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
+from relight.run_records.incident_sync import DIRECTORY
 from relight.transfer import execute_copy, plan_copy
 
 R = TypeVar("R", Rehearsal, CopyRehearsal)

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run, list_runs
 from relight.drill.orders import DrillOrders
 from relight.drill.pace import Limit
@@ -24,6 +23,7 @@ from relight.errors import RelightError
 from relight.heartbeat import Heartbeat
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint
+from relight.reader import verify_checkpoint, verify_log
 from relight.store import ByteStore, open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
 

@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relight.catalog.merged_parts import MergedCheckpoint, renumber_leaves, whole_of
-from relight.catalog.opened import Opened
-from relight.catalog.slab_reader import SLAB_BYTES, Slab, SlabReader
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
 from relight.export.convert import FLOATS, narrowed, widened
@@ -25,6 +22,9 @@ from relight.format.records import FenceBody
 from relight.format.strict import shown
 from relight.layout import Item
 from relight.log import Log, fold
+from relight.reader.merged_parts import MergedCheckpoint, renumber_leaves, whole_of
+from relight.reader.opened import Opened
+from relight.reader.slab_reader import SLAB_BYTES, Slab, SlabReader
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
 

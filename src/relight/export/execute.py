@@ -15,15 +15,15 @@ import numpy as np
 
 from relight.audit import recorded
 from relight.audit.facts import ActionFacts
-from relight.catalog.merged_parts import MergedCheckpoint
-from relight.catalog.read import read_tensors
-from relight.catalog.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
 from relight.export.atomic_output import Landing
 from relight.export.average import read_average, readers_of
 from relight.export.outfile import ExportBuffers, OutFile
 from relight.export.plan import ExportPlan
 from relight.export.writing import Outgoing, Straight, TensorOffset
 from relight.layout import Sink
+from relight.reader.chunk_reader import read_tensors
+from relight.reader.merged_parts import MergedCheckpoint
+from relight.reader.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
 
 Progress = Callable[[int], None]
 SLAB_ELEMENTS = 4 << 20

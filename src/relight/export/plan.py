@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from relight.catalog.merged_parts import MergedCheckpoint, whole_of
-from relight.catalog.opened import Opened
 from relight.errors import ConfigError
 from relight.export.atomic_output import check_free
 from relight.export.average import Mixture, check_alike
@@ -15,6 +13,8 @@ from relight.export.files import MODEL, OutputFile, safetensors_files
 from relight.export.selection import ExportEntry, Options, SelectedTensors, choose
 from relight.export.torch_files import dcp_files, pt_files, split_values
 from relight.format.collector import collector_paused
+from relight.reader.merged_parts import MergedCheckpoint, whole_of
+from relight.reader.opened import Opened
 
 FORMATS = ("safetensors", "pt", "dcp")
 ENDINGS = {"safetensors": (".safetensors",), "pt": (".pt", ".pth", ".bin", ".ckpt"), "dcp": ()}

@@ -26,9 +26,8 @@ from relight.capture.load_tree import thunks
 from relight.capture.rebuild import FreshTensors, Thunk
 from relight.capture.regions import Region, Regions
 from relight.capture.tensors import TORCH_DTYPES, touch_all
-from relight.catalog import Opened, Run, candidates, check_pack, open_checkpoint, open_run, read_tensors
+from relight.catalog import Run, candidates, open_run
 from relight.catalog.find import choose_all, nothing_there, report
-from relight.catalog.merged_parts import MergedCheckpoint, check_pieces, whole_of
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
 from relight.format import Leaf
 from relight.format.collector import collector_paused
@@ -37,6 +36,8 @@ from relight.integrations.dcp_write import number_in
 from relight.layout import Box, Sink, whole
 from relight.log import Checkpoint, LogView
 from relight.observe import emit
+from relight.reader import Opened, check_pack, open_checkpoint, read_tensors
+from relight.reader.merged_parts import MergedCheckpoint, check_pieces, whole_of
 from relight.store import open_bytes
 from relight.store.urls import split_run
 

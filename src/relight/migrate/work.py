@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from relight.catalog import Opened, Run, verify_checkpoint
-from relight.catalog.merged_parts import whole_of
-from relight.catalog.slab_reader import SLAB_BYTES, SlabReader, is_straight, slabs_of
+from relight.catalog import Run
 from relight.commit.chunk_index import IncrementalState
 from relight.errors import LeaseHeld, RelightError
 from relight.importers import detect, import_checkpoint
 from relight.importers.found import plant
 from relight.migrate.journal import MigrationJournal
 from relight.policy.compact import Compact
+from relight.reader import Opened, verify_checkpoint
+from relight.reader.merged_parts import whole_of
+from relight.reader.slab_reader import SLAB_BYTES, SlabReader, is_straight, slabs_of
 from relight.store import open_bytes
 
 MIGRATED = "relight.migrated"

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from relight.catalog.incident_sync import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.decode import from_json_bytes
 from relight.errors import CheckpointNotFound, RelightError
+from relight.run_records.incident_sync import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.catalog.checked import VerificationResult, checked
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, tiers_of
@@ -20,6 +19,7 @@ from relight.monitoring.files import EventFiles
 from relight.monitoring.incident_reader import Diary, recent_failures
 from relight.monitoring.outcomes import Outcomes, outcomes_of
 from relight.observe.metrics import BY_NAME, METRICS
+from relight.run_records.verification import VerificationResult, checked
 from relight.store import ByteStore
 from relight.store.urls import absolute, split_run
 from relight.supervise.decide import ACTIONS

@@ -1,7 +1,7 @@
 """``writer="rank 0"``: rank 0 gathers all state, and only rank 0 accesses the store.
 
 See also ``rank_0`` (saves), ``gather`` (rank 0 requests boxes), ``restore.from_rank_0`` and
-``catalog.one_writer`` (the checkpoint that results, and reading it).
+``reader.one_writer`` (the checkpoint that results, and reading it).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from relight.capture import Captured, capture
-from relight.catalog.merged_parts import merge, renumber_leaves
-from relight.catalog.one_writer import OWN, RANKS
 from relight.comm import Communicator, RankTimeout
 from relight.decode import from_msgpack
 from relight.format import decode_tree, dtype_named, encode_tree
@@ -23,6 +21,8 @@ from relight.layout.routes import Gathering, Route, gatherings
 from relight.ranks.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.ranks.part_items import owned
 from relight.ranks.several import SeveralRanks, TablePlan
+from relight.reader.merged_parts import merge, renumber_leaves
+from relight.reader.one_writer import OWN, RANKS
 
 Given = TypeVar("Given")
 

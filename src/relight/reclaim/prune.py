@@ -6,11 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from relight.catalog.checked import damage
 from relight.catalog.find import metric_value
-from relight.catalog.holds import holds_of
 from relight.catalog.tiers import copying_to, drained_to, groups_in, newest_seq, pace_of, retired_among, tiers_of
-from relight.catalog.verify import verify_checkpoint
 from relight.errors import StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
 from relight.log import Checkpoint, History, Log, LogView, fold, line_of, newest_good
@@ -20,9 +17,12 @@ from relight.log.truncated import refuse_truncated
 from relight.policy import Candidate, Keep, KeepVerdict, decide_keep
 from relight.policy.keep import with_recorded
 from relight.policy.tiers import owed, safe_on
+from relight.reader.verify import verify_checkpoint
 from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
 from relight.reclaim.recall import due_of, sweep_recallable
 from relight.reclaim.sweep import delete_checkpoints
+from relight.run_records.holds import holds_of
+from relight.run_records.verification import damage
 from relight.store import ByteStore
 
 

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.read import check_pack
-from relight.catalog.verify import verify_checkpoint
 from relight.commit.save import commit_body
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format import hexdigest
@@ -27,6 +24,9 @@ from relight.log.ancestors import REBUILT as REBUILT_FENCE
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.listing import has_records
 from relight.log.truncated import REBUILDING, REBUILT, is_being_rebuilt
+from relight.reader.chunk_reader import check_pack
+from relight.reader.opened import Opened, open_checkpoint
+from relight.reader.verify import verify_checkpoint
 from relight.store import ByteStore
 from relight.store.anchored import anchor_of
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from relight.catalog.holds import holds_of
 from relight.log import History, Log, fold
 from relight.policy import Keep, decide_keep
 from relight.policy.keep import with_recorded
 from relight.reclaim.prune import PruneReport, candidates_of, prune_a_share
+from relight.run_records.holds import holds_of
 from relight.store import ByteStore
 
 _PAUSES_S = 0.2, 5.0

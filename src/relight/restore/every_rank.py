@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from relight.capture import only_needed, sinks_by_part
-from relight.catalog.merged_parts import MergedCheckpoint, check_pieces, whole_of
-from relight.catalog.one_writer import apart, saved_by, with_own
-from relight.catalog.opened import Opened
 from relight.catalog.tiers import TierCopy
 from relight.format import Tensor, decode_tree
 from relight.layout import Sink
 from relight.ranks.collective_errors import read_on_all_ranks
+from relight.reader.merged_parts import MergedCheckpoint, check_pieces, whole_of
+from relight.reader.one_writer import apart, saved_by, with_own
+from relight.reader.opened import Opened
 from relight.restore.find import Places, agreed, read_places
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader

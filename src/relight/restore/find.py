@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog import Opened, candidates, open_checkpoint
+from relight.catalog import candidates
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, read_further
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
@@ -17,6 +17,7 @@ from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.ranks.collective_errors import read_on_all_ranks
+from relight.reader import Opened, open_checkpoint
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
 from relight.store.retry import first_contact

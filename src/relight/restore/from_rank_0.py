@@ -16,9 +16,6 @@ import torch
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
-from relight.catalog.merged_parts import MergedCheckpoint, whole_of
-from relight.catalog.one_writer import saved_by, with_own
-from relight.catalog.opened import Opened
 from relight.catalog.tiers import TierCopy
 from relight.comm import RankTimeout
 from relight.decode import from_msgpack
@@ -34,6 +31,9 @@ from relight.ranks.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
 from relight.ranks.group import SINGLE_RANK
 from relight.ranks.one_writer import OneWriter
 from relight.ranks.remote_errors import decode_error, encode_error
+from relight.reader.merged_parts import MergedCheckpoint, whole_of
+from relight.reader.one_writer import saved_by, with_own
+from relight.reader.opened import Opened
 from relight.restore.find import Places, read_places, reported
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader

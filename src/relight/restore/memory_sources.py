@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from relight.agent import Agent, HeldPart, reach
-from relight.catalog import check_pack
-from relight.catalog.opened import Opened
-from relight.catalog.read import cpu_threads
 from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable, known
 from relight.observe import emit
 from relight.peers import Remote
+from relight.reader import check_pack
+from relight.reader.chunk_reader import cpu_threads
+from relight.reader.opened import Opened
 from relight.store import ByteStore, Reader
 
 ASK_S = 150.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relight.catalog import read_tensors
-from relight.catalog.node_shared_read import read_together
-from relight.catalog.opened import Opened
-from relight.catalog.read import plan_wants
 from relight.comm import this_node
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.layout import Sink
 from relight.observe import emit
 from relight.ranks.group import RankGroup
+from relight.reader import read_tensors
+from relight.reader.chunk_reader import plan_wants
+from relight.reader.node_shared_read import read_together
+from relight.reader.opened import Opened
 from relight.restore.memory_sources import MEMORY, PEERS, MemorySources
 
 

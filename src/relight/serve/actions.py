@@ -15,9 +15,7 @@ from relight.audit import AuditLog
 from relight.audit.effects import ACTIONS as EFFECTS_OF
 from relight.audit.facts import ActionFacts
 from relight.catalog.branches import check_free
-from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
-from relight.catalog.save_requests import REQUEST_POLL_S, WHO_MAX, ask_for_save
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_run_name
 from relight.log import Checkpoint
@@ -27,6 +25,8 @@ from relight.policy import keep
 from relight.policy.best_by import is_best
 from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.run_names import dir_of, run_name
+from relight.run_records.holds import hold, holds_of, release
+from relight.run_records.save_requests import REQUEST_POLL_S, WHO_MAX, ask_for_save
 from relight.serve.index import Index
 from relight.serve.pages_actions import ActionOutcome, Planned
 from relight.serve.pages_views import ACTIONS
@@ -385,7 +385,7 @@ class Actions:
         )
 
         def do() -> ActionOutcome:
-            seq = ask_for_save(run, who.name[:WHO_MAX], why)
+            seq = ask_for_save(run.store, run.name, who.name[:WHO_MAX], why)
             task = self._tasks.begin(
                 "save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S)
             )

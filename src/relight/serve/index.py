@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
-from relight.catalog.checked import VerificationResult, checked, damage
 from relight.catalog.find import Chosen, choose
-from relight.catalog.merged_parts import whole_of
-from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.storage_stats import stored_of
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
 from relight.log import Checkpoint, History
 from relight.log.identity import seconds_since_epoch
 from relight.policy.tiers import decode_tiers
+from relight.reader.merged_parts import whole_of
+from relight.reader.opened import Opened, open_checkpoint
+from relight.reader.storage_stats import stored_of
 from relight.run_names import dir_of
+from relight.run_records.verification import VerificationResult, checked, damage
 from relight.serve.event_feed import EventFeed
 from relight.serve.jobs import Jobs, Progress
 from relight.serve.pieces import short_audit, thinned

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from relight.catalog.checked import damage
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.errors import ConfigError, RelightError
@@ -19,6 +18,7 @@ from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.monitoring.incident_reader import Diary
 from relight.reclaim.recall import due_of
+from relight.run_records.verification import damage
 from relight.serve.pages_words import span
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account

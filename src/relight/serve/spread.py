@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relight.catalog.opened import Opened
-from relight.catalog.spread import numbers_of, pieces_named, spread_of
 from relight.errors import CheckpointNotFound
+from relight.reader.opened import Opened
+from relight.reader.spread import numbers_of, pieces_named, spread_of
 from relight.serve.jobs import Progress
 from relight.serve.pages_words import number
 from relight.serve.values import Statistics

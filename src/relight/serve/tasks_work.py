@@ -12,14 +12,14 @@ from contextlib import suppress
 
 import msgspec
 
-from relight.catalog.checked import record_checked
 from relight.catalog.run import Run
-from relight.catalog.save_requests import Answer, describe_outcome, wait_for_answer
 from relight.comm.children import child_command, child_environment
 from relight.decode import from_json_bytes
 from relight.drill.report import DrillReport, lines_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.log import Checkpoint
+from relight.run_records.save_requests import Answer, describe_outcome, wait_for_answer
+from relight.run_records.verification import record_checked
 from relight.serve.pages_actions import ActionOutcome
 from relight.serve.tasks import ServerTask
 from relight.serve.verify_process import VerifyMessage, VerifyResult
@@ -43,7 +43,7 @@ def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOu
         if not answer.over:
             task.add_line(f"received on {answer.acknowledged_by}; it saves at the end of its step")
 
-    answer = wait_for_answer(run, seq, timeout_s, report, task.ending)
+    answer = wait_for_answer(run.store, run.name, seq, timeout_s, report, task.ending)
     return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 

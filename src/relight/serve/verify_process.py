@@ -16,12 +16,12 @@ from collections.abc import Callable
 import msgspec
 
 from relight.catalog.run import Run
-from relight.catalog.verify import verify_checkpoint
 from relight.comm import lower_priority
 from relight.errors import CheckpointNotFound, RelightError, error_of
 from relight.keys import StoreSecurity
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.log import fold
+from relight.reader.verify import verify_checkpoint
 from relight.store import open_bytes
 
 NICE = 10

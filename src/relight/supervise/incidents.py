@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from relight.catalog.incident_sync import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.decode import from_json_bytes
 from relight.errors import RelightError
 from relight.log.identity import now_text
 from relight.policy.rollback_env import once_back, sane
+from relight.run_records.incident_sync import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Failure, FailureEvidence, Worker
 from relight.supervise.fencing_check import taken_over

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from relight.catalog.save_requests import OLD_S, REQUEST_POLL_S, SaveAsked, acknowledge, request_of
 from relight.comm import new_threads
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import Record, decode_record
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import seconds_since_epoch
 from relight.log.listing import newest_records
+from relight.run_records.save_requests import OLD_S, REQUEST_POLL_S, SaveAsked, acknowledge, request_of
 from relight.store import ByteStore
 
 NEW_MAX = 1024

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
-from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest, plan_save
 from relight.commit.save import Participant, new_id
@@ -29,6 +28,7 @@ from relight.format.names import READY_DIR
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.policy import Keep, keep
+from relight.reader import open_checkpoint, read_tensors
 from relight.reclaim import execute, plan_prune, recall
 from relight.store import ByteStore
 from relight.testing.scenario import RUN, Fact, KnownFacts, check_history, leftovers, perform, sweep

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
-from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run
 from relight.commit import Attempt, delete_directory
 from relight.errors import CheckpointNotFound, Fenced, RelightError, StoreUnavailable
@@ -20,6 +19,7 @@ from relight.format.names import LOG_DIR, CheckpointDir, record_file
 from relight.format.records import Body, CommitBody, FenceBody, Record, RetireBody, RunBody, TagBody
 from relight.log import Log, fold
 from relight.policy import Candidate, decide_keep, keep
+from relight.reader import verify_checkpoint, verify_log
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, put
 from relight.testing.disks import HookedDisk, SimulatedDisk

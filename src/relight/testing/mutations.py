@@ -37,9 +37,9 @@ SAVE, PRUNE, SWEEP, KEEP = (
 )
 DISK, READ, OPENED, VERIFY = (
     "relight.store.disk",
-    "relight.catalog.read",
-    "relight.catalog.opened",
-    "relight.catalog.verify",
+    "relight.reader.chunk_reader",
+    "relight.reader.opened",
+    "relight.reader.verify",
 )
 MANIFEST, STRICT, RECORDS, PACKS = (
     "relight.format.manifest",

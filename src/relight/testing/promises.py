@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
@@ -23,6 +22,7 @@ from relight.format.names import (
 )
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, LogView, fold
+from relight.reader import open_checkpoint, read_tensors, verify_checkpoint
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import relight.catalog.opened as opened_module
 import relight.commit.save as save_module
 import relight.format.names as names_module
 import relight.log.log as chain_module
 import relight.log.summary as summary_module
 import relight.log.truncated as truncated_module
+import relight.reader.opened as opened_module
 import relight.reclaim.sweep as sweep_module
-from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, RelightError
@@ -33,6 +32,7 @@ from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import checkpoint_dirs
 from relight.policy import Compact, keep
 from relight.policy.compact import Experience
+from relight.reader import open_checkpoint, read_tensors
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
 from relight.store import ByteStore
 from relight.testing.disks import SimulatedDisk

@@ -25,7 +25,7 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
-from relight.catalog import candidates, verify_checkpoint
+from relight.catalog import candidates
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest, plan_save
 from relight.commit.multi_rank import save_multi_rank
@@ -36,6 +36,7 @@ from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Compact, Keep, keep
 from relight.policy.compact import Experience
+from relight.reader import verify_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
 from relight.testing.durability_oracle import LOG, RUN
 from relight.testing.promises import FROZEN, ROW, AcknowledgedSave, Promises

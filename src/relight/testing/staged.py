@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import relight.catalog.opened as opened_module
-import relight.catalog.read as read_module
 import relight.commit.multi_rank as together_module
 import relight.commit.pack_writer as pack_writer_module
 import relight.commit.save as save_module
@@ -21,6 +19,8 @@ import relight.log.identity as identity_module
 import relight.log.listing as listing_module
 import relight.log.log as chain_module
 import relight.log.truncated as truncated_module
+import relight.reader.chunk_reader as read_module
+import relight.reader.opened as opened_module
 import relight.reclaim.sweep as sweep_module
 import relight.testing.durability_oracle as truth_module
 import relight.testing.promises as promises_module

@@ -16,10 +16,7 @@ from typing import Any
 
 import msgspec
 
-from relight.catalog import Opened, Run
-from relight.catalog.best_by import record_best_by
-from relight.catalog.packs import StoredReader, open_pack
-from relight.catalog.read import each_chunk
+from relight.catalog import Run
 from relight.commit import delete_directory
 from relight.commit.chunk_index import Chunks
 from relight.commit.save import check_written, new_id
@@ -39,6 +36,10 @@ from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.related import CONTINUES, Change, change, whole_history
+from relight.reader import Opened
+from relight.reader.chunk_reader import each_chunk
+from relight.reader.pack_reader import StoredReader, open_pack
+from relight.run_records.best_by import record_best_by
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
 from relight.transfer.stored_there import packs_there, there_already

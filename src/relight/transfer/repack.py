@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from relight.catalog.branches import needs_of
-from relight.catalog.opened import Opened
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound
 from relight.format import Digest
@@ -20,6 +19,7 @@ from relight.format.manifest import Pack
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.log.history import REPACKED
+from relight.reader.opened import Opened
 from relight.store.wrapper import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
 

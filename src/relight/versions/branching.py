@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog.best_by import record_best_by
 from relight.catalog.branches import BRANCH, PREFIX, held_in, lent_by, remove_branch_tag, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import check_run_name
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, Log, LogView, fold
+from relight.run_records.best_by import record_best_by
 
 
 class Branch(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from relight.catalog.branches import PREFIX
-from relight.catalog.merged_parts import whole_of
-from relight.catalog.opened import Opened
 from relight.catalog.run import Run
 from relight.format.tree import join_path
 from relight.log import Checkpoint, History
+from relight.reader.merged_parts import whole_of
+from relight.reader.opened import Opened
 from relight.versions.stages import notes_of, promotions, stages_of
 
 _POSITIONS = ("loader", "sampler")

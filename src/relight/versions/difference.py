@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from relight.catalog.merged_parts import MergedCheckpoint, whole_of
-from relight.catalog.opened import Opened
-from relight.catalog.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
+from relight.reader.merged_parts import MergedCheckpoint, whole_of
+from relight.reader.opened import Opened
+from relight.reader.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of
 from relight.versions.numbers import Apart, compare
 
 Progress = Callable[[int], None]

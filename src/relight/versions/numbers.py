@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from relight.catalog.stats import are_stored_as, values_of
 from relight.format import DTYPES
+from relight.reader.stats import are_stored_as, values_of
 
 _ROW = 8 << 10
 """Elements of one dot product: too few for BLAS to start threads, which would cost more than they save."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.packs import open_pack
-from relight.catalog.read import each_chunk
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
 from relight.format import Part, Tensor, decode_tree, dtype_named, encode_header
 from relight.format.collector import collector_paused
@@ -16,6 +13,9 @@ from relight.format.names import LOG_DIR
 from relight.format.pack import HEADER_BYTES_MAX, header_metadata, parse_header
 from relight.log import Checkpoint, Log, LogView, read_store
 from relight.log.truncated import refuse_truncated
+from relight.reader.chunk_reader import each_chunk
+from relight.reader.opened import Opened, open_checkpoint
+from relight.reader.pack_reader import open_pack
 from relight.store import ByteStore
 from relight.store.base import without_cache
 

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog.opened import Opened
-from relight.catalog.packs import StoredReader, files_of, location_text, open_pack
 from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, no_memory
 from relight.format import Digest, Part, Tensor
@@ -29,6 +27,8 @@ from relight.format.strict import shown
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink, address_of, copy_bytes, move, move_all
 from relight.observe import emit
+from relight.reader.opened import Opened
+from relight.reader.pack_reader import StoredReader, files_of, location_text, open_pack
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.base import READS_AT_ONCE, invalidate_cache, lanes_of
 from relight.store.retry import report_reread

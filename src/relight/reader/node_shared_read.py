@@ -26,14 +26,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import msgspec
 
 from relight.arena import PAGE, SharedMapping, adopt, allocate, freeze, reading
-from relight.catalog.opened import Opened
-from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, deliver_chunk, read_runs, runs_of
-from relight.catalog.read_assignment import LentRun, PackKey, assign_reads, decode_needs, encode_needs
 from relight.comm import new_threads
 from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.comm.proof import prove_as_caller, prove_as_listener
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
+from relight.reader.chunk_reader import INLINE_BYTES, ChunkRange, WantedChunk, Wants, deliver_chunk, read_runs, runs_of
+from relight.reader.opened import Opened
+from relight.reader.read_assignment import LentRun, PackKey, assign_reads, decode_needs, encode_needs
 
 LENT_BYTES = 16 << 20
 """Bytes of shared memory of all ranks of a node together, or two places per rank if that is more. Every restore allocates its

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relight.catalog.merged_parts import MergedCheckpoint
-from relight.catalog.opened import Opened
-from relight.catalog.read import Progress, read_tensors
 from relight.format import DTYPES
 from relight.layout import Box, Sink
 from relight.layout.chunks import CHUNK_BYTES
 from relight.layout.shards import boxes_of_run, intersection, placed, run_of
+from relight.reader.chunk_reader import Progress, read_tensors
+from relight.reader.merged_parts import MergedCheckpoint
+from relight.reader.opened import Opened
 from relight.store import page_buffer
 
 SLAB_BYTES = 4 * CHUNK_BYTES

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from relight.catalog.opened import Opened
 from relight.format.chunk_locations import OWN, ChunkLocation
 from relight.format.manifest import contents, tensors_in
 from relight.policy.compact import lossy_in
+from relight.reader.opened import Opened
 
 LOSSY = "relight.lossy"
 """Key in a root's ``user``, written by ``commit``: for each name pattern, the dtype as which its tensors are stored lossily."""

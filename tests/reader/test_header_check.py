@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from relight.catalog import verify
 from relight.commit import plan_save
 from relight.errors import CorruptCheckpoint
 from relight.format import Part
 from relight.format.manifest import Pack
 from relight.format.pack import header_metadata
 from relight.layout import Box, Bytes, Item
+from relight.reader import verify
 
 ITEMS = [
     Item("a", "float32", (2, 3), "param", Bytes(bytes(24))),

@@ -10,7 +10,6 @@ from tests.cli.at_hand import directory, fill, flip, ids, in_process, request
 from tests.scripts import run_script
 
 from relight.catalog import Run
-from relight.catalog.checked import checked, damage, record_checked
 from relight.commit import Attempt
 from relight.doctor.facts_run import collect_run
 from relight.drain.scrub import scrub
@@ -21,6 +20,7 @@ from relight.monitoring.event_metrics import Tally
 from relight.monitoring.overview import seen_of
 from relight.policy import keep
 from relight.reclaim import plan_prune
+from relight.run_records.verification import checked, damage, record_checked
 from relight.store import LocalStore, open_bytes
 
 PACK = "pack-00000-000.safetensors"

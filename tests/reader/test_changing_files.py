@@ -11,13 +11,15 @@ import pytest
 from examine import Seen, Straight, read_all
 from forge import DIRS, RUN, STEPS, Forge, load, request, values, write
 
-from relight.catalog import Run, candidates, list_runs, read, read_tensors, verify_checkpoint
-from relight.catalog.opened import Opened
+from relight.catalog import Run, candidates, list_runs
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
 from relight.log import Log
+from relight.reader import chunk_reader as read
+from relight.reader import read_tensors, verify_checkpoint
+from relight.reader.opened import Opened
 from relight.store import Disk, LocalStore
 
 PACK = f"{DIRS['c']}/pack-00000-000.safetensors"

@@ -22,11 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
-from relight.catalog import Run, candidates, node_shared_read, read_assignment
-from relight.catalog.node_shared_read import read_together
-from relight.catalog.opened import Opened
-from relight.catalog.read import Wants, plan_wants
-from relight.catalog.read_assignment import assign_reads, decode_needs, encode_needs
+from relight.catalog import Run, candidates
 from relight.comm import ThreadGroup, this_node
 from relight.comm.local_sockets import LocalDirectory, name_of
 from relight.comm.proof import ProofFailed, prove_as_caller
@@ -34,6 +30,11 @@ from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item, cut_chunks
+from relight.reader import node_shared_read, read_assignment
+from relight.reader.chunk_reader import Wants, plan_wants
+from relight.reader.node_shared_read import read_together
+from relight.reader.opened import Opened
+from relight.reader.read_assignment import assign_reads, decode_needs, encode_needs
 from relight.store import LocalStore, Reader
 from relight.testing.counting import CountingStore, but_packs
 
@@ -142,7 +143,7 @@ def test_each_rank_gets_its_tensors_and_bytes_are_read_once(
     monkeypatch.setattr(node_shared_read, "LENT_BYTES", chance.choice([1, 100_000]))
     monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 0)
     if chance.random() < 0.5:
-        monkeypatch.setattr("relight.catalog.read.INLINE_BYTES", 0)
+        monkeypatch.setattr("relight.reader.chunk_reader.INLINE_BYTES", 0)
     made = make(
         tmp_path, [chance.randbytes(chance.choice([0, 3, 500, 20_000, 70_000])) for _ in range(chance.randrange(1, 40))]
     )

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from relight.catalog.opened import Opened
-from relight.catalog.read import Progress, read_tensors
-from relight.catalog.stats import StatsSink, stats, values_of
 from relight.format import Tensor
 from relight.layout import Sink
+from relight.reader.chunk_reader import Progress, read_tensors
+from relight.reader.opened import Opened
+from relight.reader.stats import StatsSink, stats, values_of
 
 CLASSES = 48
 Pieces = Sequence[tuple[int, Tensor]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mmap import mmap
 
-from relight.catalog.merged_parts import MergedCheckpoint
-from relight.catalog.opened import Opened
 from relight.errors import ConfigError
 from relight.format import DTYPES, Tensor
 from relight.layout import whole
+from relight.reader.merged_parts import MergedCheckpoint
+from relight.reader.opened import Opened
 
 
 class Mapped:

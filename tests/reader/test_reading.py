@@ -12,13 +12,15 @@ from typing import NamedTuple
 import pytest
 from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
-from relight.catalog import Run, candidates, read, read_tensors
-from relight.catalog.opened import Opened
-from relight.catalog.read import cpu_threads
+from relight.catalog import Run, candidates
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
+from relight.reader import chunk_reader as read
+from relight.reader import read_tensors
+from relight.reader.chunk_reader import cpu_threads
+from relight.reader.opened import Opened
 from relight.store import Disk, LocalStore
 from relight.testing.disks import CountingDisk, ShortDisk
 

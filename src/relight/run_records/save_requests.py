@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.catalog.run import Run
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format import Record
 from relight.format.records import Body, NoteBody
@@ -59,14 +58,12 @@ class Answer(NamedTuple):
         return bool(self.refused) or self.saved is not None
 
 
-def ask_for_save(run: Run, by: str, why: str = "") -> int:
+def ask_for_save(store: ByteStore, run: str, by: str, why: str = "") -> int:
     """Request a save at the end of the job's step. Return the request's number. Cost: one record."""
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
         raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all printable")
-    written = _note(
-        run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})})
-    )
+    written = _note(store, run, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})}))
     assert written is not None
     return written.seq
 
@@ -124,7 +121,8 @@ def _is_requested(reason: SaveReason) -> bool:
 
 
 def wait_for_answer(
-    run: Run,
+    store: ByteStore,
+    run: str,
     seq: int,
     timeout_s: float,
     on_change: Callable[[Answer], None] = lambda _: None,
@@ -135,10 +133,10 @@ def wait_for_answer(
     ``on_change`` is called with each changed state. If the store does not answer for a while, it is polled again.
     Cost: two listings a second.
     """
-    ending, began, last_answer = ending or threading.Event(), time.monotonic(), Answer()
+    ending, began, last_answer, log = ending or threading.Event(), time.monotonic(), Answer(), Log(store, run)
     while not last_answer.over:
         try:
-            answer = outcome_of(run.history(), seq)
+            answer = outcome_of(fold(log.read()), seq)
         except StoreUnavailable as error:
             if not error.retryable:
                 raise

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from relight.catalog.one_writer import OWN, apart
-from relight.catalog.opened import Opened
-from relight.catalog.read import check_pack
 from relight.errors import UnsafeContent
 from relight.format import DTYPES, Leaf, Tensor, decode_tree
 from relight.layout import Box, whole
+from relight.reader.chunk_reader import check_pack
+from relight.reader.one_writer import OWN, apart
+from relight.reader.opened import Opened
 
 
 class StoredPiece(NamedTuple):
