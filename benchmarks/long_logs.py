@@ -29,8 +29,9 @@ from relight.format import Record, decode_record, encode_record, encode_store, h
 from relight.format.digest import ZERO_HEX
 from relight.format.names import CheckpointDir, record_file, summary_file
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, RetireBody, RunBody, StoreRecord
+from relight.format.topics import SUMMARY, SummaryNote
 from relight.log import Log, LogView, fold
-from relight.log.summary import SUMMARY_EVERY, TOPIC, condense, encode
+from relight.log.summary import SUMMARY_EVERY, condense, encode
 from relight.store import MemoryStore, open_bytes
 from relight.store.base import Entry
 
@@ -104,7 +105,7 @@ def write(log: Any, records: int) -> None:
             text = encode(summary)
             hash = hexdigest(text)
             log(f"{RUN}/log/{summary_file(seq, hash)}", text)
-            waiting = NoteBody(topic=TOPIC, data={"upto": seq, "hash": hash, "bytes": len(text)})
+            waiting = SUMMARY.note(SummaryNote(upto=seq, hash=hash, bytes=len(text)))
             brief, tail = LogView(RUN, STORE_ID, RUN_ID, summary.records, (), seq, prev, summary), []
         seq += 1
 

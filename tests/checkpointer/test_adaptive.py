@@ -19,8 +19,9 @@ from relight.checkpointer.adaptive_schedule import (
     measured_restarts,
 )
 from relight.commit import Attempt
-from relight.cost_model.schedule_note import TOPIC, decode
+from relight.cost_model.schedule_note import decode
 from relight.errors import ConfigError
+from relight.format.topics import SCHEDULE
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
 from relight.policy import TriggerInput, adaptive, best, every
@@ -202,7 +203,7 @@ def test_a_run_saves_by_it_and_its_log_keeps_why(tmp_path: Path) -> None:
     reasons = [event.fields["reason"] for event in events if event.name == "save.durable"]
     assert sum(reason.startswith("adaptive, every") for reason in reasons) >= 2
     notes = [note.body for note in fold(Log(open_bytes(str(tmp_path / "runs")), "demo").read()).notes]
-    decisions = [decode(note.data) for note in notes if note.topic == TOPIC]  # type: ignore[union-attr]
+    decisions = [decode(note.data) for note in notes if note.topic == SCHEDULE.name]  # type: ignore[union-attr]
     assert [decision.step for decision in decisions if decision is not None] == [
         decision.fields["step"] for decision in changed
     ]

@@ -22,8 +22,8 @@ from relight.checkpointer.inflight import InflightSaves
 from relight.checkpointer.save_handle import Save
 from relight.errors import StoreUnavailable
 from relight.format.records import NoteBody
+from relight.format.topics import BEST_BY
 from relight.log import Log, fold
-from relight.log.history import BEST_BY
 from relight.observe import Event, subscribe
 from relight.run_records.best_by import record_best_by
 from relight.save_reason import ASKED
@@ -69,7 +69,7 @@ def recorded(path: Path) -> list[tuple[str, str]]:
     return [
         (str(note.data["metric"]), str(note.data["mode"]))
         for note in notes
-        if isinstance(note, NoteBody) and note.topic == BEST_BY
+        if isinstance(note, NoteBody) and note.topic == BEST_BY.name
     ]
 
 
@@ -136,7 +136,7 @@ def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
     epoch = fold(log.read()).epoch
     record_best_by(log, ("loss", "min"), epoch - 1)
     for data in ({"metric": "loss", "mode": "min"},):
-        log.append(lambda view: (NoteBody(topic=BEST_BY, data=data), epoch - 1))  # noqa: B023
+        log.append(lambda view: (NoteBody(topic=BEST_BY.name, data=data), epoch - 1))  # noqa: B023
     for odd in (
         {},
         {"metric": "loss"},
@@ -144,7 +144,7 @@ def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
         {"metric": "loss", "mode": "less"},
         {"metric": "", "mode": "min"},
     ):
-        log.append(lambda view: (NoteBody(topic=BEST_BY, data=odd), epoch))  # type: ignore[arg-type] # noqa: B023
+        log.append(lambda view: (NoteBody(topic=BEST_BY.name, data=odd), epoch))  # type: ignore[arg-type] # noqa: B023
     assert fold(log.read()).best_by == ("acc", "max") and restored(run, "best") == 1
 
 

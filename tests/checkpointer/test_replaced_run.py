@@ -127,11 +127,11 @@ def test_no_new_log_is_begun_over_a_copy(tmp_path: Path, begin_again: bool) -> N
 def test_a_damaged_record_is_no_other_run(tmp_path: Path) -> None:
     """If a FENCE or the last record is damaged where it is stored, saves continue: their epoch is unchanged."""
     attempt = Attempt.begin(open_bytes(tmp_path), "run")
-    attempt.note("first", {})
+    attempt.note(NoteBody(topic="first", data={}))
     for file in sorted((tmp_path / "run" / "log").rglob("0*"))[1:]:
         file.chmod(0o600)
         file.write_bytes(b"damaged")
-    attempt.note("second", {})
+    attempt.note(NoteBody(topic="second", data={}))
     fresh = Log(open_bytes(tmp_path), "run").read()
     assert fold(fresh).epoch < attempt.epoch and fresh.damaged
     refuse_if_fenced(fresh, attempt.epoch)

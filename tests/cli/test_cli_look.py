@@ -11,6 +11,7 @@ import pytest
 from at_hand import CONTROL, HOSTILE, STEPS, directory, fenced, flip, ids, on_terminal, request
 
 from relight.commit import Attempt
+from relight.format.records import NoteBody
 from relight.store import open_bytes
 
 PROMISED = {
@@ -137,7 +138,7 @@ def test_nothing_stored_drives_the_terminal(relight, runs: Path) -> None:
             exact=[HOSTILE],
         )
     )
-    attempt.note(HOSTILE, {HOSTILE: HOSTILE})
+    attempt.note(NoteBody(topic=HOSTILE, data={HOSTILE: HOSTILE}))
     for arguments in (
         ["ls", "runs/demo"],
         ["ls", "runs"],

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from relight.cost_model import IntervalBounds, ScheduleInput, decide
-from relight.cost_model.schedule_note import TOPIC, encode
-from relight.format.records import NoteBody
+from relight.cost_model.schedule_note import encode
+from relight.format.topics import SCHEDULE
 from relight.log import Log
 from relight.store import open_bytes
 
@@ -40,7 +40,7 @@ def test_a_schedule_is_shown_decision_by_decision(runs: Path, relight) -> None:
     for step, stall in ((0, 1.0), (100, 4.0)):
         seen = ScheduleInput(step=step, step_s=1.0, stalls_s=(stall,), durables_s=(5.0,), failures=2, watched_s=7200.0)
         before = decide(seen, before, IntervalBounds(overhead=0.5))
-        note = NoteBody(topic=TOPIC, data=encode(step, before))
+        note = SCHEDULE.note(encode(step, before))
         log.read()
         log.append(lambda view, note=note: (note, 1))
     done = relight("explain", "schedule", "runs/demo")

@@ -13,8 +13,8 @@ from relight.cli import cli
 from relight.commit import Attempt
 from relight.cost_model import Costs, IntervalBounds, Level, ScheduleDecision, ScheduleInput, decide, level_intervals
 from relight.cost_model.schedule import AT_MOST_S, BOUND_SHARE, following
-from relight.cost_model.schedule_note import TOPIC, encode
-from relight.format.records import NoteBody
+from relight.cost_model.schedule_note import encode
+from relight.format.topics import SCHEDULE
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
 from relight.policy import adaptive
@@ -151,7 +151,7 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
     for number, decision in enumerate(
         (measured, guess, ScheduleDecision(60.0, 1, "of an older Relight", {"stall_s": 1.0, "durable_s": 2.0}))
     ):
-        note = NoteBody(topic=TOPIC, data=encode(number, decision))
+        note = SCHEDULE.note(encode(number, decision))
         log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
     history = fold(log.read())
     assert saves_cost(history) == (BLOCKED_S, BLOCKED_S)

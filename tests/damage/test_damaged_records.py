@@ -12,6 +12,7 @@ from relight.catalog import candidates
 from relight.commit import Attempt
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import decode_tree
+from relight.format.records import NoteBody
 from relight.layout import Bytes
 from relight.log import Log, LogView, fold
 from relight.reader import open_checkpoint, read_tensors, verify_checkpoint, verify_log
@@ -190,7 +191,7 @@ def test_two_lost_fences_leave_room_for_both() -> None:
     """The attempt of a missing FENCE never shares its epoch with a later attempt."""
     store = load(Forge().files)
     older = [Attempt.begin(store, RUN) for _ in range(3)]
-    older[0].note("weather", {})
+    older[0].note(NoteBody(topic="weather", data={}))
     for seq in (11, 12):
         store.delete(record_key(seq))
     assert Attempt.begin(store, RUN).epoch > older[-1].epoch

@@ -19,11 +19,11 @@ from relight.cost_model import Costs, Level, ScheduleDecision, level_intervals, 
 from relight.drain import drain
 from relight.errors import ConfigError
 from relight.format import encode_tree
-from relight.format.records import NoteBody
+from relight.format.topics import TIER_PACE
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers, keep, tier
 from relight.policy.keep import Candidate, Keep
-from relight.policy.tiers import NOW, PACE_TOPIC, TierPace, owed
+from relight.policy.tiers import NOW, TierPace, owed
 from relight.save_reason import of_record
 from relight.store import LocalStore, open_bytes
 
@@ -90,7 +90,7 @@ def made(attempt: Attempt, step: int, reason: str = "adaptive, every 1 s") -> st
 
 def paced(attempt: Attempt, **data: object) -> None:
     """Write the note about the paces of the attempt's tiers."""
-    note = NoteBody(topic=PACE_TOPIC, data=data)  # type: ignore[arg-type]
+    note = TIER_PACE.note(data)
     attempt.place.log.append(lambda view: (note, attempt.epoch))
 
 

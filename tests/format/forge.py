@@ -17,7 +17,7 @@ from blake3 import blake3
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.format.dtypes import dtype_named
-from relight.format.records import RetireBody, TagBody
+from relight.format.records import NoteBody, RetireBody, TagBody
 from relight.format.strict import seal
 from relight.layout import Bytes, Item
 from relight.layout.chunks import cut_chunks
@@ -110,7 +110,7 @@ def _good() -> Files:
         first.save(request(STEPS["a"]))
         log = first._place.log  # noqa: SLF001
         log.append(lambda view: (TagBody(name="keep", id="a" * 10), fold(view).epoch))
-        first.note("weather", {"rain": True, "mm": 3.5, "where": "é", "none": None})
+        first.note(NoteBody(topic="weather", data={"rain": True, "mm": 3.5, "where": "é", "none": None}))
         second = begin(reason="again")
         second.save(request(STEPS["b"], parents=["a" * 10]))
         second._place.log.append(lambda view: (RetireBody(ids=["z" * 10], reason="old"), 2))  # noqa: SLF001

@@ -19,6 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "format")]
 from forge import TIME, chunked, fixed, write  # noqa: E402
 from render import render  # noqa: E402
 
+from relight.format.records import NoteBody
 from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save  # noqa: E402
 from relight.commit.pack_writer import write_pack  # noqa: E402
 from relight.commit.save import check_written  # noqa: E402
@@ -151,7 +152,7 @@ def one_rank(expected: dict[str, Any]) -> MemoryStore:
             rows, tree = small(step)
             first.save(SaveRequest(SaveInfo(step=step, metrics={"loss": 1 / step}), tree=encode_tree(tree), items=items(rows)))
             keep(expected, "wx"[step - 1] * 10, [(rows, tree)])
-        first.note("weather", {"rain": True, "mm": 3.5, "n": 7, "where": "é", "none": None})
+        first.note(NoteBody(topic="weather", data={"rain": True, "mm": 3.5, "n": 7, "where": "é", "none": None}))
         log = first._place.log
         log.append(lambda view: (TagBody(name="good/one", id="x" * 10), 1))
         log.append(lambda view: (TagBody(name="gone", id="w" * 10), 1))

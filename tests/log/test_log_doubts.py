@@ -9,6 +9,7 @@ import pytest
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import Fenced, StoreUnavailable
 from relight.format import Leaf, encode_tree
+from relight.format.records import NoteBody
 from relight.layout import Bytes, Item
 from relight.log import fold
 from relight.store import MemoryStore
@@ -59,7 +60,7 @@ def superseded() -> tuple[Attempt, Attempt, Doubtful]:
     seen = Doubtful(store)
     old = Attempt.begin(seen, "run")
     new = Attempt.begin(store, "run")
-    new.note("hello", {})
+    new.note(NoteBody(topic="hello", data={}))
     return old, new, seen
 
 
@@ -92,5 +93,5 @@ def test_an_own_record_without_a_durable_name_is_in_doubt() -> None:
     attempt.save(request())
     seen.needs_sync = False
     with pytest.raises(Uncertain):
-        attempt.note("hello", {})
+        attempt.note(NoteBody(topic="hello", data={}))
     assert fold(Attempt.begin(store, "run").view()).notes[-1].body.topic == "hello"

@@ -14,9 +14,10 @@ from relight.errors import StoreUnavailable
 from relight.format import encode_record
 from relight.format.names import flat_record_file, parse_summary_file, record_file, summary_file
 from relight.format.records import NoteBody, Record
+from relight.format.topics import SUMMARY
 from relight.log import History, Log, LogView, fold
 from relight.log.listing import Folders
-from relight.log.summary import SUMMARY_EVERY, TOPIC, vouched
+from relight.log.summary import SUMMARY_EVERY, vouched
 from relight.store import LocalStore, MemoryStore
 from relight.store.base import Entry
 from relight.testing.scenario import save
@@ -77,7 +78,7 @@ def visible_to_all(view: LogView) -> list[object]:
 
 
 def _plain(note: Record) -> bool:
-    return isinstance(note.body, NoteBody) and note.body.topic != TOPIC
+    return isinstance(note.body, NoteBody) and note.body.topic != SUMMARY.name
 
 
 def test_a_first_read_costs_the_same_however_long_the_log_is() -> None:

@@ -20,12 +20,13 @@ from relight.format.records import (
     SweepBody,
     TagBody,
 )
+from relight.format.topics import BEST_BY, REBUILDING, REPACKED, ROLLED_BACK
+from relight.format.topics import REBUILT as REBUILT_NOTE
 from relight.log import FRESH, History, LogView, fold, line_of, newest_good
 from relight.log.ancestors import REBUILT
-from relight.log.history import BEST_BY, REPACKED, REPEATED_WITHIN, ROLLED_BACK
+from relight.log.history import REPEATED_WITHIN
 from relight.log.summary import condense, decode, encode
-from relight.log.truncated import REBUILDING, is_being_rebuilt
-from relight.log.truncated import REBUILT as REBUILT_TOPIC
+from relight.log.truncated import is_being_rebuilt
 from relight.log.view import Fault
 
 STORE, RUN = "5" * 32, "6" * 32
@@ -135,13 +136,13 @@ class Writer:
             self.fence()
         elif draw < 0.87:
             data: dict[str, Any] = {"before": pick.choice(live).step, "skip": f"{self.step}-{self.step + 2}", "lr": 0.5}
-            self.put(NoteBody(topic=ROLLED_BACK, data=data), epoch)
+            self.put(NoteBody(topic=ROLLED_BACK.name, data=data), epoch)
         elif draw < 0.89:
-            self.put(NoteBody(topic=BEST_BY, data={"metric": pick.choice("ab"), "mode": "min"}), epoch)
+            self.put(NoteBody(topic=BEST_BY.name, data={"metric": pick.choice("ab"), "mode": "min"}), epoch)
         elif draw < 0.91:
-            self.put(NoteBody(topic=REPACKED, data={"id": pick.choice(live).id}), epoch)
+            self.put(NoteBody(topic=REPACKED.name, data={"id": pick.choice(live).id}), epoch)
         elif draw < 0.93:
-            self.put(NoteBody(topic=pick.choice([REBUILDING, REBUILT_TOPIC]), data={}), epoch)
+            self.put(NoteBody(topic=pick.choice([REBUILDING.name, REBUILT_NOTE.name]), data={}), epoch)
         elif draw < 0.95:
             # void if the epoch is a superseded attempt's
             self.put(TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1))

@@ -13,9 +13,10 @@ from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
+from relight.format.records import NoteBody
+from relight.format.topics import ROLLED_BACK, RollbackNote
 from relight.layout import Bytes, Item
 from relight.log import History
-from relight.log.history import ROLLED_BACK
 from relight.policy.rollback_env import BEFORE, CUT, SKIP
 from relight.ranks.group import SINGLE_RANK
 from relight.restore.rollback import apply_requested_rollback, scale_learning_rates
@@ -78,10 +79,9 @@ def test_an_invalid_note_is_ignored(before: object, skip: object) -> None:
     """An invalid note rolls nothing back and skips no step."""
     attempt = Attempt.begin(MemoryStore(), RUN)
     save(attempt, 10)
-    attempt.note(
-        ROLLED_BACK,
-        {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip},
-    )  # type: ignore[dict-item]
+    fits = not isinstance(before, int) or abs(before) < 2**53
+    data = {"before": before, "skip": skip} if fits else {"skip": skip}
+    attempt.note(NoteBody(topic=ROLLED_BACK.name, data=data))  # type: ignore[arg-type]
     history = attempt.history()
     assert not history.skips and not history.rolled_back_ids
 
@@ -91,7 +91,7 @@ def test_further_tiers_are_rolled_back_too() -> None:
     near, far = Attempt.begin(MemoryStore(), RUN), Attempt.begin(MemoryStore(), RUN)
     for step in (10, 20, 30):
         save(near, step)
-    near.note(ROLLED_BACK, {"before": 20, "skip": "20-20"})
+    near.note(ROLLED_BACK.note(RollbackNote(before=20, skip="20-20")))
     save(far, 5)
     merged = merge([near.history(), far.history()]).history
     assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.rolled_back_ids) == 2
@@ -107,8 +107,8 @@ def test_learning_rates_are_lowered_once_for_each_rollback(monkeypatch: pytest.M
         monkeypatch.setenv(CUT, cut)
         apply_requested_rollback(store, RUN, SINGLE_RANK)
         second = save(attempt, 15)
-    attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": "much"})
-    attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 7.0})
+    attempt.note(NoteBody(topic=ROLLED_BACK.name, data={"before": 20, "skip": "", "lr": "much"}))
+    attempt.note(ROLLED_BACK.note(RollbackNote(before=20, lr=7.0)))
     third = save(attempt, 16)
     cuts = attempt.history().lr_factors
     assert cuts[first] == cuts[""] == pytest.approx(0.05) and second not in cuts and third not in cuts
@@ -168,7 +168,7 @@ def test_rates_that_were_not_restored_are_not_lowered_again(tmp_path: Path) -> N
         tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False
     ) as ckpt:
         ckpt.save(10, tag="kept")
-    Attempt.begin(open_bytes(str(tmp_path)), "run").note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 0.5})
+    Attempt.begin(open_bytes(str(tmp_path)), "run").note(ROLLED_BACK.note(RollbackNote(before=20, lr=0.5)))
     with relight.Checkpointer(
         tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False
     ) as ckpt:

@@ -11,8 +11,8 @@ from watched import RUN, make_run, stamp
 
 from relight.cli.alerts import command
 from relight.format.records import FenceBody, NoteBody
+from relight.format.topics import ROLLED_BACK, RollbackNote
 from relight.log import Log
-from relight.log.history import ROLLED_BACK
 from relight.monitoring import Watcher
 from relight.monitoring.rules import judge, usual_rules
 from relight.run_records.incident_sync import DIRECTORY
@@ -92,7 +92,7 @@ def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
 def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path) -> None:
     """Each alert has the node or the reason. Incidents older than a day raise none."""
     write(run, incident(90000, "hardware", "exclude_node", "n1"), incident(89000, "numerical", "roll back"))
-    append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 89000)
+    append(run, ROLLED_BACK.note(RollbackNote(before=41)), 89000)
     assert fired(run) == {}
     write(
         run,
@@ -109,7 +109,7 @@ def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path
 
 def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> None:
     """The run's log has the roll-back, with or without ``relight run``."""
-    append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 500)
+    append(run, ROLLED_BACK.note(RollbackNote(before=41)), 500)
     assert fired(run) == {"rolled_back": "the run was rolled back once within a day"}
 
 

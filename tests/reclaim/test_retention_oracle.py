@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from relight.catalog.branches import set_tag
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
-from relight.format.records import NoteBody
+from relight.format.topics import ROLLED_BACK, RollbackNote
 from relight.log import fold
-from relight.log.history import ROLLED_BACK
 from relight.policy import Candidate, Keep, decide_keep, keep
 from relight.policy.keep import RULES
 from relight.reclaim import execute, plan_prune
@@ -364,9 +363,7 @@ def test_checkpoints_after_a_rollback_target_count_for_no_rule() -> None:
     store = MemoryStore()
     attempt, ids, _ = saves(store, 500, 900, 950, 1000)
     set_tag(attempt.place.log, "odd", ids[2])
-    attempt.place.log.append(
-        lambda view: (NoteBody(topic=ROLLED_BACK, data={"before": 501, "skip": ""}), fold(view).epoch)
-    )
+    attempt.place.log.append(lambda view: (ROLLED_BACK.note(RollbackNote(before=501)), fold(view).epoch))
     later = saves(store, 550)[1]
     plan = plan_prune(store, "run", keep(last=3))
     assert sorted(plan.going) == sorted([ids[1], ids[3]])

@@ -14,15 +14,15 @@ from typing import NamedTuple
 from relight.audit.facts import ActionFacts, cut, without_secrets
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import Record
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
+from relight.format.topics import AUDIT, SUMMARY
 from relight.log import Log, read_store
-from relight.log.summary import TOPIC as SUMMARY_TOPIC
 from relight.observe import emit
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 
 SETTING = "RELIGHT_AUDIT"
-RUN, TOPIC = "audit", "audit"
+RUN = "audit"
 WORDS_MAX = 500
 RECORDS_KEPT = 4
 """Records kept in memory for each shown entry: its first record, its outcome, and room for log summaries."""
@@ -134,7 +134,7 @@ class AuditLog:
             if not self._started:
                 self._log.start()
                 self._started = True
-            note: Body = NoteBody(topic=TOPIC, data=data)
+            note: Body = AUDIT.note(data)
             written = self._log.append(lambda _: (note, 0))
             assert written is not None
             return written.seq
@@ -143,12 +143,9 @@ class AuditLog:
 def entries_of(records: Iterable[Record]) -> list[AuditEntry]:
     """Return the entries in ``records``: each first record with its outcome."""
     entries: dict[int, AuditEntry] = {}
-    for record in records:
-        body = record.body
-        if not isinstance(body, NoteBody) or body.topic != TOPIC:
-            continue
-        texts = {name: str(value) for name, value in body.data.items()}
-        begun = body.data.get("begun")
+    for record, data in AUDIT.among(records):
+        texts = {name: str(value) for name, value in data.items()}
+        begun = data.get("begun")
         if begun is None:
             entries[record.seq] = AuditEntry(
                 record.seq, record.time, texts.get("who", ""), texts.get("role", ""), texts.get("what", ""), texts.get("on", ""),
@@ -195,7 +192,7 @@ def check(store: ByteStore, anchor: str = "") -> AuditCheck:
 
 
 def _is_ours(body: Body) -> bool:
-    return isinstance(body, NoteBody) and body.topic in (TOPIC, SUMMARY_TOPIC)
+    return AUDIT.read(body) is not None or SUMMARY.read(body) is not None
 
 
 def book_from_settings() -> AuditLog | None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
-from relight.format.records import Body, CommitBody, FenceBody, NoteBody
+from relight.format.records import Body, CommitBody, FenceBody
+from relight.format.topics import COPIED, COPYING, TIER_PACE, TIERS
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
@@ -21,11 +22,7 @@ from relight.log.superseded import superseded
 from relight.observe import emit
 from relight.policy.keep import Candidate
 from relight.policy.tiers import (
-    COPYING_TOPIC,
-    DRAINED_TOPIC,
-    NOTE_TOPIC,
     NOW,
-    PACE_TOPIC,
     Group,
     Tier,
     TierPace,
@@ -77,7 +74,7 @@ class Merged(NamedTuple):
 
 def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
     """Record the tiers, nearest first, in the nearest tier's log, so that every reader of the log knows them."""
-    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers)})
+    note = TIERS.note({**encode_tiers(tiers)})
 
     def decide(view: LogView) -> tuple[Body, int]:
         if (history := fold(view)).epoch > epoch:
@@ -105,14 +102,14 @@ def nearest_name(history: History) -> str:
 def drained_to(history: History) -> dict[str, set[str]]:
     """Return the ids that each further tier, by name, has received according to the nearest tier's log."""
     drained: dict[str, set[str]] = {}
-    for note in _notes(history, DRAINED_TOPIC):
-        drained.setdefault(str(note.data.get("tier")), set()).add(str(note.data.get("id")))
+    for _, note in COPIED.among(history.notes):
+        drained.setdefault(note.tier, set()).add(note.id)
     return drained
 
 
 def copying_to(history: History) -> dict[str, str]:
     """Return for each further tier, by name, the checkpoint with the copy that began last and has not arrived."""
-    copying = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
+    copying = {note.tier: note.id for _, note in COPYING.among(history.notes)}
     drained = drained_to(history) if copying else {}
     return {
         tier: checkpoint_id for tier, checkpoint_id in copying.items() if checkpoint_id not in drained.get(tier, ())
@@ -121,12 +118,8 @@ def copying_to(history: History) -> dict[str, str]:
 
 def drained_bytes(history: History, tier: str) -> dict[str, int]:
     """Return the bytes that each checkpoint, by id, takes in the tier, where recorded: older versions did not record them."""
-    sizes = [
-        (note.data.get("id"), note.data.get("bytes"))
-        for note in _notes(history, DRAINED_TOPIC)
-        if note.data.get("tier") == tier
-    ]
-    return {str(checkpoint_id): size for checkpoint_id, size in sizes if isinstance(size, int) and size >= 0}
+    notes = [note for _, note in COPIED.among(history.notes) if note.tier == tier]
+    return {note.id: note.bytes for note in notes if note.bytes is not None and note.bytes >= 0}
 
 
 def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
@@ -134,8 +127,8 @@ def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
 
     Only the NOTE of the present attempt counts; those of earlier attempts are outdated.
     """
-    bodies = [record.body for record in history.notes if history.fences and record.epoch == history.fences[-1].epoch]
-    paces = [body.data for body in bodies if isinstance(body, NoteBody) and body.topic == PACE_TOPIC]
+    present = history.fences[-1].epoch if history.fences else None
+    paces = [pace for record, pace in TIER_PACE.among(history.notes) if record.epoch == present]
     least_s = paces[-1].get(tier) if paces and not any(NOW in pace for pace in paces) else None
     if not isinstance(least_s, (int, float)) or not 0 < least_s < float("inf"):
         return TierPace()
@@ -249,12 +242,8 @@ def read_tier(name: str, store: ByteStore, run: str) -> Reach:
 
 
 def _recorded_tiers(history: History) -> tuple[Tier, ...]:
-    notes = _notes(history, NOTE_TOPIC)
-    return decode_tiers(notes[-1].data) if notes else ()
-
-
-def _notes(history: History, topic: str) -> list[NoteBody]:
-    return [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == topic]
+    notes = [tiers for _, tiers in TIERS.among(history.notes)]
+    return decode_tiers(notes[-1]) if notes else ()
 
 
 def reach_all(store: ByteStore, run: str) -> list[Reach]:

@@ -24,15 +24,15 @@ from relight.comm import new_threads
 from relight.commit import Attempt
 from relight.cost_model import Belief, IntervalBounds, ScheduleDecision, ScheduleInput, decide, prior
 from relight.cost_model.schedule import STILL, costly, span
-from relight.cost_model.schedule_note import TOPIC, decode, encode
+from relight.cost_model.schedule_note import decode, encode
 from relight.errors import ConfigError, RelightError, shown
 from relight.format.records import NoteBody
+from relight.format.topics import SCHEDULE, TIER_PACE
 from relight.heartbeat import RiskWarning, heartbeat, read_risk
 from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
 from relight.policy import Adaptive, Tiers, Trigger
-from relight.policy.tiers import PACE_TOPIC
 
 REMEMBERED = 32
 """Number of saves and steps over which medians are computed."""
@@ -235,7 +235,7 @@ class AdaptiveSchedule(Hook):
                 interval_s=round(self.decision.interval_s, 3),
                 reason=self.decision.reason,
             )
-            self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
+            self._unwritten.append(SCHEDULE.note(encode(self._step, self.decision)))
         if self._leads and self.decision.bound and not self._bound_reported:
             self._bound_reported = True
             numbers = self.decision.numbers
@@ -244,7 +244,7 @@ class AdaptiveSchedule(Hook):
             emit("schedule.bound", warning, bound=self.decision.bound, share=share, free_s=free_s)
         paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
         if paces is not None:
-            self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
+            self._unwritten.append(TIER_PACE.note({**paces}))
         if self._unwritten and self._attempt is not None and (self._writer is None or not self._writer.is_alive()):
             writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
             self._writer = writer if new_threads.start(writer) else None  # without it the next decision writes both
@@ -307,9 +307,8 @@ def saves_cost(history: History) -> tuple[float, float] | None:
     Otherwise a new process would guess that a save is cheap, and after each failure save too often until its interval
     has doubled up to the right one for an expensive save.
     """
-    for record in reversed(history.notes):
-        body = record.body
-        if isinstance(body, NoteBody) and body.topic == TOPIC and (decision := decode(body.data)) is not None:
+    for _, data in SCHEDULE.among(reversed(history.notes)):
+        if (decision := decode(data)) is not None:
             stall_s, durable_s = decision.numbers.get("stall_s", inf), decision.numbers.get("durable_s", inf)
             if decision.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
                 return stall_s, durable_s

@@ -12,8 +12,8 @@ from relight.catalog.tiers import Further
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
+from relight.format.topics import FRESH_START, FreshStartNote
 from relight.log import History, Log, fold, newest_good
-from relight.log.history import FRESH_START
 from relight.ranks.group import RankGroup
 from relight.run_records.fresh_starts import fresh_starts, record_fresh_start
 from relight.store import ByteStore
@@ -76,7 +76,7 @@ class FreshStart:
         if rank:
             return ""
         if self.wanted and parent is None and not self._recorded:
-            attempt.note(FRESH_START, {"job": self._job.text})
+            attempt.note(FRESH_START.note(FreshStartNote(job=self._job.text)))
         newest = newest_good(history)
         if newest is None or newest.id == parent:
             return ""

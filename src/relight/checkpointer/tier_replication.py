@@ -27,12 +27,12 @@ from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
 from relight.errors import ConfigError, RelightError, with_outcome
-from relight.format.records import NoteBody
+from relight.format.topics import TIER_PACE
 from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
 from relight.policy.keep import with_recorded
-from relight.policy.tiers import NOW, PACE_TOPIC, groups_of, owed
+from relight.policy.tiers import NOW, groups_of, owed
 from relight.reclaim.prune import candidates_of
 from relight.store.retry import first_contact
 from relight.store.urls import absolute
@@ -177,13 +177,10 @@ class TierReplicator(Hook):
         if attempt is None or self._hurries or not any(save.why.is_routine for save in saves):
             return
         self._hurries = True
-        note = NoteBody(topic=PACE_TOPIC, data={NOW: True})
+        note = TIER_PACE.note({NOW: True})
         with contextlib.suppress(RelightError):  # then the wait times out, which is reported
             log = Log(attempt.store, attempt.run)
-            paced = any(
-                isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC
-                for record in fold(log.read()).notes
-            )
+            paced = any(True for _ in TIER_PACE.among(fold(log.read()).notes))
             log.append(lambda view: (note, attempt.epoch))
             if paced:
                 self._drain_here(attempt)

@@ -9,11 +9,12 @@ import click
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import age, emit_json, escape, facts_list, plural, table
 from relight.cost_model.schedule import span
-from relight.cost_model.schedule_note import TOPIC, ScheduleNote, decode
+from relight.cost_model.schedule_note import ScheduleNote, decode
 from relight.errors import CheckpointNotFound
-from relight.format.records import NoteBody, Record
+from relight.format.records import Record
+from relight.format.topics import SCHEDULE, TIER_PACE
 from relight.log import History
-from relight.policy.tiers import NOW, PACE_TOPIC
+from relight.policy.tiers import NOW
 
 
 @click.group("explain")
@@ -69,15 +70,8 @@ def schedule(path: str, last: int, as_json: bool) -> int:
 
 def decisions(history: History) -> list[tuple[Record, ScheduleNote]]:
     """Return the schedule decisions in the log, oldest first."""
-    notes = []
-    for record in history.notes:
-        if (
-            isinstance(record.body, NoteBody)
-            and record.body.topic == TOPIC
-            and (note := decode(record.body.data)) is not None
-        ):
-            notes.append((record, note))
-    return notes
+    decoded = [(record, decode(data)) for record, data in SCHEDULE.among(history.notes)]
+    return [(record, note) for record, note in decoded if note is not None]
 
 
 def _row(record: Record, note: ScheduleNote) -> list[object]:
@@ -114,14 +108,12 @@ def _print_decision(note: ScheduleNote, history: History) -> None:
 
 def _print_paces(history: History) -> None:
     """Print the last recorded pace of each further tier, with its reason."""
-    notes = [
-        record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC
-    ]
-    paces = next((note.data for note in reversed(notes) if NOW not in note.data), {})
+    notes = [data for _, data in TIER_PACE.among(history.notes)]
+    paces = next((data for data in reversed(notes) if NOW not in data), {})
     for name, why in paces.items():
         if name.endswith(".why"):
             click.echo(f"\ntier {name.removesuffix('.why')}: {escape(str(why))}")
-    if paces and NOW in notes[-1].data:
+    if paces and NOW in notes[-1]:
         click.echo("\nsince then every save is copied: a caller waited for a save on all tiers")
 
 

@@ -143,6 +143,6 @@ class Attempt:
             request = replace(request, smaller=self._smaller)
         return save(self._place, request) if request.seat is None else save_multi_rank(self._place, request)
 
-    def note(self, topic: str, data: dict[str, str | int | float | bool | None]) -> None:
+    def note(self, note: NoteBody) -> None:
         """Append a NOTE to the log."""
-        self._place.log.append(lambda view: (NoteBody(topic=topic, data=data), self.epoch))
+        self._place.log.append(lambda view: (note, self.epoch))

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from relight.cost_model.schedule import ScheduleDecision
 
-TOPIC = "schedule"
-"""Topic of the NOTE with the save interval from a step on, and the reason."""
 Value = str | int | float | bool | None
 _OWN = ("step", "interval_s", "steps", "reason")
 _LONGEST = 1000

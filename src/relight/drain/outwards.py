@@ -34,9 +34,10 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.format.records import Body, NoteBody
+from relight.format.topics import COPIED, COPYING, CopiedNote, CopyingNote
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.policy.keep import Candidate, with_recorded
-from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Tier, TierPace, owed
+from relight.policy.tiers import Tier, TierPace, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.run_records.best_by import record_best_by
@@ -161,7 +162,7 @@ class _TierDrain:
     def _copy(self, checkpoint: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
         started, total = time.monotonic(), 0
         limit = self._tier.bytes_per_second
-        begun = NoteBody(topic=COPYING_TOPIC, data={"tier": self._tier.name, "id": checkpoint.id})
+        begun = COPYING.note(CopyingNote(tier=self._tier.name, id=checkpoint.id))
         self._log.append(partial(_noted, begun))  # else retention may delete it in the nearest tier during the copy
 
         def progress(length: int) -> None:
@@ -258,7 +259,7 @@ class _TierDrain:
             id = copy.original_id
             if id in known or history.find(id) is None:
                 continue
-            note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": id, "bytes": copy.body.new_bytes})
+            note = COPIED.note(CopiedNote(tier=self._tier.name, id=id, bytes=copy.body.new_bytes))
             self._log.append(partial(_noted, note))
 
     def _retire(self, store: ByteStore, log: Log, charge: int) -> None:

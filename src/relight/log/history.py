@@ -8,18 +8,8 @@ from dataclasses import dataclass, field, replace
 from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
+from relight.format.topics import BEST_BY, REPACKED, ROLLED_BACK, RollbackNote
 from relight.log.view import Line, LogSummary, LogView
-
-ROLLED_BACK = "rolled back"
-"""Topic of the NOTE of a rollback. Training must not resume from a checkpoint at or after step ``before``, and skips the samples of the
-steps ``skip`` (``first-last``)."""
-BEST_BY = "best by"
-"""Topic of the NOTE that records the run's own metric: "best" means the checkpoint with the ``mode`` (``min`` or ``max``) of ``metric``."""
-FRESH_START = "fresh start"
-"""Topic of the NOTE that training begins from scratch with ``fresh=True``; ``job`` names the launcher's job, empty if there is none."""
-REPACKED = "repacked"
-"""Topic of the NOTE that the checkpoint ``id`` no longer needs donors."""
-
 
 REPEATED_WITHIN = 1024
 """Records after a RETIRE within which a COMMIT of the retired id counts as a repetition and is void. A reader that begins at a summary
@@ -137,13 +127,13 @@ def fold(view: LogView | Sequence[Record]) -> History:
             history.fences.append(record)
         elif isinstance(body, NoteBody):
             history.notes.append(record)
-            if body.topic == REPACKED:
-                _repacked(history, str(body.data.get("id")))
-            elif body.topic == ROLLED_BACK:
-                _rolled_back(history, body.data.get("before"), body.data.get("skip"), body.data.get("lr"))
-            elif body.topic == BEST_BY and record.epoch >= history.epoch:
-                # a superseded attempt does not rename what is best
-                history.best_by = _best_by(body.data.get("metric"), body.data.get("mode")) or history.best_by
+            if (repacked := REPACKED.read(body)) is not None:
+                _repacked(history, repacked.id)
+            elif (rollback := ROLLED_BACK.read(body)) is not None:
+                _rolled_back(history, rollback)
+            # a superseded attempt does not rename what is best
+            elif (best := BEST_BY.read(body)) is not None and best.is_valid and record.epoch >= history.epoch:
+                history.best_by = (best.metric, best.mode)
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
                 history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
@@ -195,31 +185,22 @@ def _is_repeated(history: History, checkpoint_id: str, seq: int) -> bool:
     return checkpoint_id in history.retired and seq - history.retired_at[checkpoint_id] <= REPEATED_WITHIN
 
 
-def _best_by(metric: object, mode: object) -> tuple[str, str] | None:
-    return (
-        (metric, mode)
-        if isinstance(metric, str) and metric and isinstance(mode, str) and mode in ("min", "max")
-        else None
-    )
-
-
 def _repacked(history: History, checkpoint_id: str) -> None:
     for checkpoints in (history.by_id, history.retired):
         if checkpoint_id in checkpoints:
             checkpoints[checkpoint_id] = replace(checkpoints[checkpoint_id], self_contained=True)
 
 
-def _rolled_back(history: History, before: object, skip: object, lr: object) -> None:
-    if type(before) is int:
-        history.rolled_back_ids.update(
-            checkpoint.id for checkpoint in history.by_id.values() if checkpoint.step >= before
-        )
-    first, _, last = str(skip or "").partition("-")
+def _rolled_back(history: History, note: RollbackNote) -> None:
+    history.rolled_back_ids.update(
+        checkpoint.id for checkpoint in history.by_id.values() if checkpoint.step >= note.before
+    )
+    first, _, last = note.skip.partition("-")
     if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:
         history.skips.append((int(first), int(last)))
-    if type(lr) is float and 0 < lr < 1:
+    if note.lr is not None and 0 < note.lr < 1:
         for name in ("", *history.by_id):
-            history.lr_factors[name] = lr * history.lr_factors.get(name, 1.0)
+            history.lr_factors[name] = note.lr * history.lr_factors.get(name, 1.0)
 
 
 def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:

@@ -6,7 +6,8 @@ from relight.errors import RelightError, WrongKey
 from relight.format import Record, hexdigest
 from relight.format.names import LOG_DIR, summary_file
 from relight.format.records import NoteBody
-from relight.log.summary import TOPIC, condense, decode, encode, vouched
+from relight.format.topics import SUMMARY, SummaryNote
+from relight.log.summary import condense, decode, encode, vouched
 from relight.log.view import LogSummary, LogView
 from relight.observe import emit
 from relight.store import ByteStore
@@ -68,7 +69,7 @@ class Summaries:
         hash = hexdigest(data)
         self._store.put_once(f"{self._run}/{LOG_DIR}/{summary_file(summary.upto, hash)}", data)
         self._written, self._written_hash = summary, hash
-        return NoteBody(topic=TOPIC, data={"upto": summary.upto, "hash": hash, "bytes": len(data)})
+        return SUMMARY.note(SummaryNote(upto=summary.upto, hash=hash, bytes=len(data)))
 
     def failed(self, error: RelightError) -> None:
         """Report once that a summary could not be written: later readers take longer."""

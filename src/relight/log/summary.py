@@ -33,14 +33,13 @@ from relight.format.records import (
     epoch_max,
     plain_body,
 )
+from relight.format.topics import SUMMARY, USER_NOTE
 from relight.log.ancestors import FRESH, REBUILT, epochs_of, parents_of
 from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
 from relight.log.view import Fault, Line, LogSummary, LogView
 
 SUMMARY_EVERY = 64
 """Records between two summaries. The process that appends records writes them."""
-TOPIC = "summary"
-"""Topic of the NOTE that vouches for a summary: ``upto``, ``hash`` and ``bytes`` of its file."""
 BYTES_MAX = 64 << 20
 """Most bytes of a summary's file."""
 PLAIN_BYTES_MAX = 256 << 20
@@ -57,8 +56,6 @@ OF_AN_ID = 8
 SHAPES_MAX = 256
 """Most sets of NOTE fields. The newest NOTE with each set is kept."""
 TAGS_OF_A_STAGE = 32
-WRITTEN_NOTES = "note"
-"""Topic of the notes that people write about a checkpoint. All of them are kept as long as the checkpoint is kept."""
 _NO_HASH = "0" * 64
 
 
@@ -168,7 +165,7 @@ def _notes(notes: Sequence[Record], full: dict[str, Checkpoint]) -> list[Record]
     for record in reversed(notes):
         body = record.body
         assert isinstance(body, NoteBody)
-        if body.topic == TOPIC:
+        if body.topic == SUMMARY.name:
             continue
         of_topic[body.topic] += 1
         shape = (body.topic, str(body.data.get("tier", "")), *sorted(body.data))  # keeps the last copy to each tier
@@ -179,7 +176,8 @@ def _notes(notes: Sequence[Record], full: dict[str, Checkpoint]) -> list[Record]
         for word in _words(record):
             if word in full:
                 of_id[body.topic, word] += 1
-                is_kept |= body.topic == WRITTEN_NOTES or of_id[body.topic, word] <= OF_AN_ID
+                # all notes of users about a kept checkpoint are kept
+                is_kept |= body.topic == USER_NOTE.name or of_id[body.topic, word] <= OF_AN_ID
         if is_kept:
             kept.append(record)
     return kept
@@ -414,10 +412,8 @@ def _body(row: _Row, where: str) -> Body:
 
 def vouched(record: Record) -> tuple[int, str, int] | None:
     """Return ``upto``, hash and bytes of the summary that a record vouches for; None if it vouches for none."""
-    body = record.body
-    if not isinstance(body, NoteBody) or body.topic != TOPIC:
+    note = SUMMARY.read(record.body)
+    if note is None or not is_hex(note.hash):
         return None
-    upto, hash, size = body.data.get("upto"), body.data.get("hash"), body.data.get("bytes")
-    if type(upto) is not int or type(size) is not int or not isinstance(hash, str) or not is_hex(hash):
-        return None
-    return (upto, hash, size) if 0 <= upto < record.seq and 0 < size <= BYTES_MAX else None
+    fits = 0 <= note.upto < record.seq and 0 < note.bytes <= BYTES_MAX
+    return (note.upto, note.hash, note.bytes) if fits else None

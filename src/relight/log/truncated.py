@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from relight.errors import CorruptCheckpoint
 from relight.format.names import parse_dir
-from relight.format.records import CommitBody, NoteBody
+from relight.format.records import CommitBody
+from relight.format.topics import REBUILDING, REBUILT, RESTORED_ELSEWHERE
 from relight.log.history import fold
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.log import NAMES_SHOWN, Log
@@ -12,10 +13,6 @@ from relight.log.view import LogView
 from relight.store import ByteStore
 from relight.store.retry import sleep
 
-REBUILDING, REBUILT = "rebuilding", "rebuilt"
-"""Topics of the NOTEs before and after the records that ``relight recover`` appends."""
-RESTORED_ELSEWHERE = "restored-elsewhere"
-"""Topic of the NOTE that an attempt restored a checkpoint that this log never had."""
 PAUSES_S = (0.05, 0.2, 0.5)
 """Seconds between reads of a log that seems to lack records, before it counts as truncated."""
 
@@ -32,8 +29,7 @@ def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
         return []
     # all that a summary has kept
     committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}
-    notes = [record.body for record in view.records if isinstance(record.body, NoteBody)]
-    known = committed | {str(note.data.get("checkpoint")) for note in notes if note.topic == RESTORED_ELSEWHERE}
+    known = committed | {note.checkpoint for _, note in RESTORED_ELSEWHERE.among(view.records)}
     epoch = fold(view).epoch
     unlogged_names = []
     missing: set[int | str] = set()
@@ -55,8 +51,11 @@ def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
 
 def is_being_rebuilt(view: LogView) -> bool:
     """Return whether ``relight recover`` is appending missing records, or was interrupted while it did."""
-    topics = [record.body.topic for record in view.records if isinstance(record.body, NoteBody)]
-    return next((topic == REBUILDING for topic in reversed(topics) if topic in (REBUILDING, REBUILT)), False)
+    for record in reversed(view.records):
+        for topic in (REBUILDING, REBUILT):
+            if topic.read(record.body) is not None:
+                return topic is REBUILDING
+    return False
 
 
 def refuse_truncated(store: ByteStore, log: Log, view: LogView | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from relight.format.topics import ROLLED_BACK
 from relight.log import History
-from relight.log.history import ROLLED_BACK
 from relight.log.identity import seconds_since_epoch
 from relight.supervise.decide import ACTIONS, DAY_S, FENCED
 from relight.supervise.incidents import Incident
@@ -47,9 +47,7 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
         incident.host: f"{incident.host}: {incident.reason}" for incident in recent if incident.action == "exclude_node"
     }
     back = [incident for incident in recent if incident.action == "roll back"]
-    notes = [
-        note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)
-    ]
+    notes = [record for record, _ in ROLLED_BACK.among(history.notes) if _is_recent(record.time, now)]
     return Outcomes(
         decision=last.action if last is not None and last.action in ACTIONS else "",
         decided_at=last.time_s if last is not None else None,

@@ -13,17 +13,6 @@ from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
 from relight.policy.units import Duration, bytes_of, number_above_0, seconds_of, whole_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
-NOTE_TOPIC = "tiers"
-"""Topic of the NOTE by which an attempt records its tiers, so that every reader of the log knows them."""
-DRAINED_TOPIC = "drained"
-"""Topic of the NOTE that records that a tier has a checkpoint."""
-
-
-PACE_TOPIC = "tiers' pace"
-"""Topic of the NOTE that records how often each further tier gets a copy of scheduled saves."""
-COPYING_TOPIC = "copying outwards"
-"""Topic of the NOTE that names the checkpoint which is being copied to a further tier: it stays near until the copy is
-complete."""
 NOW = "all"
 """Key in a pace NOTE instead of tiers' names: from that record on every save goes to all tiers."""
 

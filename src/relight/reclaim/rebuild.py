@@ -17,13 +17,14 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, U
 from relight.format import hexdigest
 from relight.format.manifest import Root, decode_root
 from relight.format.names import ROOT_FILE, CheckpointDir, parse_dir
-from relight.format.records import Body, CommitBody, FenceBody, NoteBody, epoch_max
+from relight.format.records import Body, CommitBody, FenceBody, epoch_max
 from relight.format.strict import ROOT_BYTES_MAX
+from relight.format.topics import REBUILDING, REBUILT, RebuildingNote, RebuiltNote
 from relight.log import Checkpoint, History, Log, LogView, fold, read_store
 from relight.log.ancestors import REBUILT as REBUILT_FENCE
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.listing import has_records
-from relight.log.truncated import REBUILDING, REBUILT, is_being_rebuilt
+from relight.log.truncated import is_being_rebuilt
 from relight.reader.chunk_reader import check_pack
 from relight.reader.opened import Opened, open_checkpoint
 from relight.reader.verify import verify_checkpoint
@@ -156,7 +157,7 @@ def execute_rebuild(plan: RebuildPlan, store: ByteStore) -> RebuildReport:
         return report
     log = Log(store, plan.run)
     view = log.begin_rebuilt(plan.run_id) if plan.missing else log.read()
-    _append(log, lambda view: NoteBody(topic=REBUILDING, data={"checkpoints": len(plan.commits)}))
+    _append(log, lambda view: REBUILDING.note(RebuildingNote(checkpoints=len(plan.commits))))
     for directory in plan.commits:
         if directory.epoch > fold(view).epoch:
             _fence(log, directory.epoch)
@@ -164,7 +165,7 @@ def execute_rebuild(plan: RebuildPlan, store: ByteStore) -> RebuildReport:
         assert directory.commit is not None
         report.committed.append(directory.commit.id)
         view = log.read()
-    _append(log, lambda view: NoteBody(topic=REBUILT, data={"checkpoints": len(report.committed)}))
+    _append(log, lambda view: REBUILT.note(RebuiltNote(checkpoints=len(report.committed))))
     report.records = log.read().head + 1
     return report
 
@@ -187,7 +188,7 @@ def _checked(directory: UncommittedDirectory, view: LogView) -> CommitBody:
 def _fence(log: Log, epoch: int) -> None:
     """Append the FENCE of ``epoch``. A record's number bounds its epoch, so NOTEs come first where the log is too short for it."""
     while epoch_max(log.read().head + 1) < epoch:
-        _append(log, lambda view: NoteBody(topic=REBUILDING, data={"epoch": epoch}))
+        _append(log, lambda view: REBUILDING.note(RebuildingNote(epoch=epoch)))
     _append(log, lambda view: FenceBody(attempt=secrets.token_hex(8), reason=REBUILT_FENCE), epoch)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from relight.capture import differences
 from relight.commit import Attempt
 from relight.format.step_number import step_of
+from relight.format.topics import RESTORED_ELSEWHERE, RestoredElsewhereNote
 from relight.log import Checkpoint, History
-from relight.log.truncated import RESTORED_ELSEWHERE
 from relight.observe import emit
 from relight.store.retry import first_contact
 
@@ -69,7 +69,7 @@ def begun_history(attempt: Attempt, parent: str | None, rank: int) -> History:
     """
     history = first_contact(attempt.history)
     if rank == 0 and parent is not None and parent not in history.by_id and parent not in history.retired:
-        attempt.note(RESTORED_ELSEWHERE, {"checkpoint": parent})
+        attempt.note(RESTORED_ELSEWHERE.note(RestoredElsewhereNote(checkpoint=parent)))
     return history
 
 

@@ -10,10 +10,10 @@ import torch
 
 from relight.capture.load_tree import selected
 from relight.errors import ConfigError
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
+from relight.format.topics import ROLLED_BACK, RollbackNote
 from relight.format.tree import join_path
 from relight.log import Log, LogView, fold
-from relight.log.history import ROLLED_BACK
 from relight.observe import emit
 from relight.policy.rollback_env import BEFORE, CUT, SKIP
 from relight.ranks.group import RankGroup
@@ -27,10 +27,10 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> No
     if not before.isdecimal():
         return
 
-    data: dict[str, str | int | float | bool | None] = {"before": int(before), "skip": skip}
+    lr: float | None = None
     if cut:
         try:
-            data["lr"] = float(cut)
+            lr = float(cut)
         except ValueError:
             raise ConfigError(f"{CUT} is a number, not {cut[:40]!r}") from None
 
@@ -39,7 +39,7 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> No
         log.start()
 
         def decide(view: LogView) -> tuple[Body, int]:
-            return NoteBody(topic=ROLLED_BACK, data=data), fold(view).epoch
+            return ROLLED_BACK.note(RollbackNote(before=int(before), skip=skip, lr=lr)), fold(view).epoch
 
         log.append(decide)
         return b""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
+from relight.format.topics import BEST_BY, BestByNote
 from relight.log import Log, LogView, fold
-from relight.log.history import BEST_BY
 
 
 def record_best_by(log: Log, best_by: tuple[str, str] | None, epoch: int | None = None, *, over: bool = True) -> None:
@@ -25,6 +25,6 @@ def record_best_by(log: Log, best_by: tuple[str, str] | None, epoch: int | None 
             or (epoch is not None and history.epoch > epoch)
         ):
             return None
-        return NoteBody(topic=BEST_BY, data={"metric": metric, "mode": mode}), history.epoch if epoch is None else epoch
+        return BEST_BY.note(BestByNote(metric=metric, mode=mode)), history.epoch if epoch is None else epoch
 
     log.append(decide)

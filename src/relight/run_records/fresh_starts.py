@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
+from relight.format.topics import FRESH_START, FreshStartNote
 from relight.log import Checkpoint, History, Log, LogView, fold
-from relight.log.history import FRESH_START
 
 
 def fresh_starts(history: History) -> list[tuple[int, str]]:
     """Return number and job of each fresh start in the log, in order."""
-    notes = [
-        (record.seq, record.body)
-        for record in history.notes
-        if isinstance(record.body, NoteBody) and record.body.topic == FRESH_START
-    ]
-    return [(seq, str(body.data.get("job", ""))) for seq, body in notes]
+    return [(record.seq, note.job) for record, note in FRESH_START.among(history.notes)]
 
 
 def record_fresh_start(log: Log, job: str, epoch: int | None = None) -> None:
     """Append the NOTE of a fresh start. ``epoch``: that of the attempt; None: the current epoch. Cost: one record."""
-    note = NoteBody(topic=FRESH_START, data={"job": job})
+    note = FRESH_START.note(FreshStartNote(job=job))
 
     def decide(view: LogView) -> tuple[Body, int]:
         return note, fold(view).epoch if epoch is None else epoch

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
+from relight.format.topics import HOLD, RELEASE, HoldNote, Topic
 from relight.log import History, Log, LogView, fold
 from relight.store import ByteStore
 
-HOLD_TOPIC, RELEASE_TOPIC = "hold", "release"
 WHY_MAX = 500
 
 
@@ -15,12 +15,10 @@ def holds_of(history: History) -> dict[str, str]:
     """Return the reason of each hold, by checkpoint id."""
     holds: dict[str, str] = {}
     for record in history.notes:
-        if isinstance(record.body, NoteBody) and record.body.topic in (HOLD_TOPIC, RELEASE_TOPIC):
-            checkpoint_id = str(record.body.data.get("id"))
-            if record.body.topic == HOLD_TOPIC:
-                holds[checkpoint_id] = str(record.body.data.get("why", ""))
-            else:
-                holds.pop(checkpoint_id, None)
+        if (note := HOLD.read(record.body)) is not None:
+            holds[note.id] = note.why
+        elif (note := RELEASE.read(record.body)) is not None:
+            holds.pop(note.id, None)
     return holds
 
 
@@ -28,22 +26,22 @@ def hold(store: ByteStore, run: str, checkpoint_id: str, why: str) -> None:
     """Put a live checkpoint on hold. Raise ``CheckpointNotFound`` if it is not live. Cost: one record."""
     if not why.strip() or len(why) > WHY_MAX:
         raise ConfigError(f"a hold needs a reason, of at most {WHY_MAX} characters")
-    _note(store, run, checkpoint_id, {"id": checkpoint_id, "why": why}, HOLD_TOPIC)
+    _note(store, run, HOLD, HoldNote(id=checkpoint_id, why=why))
 
 
 def release(store: ByteStore, run: str, checkpoint_id: str, why: str = "") -> None:
     """Release a hold, so that the retention rules decide again. Raise ``CheckpointNotFound`` if there is no such hold."""
-    _note(store, run, checkpoint_id, {"id": checkpoint_id, "why": why[:WHY_MAX]}, RELEASE_TOPIC)
+    _note(store, run, RELEASE, HoldNote(id=checkpoint_id, why=why[:WHY_MAX]))
 
 
-def _note(store: ByteStore, run: str, checkpoint_id: str, data: dict[str, str], topic: str) -> None:
+def _note(store: ByteStore, run: str, topic: Topic[HoldNote], note: HoldNote) -> None:
     def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
-        if topic == HOLD_TOPIC and history.find(checkpoint_id) is None:
-            raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=run)
-        if topic == RELEASE_TOPIC and checkpoint_id not in holds_of(history):
-            raise CheckpointNotFound(f"checkpoint {checkpoint_id} is not on hold", where=run)
-        return NoteBody(topic=topic, data={**data}), history.epoch
+        if topic is HOLD and history.find(note.id) is None:
+            raise CheckpointNotFound(f"no checkpoint {note.id}", where=run)
+        if topic is RELEASE and note.id not in holds_of(history):
+            raise CheckpointNotFound(f"checkpoint {note.id} is not on hold", where=run)
+        return topic.note(note), history.epoch
 
     log = Log(store, run)
     log.read()

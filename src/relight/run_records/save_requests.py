@@ -14,11 +14,11 @@ from typing import NamedTuple
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format import Record
 from relight.format.records import Body, NoteBody
+from relight.format.topics import SAVE_ACKNOWLEDGED, SAVE_REQUEST, SaveAcknowledgedNote, SaveRequestNote
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
 
-ASKED_TOPIC, ACKNOWLEDGED_TOPIC = "save asked", "save heard"
 REQUEST_POLL_S = 3.0
 """Seconds between a supervisor's polls for requests."""
 OLD_S = 60.0
@@ -63,17 +63,17 @@ def ask_for_save(store: ByteStore, run: str, by: str, why: str = "") -> int:
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
         raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all printable")
-    written = _note(store, run, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})}))
+    written = _note(store, run, lambda _: SAVE_REQUEST.note(SaveRequestNote(by=by, why=why or None)))
     assert written is not None
     return written.seq
 
 
 def request_of(record: Record) -> SaveAsked | None:
     """Return the request in a record; None if the record is something else."""
-    body = record.body
-    if not isinstance(body, NoteBody) or body.topic != ASKED_TOPIC:
+    note = SAVE_REQUEST.read(record.body)
+    if note is None:
         return None
-    by, why = (_words(body.data.get(name), most) for name, most in (("by", WHO_MAX), ("why", WHY_MAX)))
+    by, why = _printable(note.by, WHO_MAX), _printable(note.why or "", WHY_MAX)
     return SaveAsked(record.seq, by or "somebody", why, record.time)
 
 
@@ -82,15 +82,14 @@ def acknowledge(store: ByteStore, run: str, request: SaveAsked, by: str, refused
 
     After ``Uncertain``, call it again: a NOTE that was written after all then counts.
     """
-    why_not = {"refused": refused[:WHY_MAX]} if refused else {}
-    body = NoteBody(topic=ACKNOWLEDGED_TOPIC, data={"upto": request.seq, "by": by[:WHO_MAX], **why_not})
+    note = SaveAcknowledgedNote(upto=request.seq, by=by[:WHO_MAX], refused=refused[:WHY_MAX] or None)
     acknowledged: list[bool] = []
 
     def decide(view: LogView) -> NoteBody | None:
         counts = any(record.seq == request.seq for record in view.records)
         acknowledgement = _acknowledgement(fold(view), request.seq)
-        acknowledged[:] = [acknowledgement is not None and acknowledgement.body == body]
-        return body if counts and acknowledgement is None else None
+        acknowledged[:] = [acknowledgement is not None and acknowledgement[1] == note]
+        return SAVE_ACKNOWLEDGED.note(note) if counts and acknowledgement is None else None
 
     return _note(store, run, decide) is not None or acknowledged == [True]
 
@@ -98,17 +97,12 @@ def acknowledge(store: ByteStore, run: str, request: SaveAsked, by: str, refused
 def outcome_of(history: History, seq: int) -> Answer:
     """Return the state of the request with number ``seq``."""
     acknowledgement = _acknowledgement(history, seq)
-    if acknowledgement is None or not isinstance(acknowledgement.body, NoteBody):
+    if acknowledgement is None:
         return Answer()
-    by, refused = (
-        _words(acknowledgement.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX))
-    )
+    record, note = acknowledgement
+    by, refused = _printable(note.by, WHO_MAX), _printable(note.refused or "", WHY_MAX)
     later = sorted(
-        (
-            checkpoint
-            for checkpoint in (*history.live, *history.retired.values())
-            if checkpoint.seq > acknowledgement.seq
-        ),
+        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > record.seq),
         key=lambda checkpoint: checkpoint.seq,
     )
     saved = next((checkpoint for checkpoint in later if _is_requested(checkpoint.body.save_reason)), None)
@@ -166,13 +160,10 @@ def describe_outcome(answer: Answer, waited_s: float) -> str:
     )
 
 
-def _acknowledgement(history: History, seq: int) -> Record | None:
-    for record in history.notes:
-        body = record.body
-        if isinstance(body, NoteBody) and body.topic == ACKNOWLEDGED_TOPIC and record.seq > seq:
-            upto = body.data.get("upto")
-            if type(upto) is int and upto >= seq:
-                return record
+def _acknowledgement(history: History, seq: int) -> tuple[Record, SaveAcknowledgedNote] | None:
+    for record, note in SAVE_ACKNOWLEDGED.among(history.notes):
+        if record.seq > seq and note.upto >= seq:
+            return record, note
     return None
 
 
@@ -186,5 +177,5 @@ def _note(store: ByteStore, run: str, decide: Callable[[LogView], NoteBody | Non
     return log.append(with_epoch)
 
 
-def _words(value: object, most: int) -> str:
-    return "".join(character for character in value[:most] if character.isprintable()) if isinstance(value, str) else ""
+def _printable(text: str, most: int) -> str:
+    return "".join(character for character in text[:most] if character.isprintable())

@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from relight.errors import RelightError
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
 from relight.format.signed import apart
+from relight.format.topics import VERIFIED, VerificationNote
 from relight.log import History, Log, LogView, fold
 from relight.log.listing import Folders
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 
-TOPIC = "checked"
-"""Topic of these NOTEs. ``whole``: ids separated by spaces; or ``damaged``: one id, and ``what``. ``by``: the tool and its host."""
 WHOLE_MAX = 300
 """Largest number of ids in one NOTE; the newest are kept. About 3 kB."""
 WHAT_MAX = 500
@@ -42,17 +41,13 @@ class VerificationResult(NamedTuple):
 def checked(history: History) -> dict[str, VerificationResult]:
     """Return the newest result of each checkpoint, by id. A checkpoint without a recorded result is absent."""
     results: dict[str, VerificationResult] = {}
-    for record in history.notes:
-        body = record.body
-        if not isinstance(body, NoteBody) or body.topic != TOPIC:
-            continue
-        by = str(body.data.get("by") or "")[:100]
-        for checkpoint_id in str(body.data.get("whole") or "").split():
+    for record, note in VERIFIED.among(history.notes):
+        by = note.by[:100]
+        for checkpoint_id in (note.whole or "").split():
             results[checkpoint_id] = VerificationResult("", by, record.time)
-        if damaged := body.data.get("damaged"):
-            results[str(damaged)] = VerificationResult(
-                str(body.data.get("what") or "its bytes are not what was committed")[:WHAT_MAX], by, record.time
-            )
+        if note.damaged:
+            what = (note.what or "its bytes are not what was committed")[:WHAT_MAX]
+            results[note.damaged] = VerificationResult(what, by, record.time)
     return results
 
 
@@ -85,14 +80,14 @@ def record_checked(store: ByteStore, run: str, results: Mapping[str, str], by: s
         for checkpoint_id in live:
             damage_text = results[checkpoint_id][:WHAT_MAX]
             if damage_text and (checkpoint_id not in before or before[checkpoint_id].damage != damage_text):
-                _append(log, {"damaged": checkpoint_id, "what": damage_text, "by": by})
+                _append(log, VerificationNote(damaged=checkpoint_id, what=damage_text, by=by))
         if whole := [checkpoint_id for checkpoint_id in live if not results[checkpoint_id]][-WHOLE_MAX:]:
-            _append(log, {"whole": " ".join(whole), "by": by})
+            _append(log, VerificationNote(whole=" ".join(whole), by=by))
 
 
-def _append(log: Log, data: dict[str, str]) -> None:
+def _append(log: Log, note: VerificationNote) -> None:
     def decide(view: LogView) -> tuple[Body, int]:
-        return NoteBody(topic=TOPIC, data={**data}), fold(view).epoch
+        return VERIFIED.note(note), fold(view).epoch
 
     log.append(decide)
 

@@ -9,9 +9,10 @@ from msgspec import structs
 from relight.format import Record, encode_record, hexdigest
 from relight.format.names import LOG_DIR, folder_name, record_file, summary_file
 from relight.format.records import NoteBody
+from relight.format.topics import SUMMARY, SummaryNote
 from relight.log import Log, fold, line_of
 from relight.log import summary as summary_module
-from relight.log.summary import TOPIC, decode, encode, vouched
+from relight.log.summary import decode, encode, vouched
 from relight.policy import keep
 from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
@@ -106,7 +107,7 @@ def a_void_note_vouches_for_nothing() -> list[str]:
         data = encode(replace(whole, live=whole.live[:1], tags={}, retired=(), alone=(), lines={}))
         digest = hexdigest(data)
         store.put_once(_key(upto, digest), data)
-        body = NoteBody(topic=TOPIC, data={"upto": upto, "hash": digest, "bytes": len(data)})
+        body = SUMMARY.note(SummaryNote(upto=upto, hash=digest, bytes=len(data)))
         _replace(store, f"{RUN}/{LOG_DIR}/{record_file(note.seq)}", encode_record(structs.replace(note, body=body)))
         return _differs(store, "a void NOTE")
 

@@ -32,6 +32,7 @@ from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
 from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
+from relight.format.records import NoteBody
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Compact, Keep, keep
@@ -200,7 +201,7 @@ class _Play:
             place = attempt.place
             if notes:
                 with contextlib.suppress(RelightError):
-                    attempt.note("simulated", {})
+                    attempt.note(NoteBody(topic="simulated", data={}))
             for rank in range(1, world):
                 self.stage.add(f"job{number}.{rank}", lambda other, rank=rank: work(other, rank, place))
             if sweeps:

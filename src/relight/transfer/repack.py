@@ -16,9 +16,9 @@ from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound
 from relight.format import Digest
 from relight.format.manifest import Pack
-from relight.format.records import Body, NoteBody
+from relight.format.records import Body
+from relight.format.topics import REPACKED, RepackNote
 from relight.log import Checkpoint, Log, LogView, fold
-from relight.log.history import REPACKED
 from relight.reader.opened import Opened
 from relight.store.wrapper import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
@@ -113,7 +113,7 @@ def _record_repacked(log: Log, checkpoint_id: str) -> None:
         checkpoint = history.find(checkpoint_id)
         if checkpoint is None:
             raise CheckpointNotFound(f"checkpoint {checkpoint_id} was retired meanwhile", where=view.run)
-        return (NoteBody(topic=REPACKED, data={"id": checkpoint_id}), history.epoch) if checkpoint.requires else None
+        return (REPACKED.note(RepackNote(id=checkpoint_id)), history.epoch) if checkpoint.requires else None
 
     log.read()
     log.append(decide)

@@ -10,10 +10,9 @@ from relight.catalog.branches import STAGE, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STAGES as STAGES
-from relight.format.records import WORDS_MAX, Body, NoteBody, TagBody
+from relight.format.records import WORDS_MAX, Body, TagBody
+from relight.format.topics import USER_NOTE, UserNote
 from relight.log import Checkpoint, History, Log, LogView, fold
-
-NOTE_TOPIC = "note"
 
 
 class Promotion(NamedTuple):
@@ -112,9 +111,7 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
         history = fold(view)
         if history.find(checkpoint.id) is None:
             raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=run.name)
-        return NoteBody(
-            topic=NOTE_TOPIC, data={"id": checkpoint.id, "text": text, "by": who() if by is None else by}
-        ), history.epoch
+        return USER_NOTE.note(UserNote(id=checkpoint.id, text=text, by=who() if by is None else by)), history.epoch
 
     log = Log(run.store, run.name)
     log.read()
@@ -123,16 +120,7 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
 
 def notes_of(history: History, checkpoint_id: str | None = None) -> list[Note]:
     """Return the notes about a checkpoint, or all notes, oldest first."""
-    notes = [
-        Note(
-            str(record.body.data.get("id")),
-            str(record.body.data.get("text", "")),
-            str(record.body.data.get("by", "")),
-            record.time,
-        )
-        for record in history.notes
-        if isinstance(record.body, NoteBody) and record.body.topic == NOTE_TOPIC
-    ]
+    notes = [Note(note.id, note.text, note.by, record.time) for record, note in USER_NOTE.among(history.notes)]
     return [note for note in notes if checkpoint_id in (None, note.id)]
 
 
