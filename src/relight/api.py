@@ -14,8 +14,8 @@ from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
 from relight.format import decode_tree, encode_tree
-from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
+from relight.format.root_keys import CLASSES
 from relight.format.step_number import step_of, which_of
 from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
@@ -76,7 +76,7 @@ def save(
                 components=captured.kinds,
                 exact=captured.notes,
                 parents=[newest.id] if newest is not None else [],
-                user={CLASSES: class_paths(state)},
+                user=CLASSES.field(class_paths(state)),
             ),
             tree=encode_tree(captured.tree),
             items=captured.items,

@@ -17,7 +17,8 @@ import relight
 from relight.capture import plan_restore
 from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.errors import IncompatibleState
-from relight.format.class_names import CLASSES, recorded_classes
+from relight.format.class_names import recorded_classes
+from relight.format.root_keys import CLASSES
 from relight.observe import Event, subscribe
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -239,7 +240,9 @@ def test_groups_that_differ_are_refused_and_order_is_not(tmp_path: Path) -> None
 
 def test_class_names_of_an_unknown_form_are_ignored() -> None:
     """Ignore class names that are not a table of names: metadata may come from any writer."""
-    assert recorded_classes({}) == recorded_classes({CLASSES: 3}) == recorded_classes({CLASSES: {"a": 1}}) == {}
+    assert (
+        recorded_classes({}) == recorded_classes({CLASSES.name: 3}) == recorded_classes({CLASSES.name: {"a": 1}}) == {}
+    )
     assert plan_restore({}, [], {}, where="test", classes={"a": "b"}).skipped == []
 
 

@@ -16,9 +16,9 @@ from torch import nn
 import relight
 from relight.catalog import Run
 from relight.commit.nvcomp import PIECE_BYTES, PLANE_BYTES_MIN, on_gpu
-from relight.commit.save import COMPACT
 from relight.format.codecs import ElementKind, choose, decode, encode
 from relight.format.entropy import FRAME_MIN, compress, decompress, zstd
+from relight.format.root_keys import COMPACT
 from relight.store import LocalStore
 
 
@@ -136,7 +136,7 @@ def test_a_run_records_which_device_coded(available: bool, tmp_path: Path, reque
             ckpt.save(step)
     expected = model.weight.detach().clone()
     run = Run(LocalStore(tmp_path), "run")
-    reason = str(run.open(run.history().live[-1]).root.user[COMPACT])
+    reason = str(run.open(run.history().live[-1]).root.user[COMPACT.name])
     assert ("by nvCOMP, on the GPU" in reason) is available
     assert ("nvCOMP is not here" in reason) is not available
     assert bool(fake_nvcomp.CODED) is available or not available

@@ -10,7 +10,7 @@ import torch
 import relight
 from relight.catalog import Run, list_runs
 from relight.format.names import parse_dir
-from relight.migrate.work import MIGRATED
+from relight.format.root_keys import MIGRATED
 from relight.reader import verify_checkpoint
 from relight.store import open_bytes
 
@@ -52,7 +52,7 @@ def check_arrived(new: Path, made: dict[str, tuple[str, int]]) -> None:
         for checkpoint in history.live:
             assert verify_checkpoint(store, view, checkpoint) == []
             opened = run.open(checkpoint)
-            arrived.append(opened.root.user[MIGRATED]["source"])
+            arrived.append(opened.root.user[MIGRATED.name]["source"])
             result = relight.load(new / name, checkpoint.id)
             wanted = state(checkpoint.step)
             assert all(torch.equal(result["model"][key], value) for key, value in wanted["model"].items())

@@ -27,6 +27,7 @@ from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import place_of
 from relight.migrate.work import MigrationTask, work
 from relight.store import open_bytes
+from relight.store.durable import TMP_PREFIX, temporary_of
 
 
 def migrate(tmp_path: Path, *, check: float = 0.1, **more: Any) -> MigrateReport:
@@ -234,6 +235,34 @@ def test_the_command_reports_what_it_does(tmp_path: Path) -> None:
         check=False,
     )
     assert refused.returncode == 2 and "not a store" in refused.stderr
+
+
+def test_a_migration_that_died_at_its_start_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is a store before anything else is in it. Otherwise the command would refuse the next start."""
+    make(tmp_path / "old", 2)
+
+    def dies(*_: object, **__: object) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
+        patched.setattr("relight.migrate.execute.Attempt.begin", dies)
+        execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")), jobs=1)
+    assert [entry.name for entry in (tmp_path / "new").iterdir() if entry.name == "relight.json"]
+    command = [sys.executable, "-m", "relight", "migrate", "old", "new", "--jobs", "1"]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and "2 checkpoints" in again.stdout, again.stderr
+
+
+def test_a_store_whose_creation_was_interrupted_is_accepted(tmp_path: Path) -> None:
+    """A kill while relight.json is created leaves only its temporary name."""
+    make(tmp_path / "old", 1)
+    (tmp_path / "new").mkdir()
+    temporary = f"{TMP_PREFIX}relight.json-0123456789abcdef"
+    (tmp_path / "new" / temporary).write_bytes(b"")
+    assert temporary_of(temporary) == "relight.json"
+    command = [sys.executable, "-m", "relight", "migrate", "old", "new", "--jobs", "1"]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.crash

@@ -17,9 +17,10 @@ import relight
 from relight.checkpointer import session
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.format import decode_tree
+from relight.format.root_keys import RANKS
 from relight.ranks.one_writer import OneWriter
 from relight.reader import open_checkpoint
-from relight.reader.one_writer import RANKS, apart
+from relight.reader.one_writer import apart
 from relight.store import LocalStore
 
 SIZE = 3
@@ -310,7 +311,7 @@ def test_alone_it_means_nothing(tmp_path: Path) -> None:
     """``writer=`` has no effect in a single process."""
     with relight.Checkpointer(tmp_path / "s" / "run", x=torch.ones(3), writer="rank 0", signals=False) as ckpt:
         ckpt.save(0)
-    assert RANKS not in relight.open(tmp_path / "s" / "run").run().view().records[-1].body.__struct_fields__
+    assert RANKS.name not in relight.open(tmp_path / "s" / "run").run().view().records[-1].body.__struct_fields__
     assert set(relight.load(tmp_path / "s" / "run")) == {"x", "rng"}
 
 
@@ -330,6 +331,6 @@ def test_a_part_that_does_not_hold_what_each_rank_had_is_refused(
     assert "rank" not in common and len(own) == SIZE and [state["own"]["number"] for state in own] == [0, 1, 2]
     for count in (2, 4, 10_000):
         with pytest.raises(relight.UnsafeContent, match=f"{count} ranks"):
-            apart(msgspec.structs.replace(opened.root, user={RANKS: count}), tree, "here")
+            apart(msgspec.structs.replace(opened.root, user={RANKS.name: count}), tree, "here")
     for word in (0, 1, -1, True, "3", 10**9, None):
-        assert apart(msgspec.structs.replace(opened.root, user={RANKS: word}), tree, "here") == (tree, (tree,))
+        assert apart(msgspec.structs.replace(opened.root, user={RANKS.name: word}), tree, "here") == (tree, (tree,))

@@ -19,8 +19,9 @@ from relight.capture.restore_check import Restorable
 from relight.capture.tensors import TensorSource
 from relight.comm import ThreadGroup
 from relight.commit import Attempt, SaveInfo, SaveRequest
-from relight.commit.save import SUSPECT, CommitTarget
+from relight.commit.save import CommitTarget
 from relight.format import encode_tree
+from relight.format.root_keys import SUSPECT
 from relight.layout import Bytes
 from relight.log import Log
 from relight.observe import counters
@@ -144,7 +145,9 @@ def test_a_suspect_checkpoint_is_marked_and_skipped(tmp_path: Path) -> None:
             )
             made = mine.save(
                 SaveRequest(
-                    SaveInfo(step=step, components=state.kinds, user={SUSPECT: ranks.suspect} if ranks.suspect else {}),
+                    SaveInfo(
+                        step=step, components=state.kinds, user={SUSPECT.name: ranks.suspect} if ranks.suspect else {}
+                    ),
                     tree=encode_tree(state.tree),
                     items=state.items,
                     id=ranks.id_of(place),

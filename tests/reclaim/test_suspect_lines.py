@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relight.commit import Attempt, SaveInfo, SaveRequest
-from relight.commit.save import SUSPECT
+from relight.format.root_keys import SUSPECT
 from relight.log import Log, fold
 from relight.policy import keep
 from relight.reclaim import execute, plan_prune
@@ -17,7 +17,7 @@ from relight.testing.scenario import state_of
 
 def save(attempt: Attempt, step: int, parent: str | None, suspect: bool) -> str:
     state = state_of(f"line/{step}")
-    user = {SUSPECT: "replicas differ"} if suspect else {}
+    user = {SUSPECT.name: "replicas differ"} if suspect else {}
     return attempt.save(
         SaveRequest(
             SaveInfo(step=step, parents=[parent] if parent else [], user=user), tree=state.tree, items=state.items

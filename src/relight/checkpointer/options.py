@@ -25,6 +25,7 @@ from relight.errors import ConfigError, shown
 from relight.format import dtype_named
 from relight.format.names import check_run_name
 from relight.format.records import WORDS_MAX
+from relight.format.root_keys import PREFIX
 from relight.format.step_number import step_of, which_of
 from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
@@ -39,8 +40,6 @@ EVERY, ONE = "every rank", "rank 0"
 """Values of ``writer=``."""
 NAME_MAX, METADATA_MAX = 512, 1 << 20
 """Most bytes of a component's name, and of all metadata: both must fit into a root of 4 MiB."""
-OWN_KEYS = "relight."
-"""Prefix of the metadata keys that Relight adds itself."""
 
 
 class RunOptions(NamedTuple):
@@ -326,9 +325,9 @@ def check_metadata(metadata: object) -> dict[str, Any]:
     for key, value in metadata.items():
         if not isinstance(key, str):
             raise ConfigError(f"a key of metadata is a text, not {shown(key)}", where="metadata=")
-        if key.startswith(OWN_KEYS):
+        if key.startswith(PREFIX):
             raise ConfigError(
-                f"metadata key {key!r} is Relight's own", where="metadata=", hint=f"leave out the prefix {OWN_KEYS!r}"
+                f"metadata key {key!r} is Relight's own", where="metadata=", hint=f"leave out the prefix {PREFIX!r}"
             )
         try:
             data = msgspec.msgpack.encode(plain := json.loads(json.dumps({key: value}, allow_nan=False)))

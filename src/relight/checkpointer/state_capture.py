@@ -9,7 +9,7 @@ from relight.capture import CaptureCache, Captured, capture, class_paths, warm_u
 from relight.capture.restore_check import Restorable
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.handover import Handover
-from relight.format.class_names import CLASSES
+from relight.format.root_keys import CLASSES, MICRO_STEP
 from relight.ranks.group import RankGroup
 
 
@@ -51,5 +51,5 @@ class StateCapture:
 
     def user_fields(self, metadata: Mapping[str, Any], micro_step: int | None) -> dict[str, Any]:
         """Return the metadata of a checkpoint of the last capture: the caller's, results of comparing ranks, and what a restore needs."""
-        micro = {} if micro_step is None else {"relight.micro_step": micro_step}
-        return {**metadata, **self._ranks.root_user_fields, **micro, CLASSES: class_paths(self.components)}
+        micro = {} if micro_step is None else MICRO_STEP.field(micro_step)
+        return {**metadata, **self._ranks.root_user_fields, **micro, **CLASSES.field(class_paths(self.components))}

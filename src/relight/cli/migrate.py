@@ -13,6 +13,7 @@ from relight.cli.output import emit_json, escape, paint, plural, progress, size,
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STORE_FILE
 from relight.store import open_bytes
+from relight.store.durable import temporary_of
 from relight.store.urls import absolute
 
 SHOWN = 20
@@ -119,7 +120,8 @@ def _store(new: str) -> str:
     try:
         place = locate(new)
     except CheckpointNotFound:
-        if any(entry.name != STORE_FILE for entry in open_bytes(url).list("")):
+        # a killed migration may have left the file's temporary name
+        if any(STORE_FILE not in (entry.name, temporary_of(entry.name)) for entry in open_bytes(url).list("")):
             raise ConfigError(
                 "this exists, and is not a store", where=new, hint="name a new directory: it becomes a store"
             ) from None

@@ -26,10 +26,10 @@ from relight.cli.output import (
     size,
     table,
 )
-from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Root, Tensor, decode_tree
-from relight.format.class_names import CLASSES, name_in, recorded_classes
+from relight.format.class_names import name_in, recorded_classes
+from relight.format.root_keys import CLASSES, COMPACT, SUSPECT
 from relight.format.tree import join_path
 from relight.policy.best_by import BEST, selector
 from relight.reader.opened import Opened
@@ -153,7 +153,7 @@ def command(
         ("made with", _software(root.environment)),
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
-        ("suspect", str(root.user.get(SUSPECT, "")) if checkpoint.body.suspect else ""),
+        ("suspect", (SUSPECT.read(root.user) or "") if checkpoint.body.suspect else ""),
         (
             "damaged",
             f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else "",
@@ -166,11 +166,13 @@ def command(
         ),
         (
             "stored so",
-            str(root.user[COMPACT].get("reason", ""))
-            if isinstance(root.user.get(COMPACT), dict) and _is_own(opened)
-            else "",
+            str((COMPACT.read(root.user) or {}).get("reason", "")) if _is_own(opened) else "",
         ),
-        *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT, CLASSES)),
+        *(
+            (f"user.{name}", str(value))
+            for name, value in root.user.items()
+            if name not in (SUSPECT.name, COMPACT.name, CLASSES.name)
+        ),
         ("classes", ", ".join(f"{name} {name_in(path)}" for name, path in recorded_classes(root.user).items())),
     ]
     facts_list([(name, value) for name, value in facts_shown if value])

@@ -32,6 +32,7 @@ from relight.format.names import (
     stored_file,
 )
 from relight.format.records import CommitBody, Metric
+from relight.format.root_keys import COMPACT, LOSSY, SUSPECT
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, LogView, fold
@@ -46,12 +47,6 @@ from relight.store.base import Uncertain, lanes_of, without_cache
 from relight.store.durable import rewritten_of, temporary_of
 from relight.store.retry import decode_with_reread
 
-SUSPECT = "relight.suspect"
-"""Key in a root's ``user``: why the saved state may be wrong, although its bytes are intact."""
-COMPACT = "relight.compact"
-"""Key in a root's ``user``: how its chunks are stored, and why."""
-LOSSY = "relight.lossy"
-"""Key in a root's ``user``: which tensors are stored lossily, how, and the bound of each value's error."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -266,12 +261,15 @@ def _storage_facts(request: SaveRequest) -> dict[str, Any]:
         return {}
     chosen, rules = None if request.urgent else request.smaller.chosen, request.smaller.rules
     if chosen is None:
-        return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"}}
+        return COMPACT.field({"reuse": False, "coded": False, "reason": "urgent"})
     summary = {"reuse": chosen.reuse, "coded": chosen.coded, "reason": chosen.reason, "differences": chosen.differences}
-    facts: dict[str, Any] = {COMPACT: {**summary, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})}}
-    if rules.inexact:
-        facts[LOSSY] = {pattern: _inexactly(rules, pattern, way) for pattern, way in _lossy_here(request).items()}
-    return facts if facts.get(LOSSY, True) else {COMPACT: facts[COMPACT]}
+    facts = COMPACT.field({**summary, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})})
+    lossy = _lossy_here(request).items() if rules.inexact else ()
+    return (
+        {**facts, **LOSSY.field({pattern: _inexactly(rules, pattern, way) for pattern, way in lossy})}
+        if lossy
+        else facts
+    )
 
 
 def _inexactly(rules: Compact, pattern: str, encoding: str) -> dict[str, Any]:
@@ -431,19 +429,15 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
         stored_bytes=root.stored_bytes,
         new_bytes=root.new_bytes,
         requires=root.requires,
-        suspect=SUSPECT in root.user,
+        suspect=SUSPECT.name in root.user,
         lossy=_lossy(root),
     )
 
 
 def _lossy(root: Root) -> float:
     """Return the largest relative error that a value may have; 0 if the checkpoint is exact."""
-    recorded = root.user.get(LOSSY)
-    bounds = (
-        [way.get("relative_error") for way in recorded.values() if isinstance(way, dict)]
-        if isinstance(recorded, dict)
-        else []
-    )
+    ways = (LOSSY.read(root.user) or {}).values()
+    bounds = [way.get("relative_error") for way in ways if isinstance(way, dict)]
     return max((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=0.0)
 
 

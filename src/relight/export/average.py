@@ -19,6 +19,7 @@ from relight.export.convert import FLOATS, narrowed, widened
 from relight.export.selection import ExportEntry
 from relight.format import DTYPES, encode_tree
 from relight.format.records import FenceBody
+from relight.format.root_keys import AVERAGED
 from relight.format.strict import shown
 from relight.layout import Item
 from relight.log import Log, fold
@@ -28,8 +29,6 @@ from relight.reader.slab_reader import SLAB_BYTES, Slab, SlabReader
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
 
-AVERAGED = "relight.averaged"
-"""Key in a root's ``user``: the averaged checkpoints with their weights."""
 REASON = "average"
 Progress = Callable[[int], None]
 
@@ -203,7 +202,7 @@ def save_average(
     info = SaveInfo(
         root.step,
         SaveReason("average", REASON),
-        user={AVERAGED: mixed.to_record()},
+        user=AVERAGED.field(mixed.to_record()),
         environment=root.environment,
         components={name: kind for name, kind in root.components.items() if name in tree},
         exact=["an average of several checkpoints: no step of training"],

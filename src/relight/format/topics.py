@@ -1,7 +1,7 @@
 """The register of NOTE topics: for each the type of its body, and which modules write and read it.
 
 A NOTE of a run's log has a topic and a flat dict. Everything that writes or reads one goes through its ``Topic`` here. Readers ignore a
-NOTE whose body does not fit, because a newer Relight may have written it.
+NOTE with a body that does not fit, because a newer Relight may have written it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOPICS: dict[str, Topic[Any]] = {}
 class Topic(Generic[B]):
     """One topic. ``kind``: the type of its body, a struct of scalars, or ``dict`` if the keys are free.
 
-    ``written_by`` and ``read_by``: modules below ``relight``. A field of a struct that is None is left out of the record.
+    ``written_by`` and ``read_by``: modules below ``relight``. A struct's field with the value None is left out of the record.
     """
 
     def __init__(self, name: str, kind: type[B], *, written_by: str, read_by: str) -> None:
@@ -64,7 +64,7 @@ class RollbackNote(msgspec.Struct, frozen=True, kw_only=True):
 
     before: int
     skip: str = ""
-    """``first-last``: the steps whose samples are skipped; empty for none."""
+    """``first-last``: samples of these steps are skipped; empty for none."""
     lr: float | None = None
     """Factor for learning rates."""
 

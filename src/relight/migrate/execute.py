@@ -12,6 +12,7 @@ from typing import Any
 from relight.commit import Attempt
 from relight.errors import LeaseHeld
 from relight.format import hexdigest
+from relight.log.identity import require_store
 from relight.migrate.engines import outcomes
 from relight.migrate.finding import MigrationSource
 from relight.migrate.journal import MigrationJournal, MigrationState
@@ -55,6 +56,9 @@ def execute_migration(
     report = MigrateReport(there=len(plan.there), unreadable=list(plan.unreadable))
     if not plan.todo and not any(_to_check(plan, journal, 0)):
         return report
+    require_store(
+        store
+    )  # first: without relight.json, a process that dies here leaves a directory that no start accepts
     session = journal.begin(
         {
             "old": plan.old,

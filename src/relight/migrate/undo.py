@@ -9,11 +9,11 @@ from relight.catalog import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
 from relight.format.records import Body, RetireBody
+from relight.format.root_keys import MIGRATED
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.log.truncated import refuse_truncated
 from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import REASON, place_of
-from relight.migrate.work import MIGRATED
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore, open_bytes
@@ -115,7 +115,7 @@ def _brought(store: ByteStore, journal: MigrationJournal, done: MigrationState) 
 
 def _is_ours(run: Run, checkpoint: Checkpoint, journal: MigrationJournal) -> bool:
     try:
-        mark = run.open(checkpoint).root.user.get(MIGRATED)
+        mark = MIGRATED.read(run.open(checkpoint).root.user)
     except (CorruptCheckpoint, UnsafeContent):
         return False
-    return isinstance(mark, dict) and mark.get("journal") == journal.prefix
+    return mark is not None and mark.get("journal") == journal.prefix

@@ -12,6 +12,7 @@ from typing import Any
 from relight.catalog import Run
 from relight.commit.chunk_index import IncrementalState
 from relight.errors import LeaseHeld, RelightError
+from relight.format.root_keys import MIGRATED
 from relight.importers import detect, import_checkpoint
 from relight.importers.found import plant
 from relight.migrate.journal import MigrationJournal
@@ -21,8 +22,6 @@ from relight.reader.merged_parts import whole_of
 from relight.reader.slab_reader import SLAB_BYTES, SlabReader, is_straight, slabs_of
 from relight.store import open_bytes
 
-MIGRATED = "relight.migrated"
-"""Key in a root's user metadata: the migration's journal and the source's name."""
 TURN_S_MAX = 24 * 3600.0
 """Seconds that a task waits for earlier tasks of its run."""
 _POLL_S = (0.01, 0.5)
@@ -79,7 +78,7 @@ def error_record(error: BaseException) -> dict[str, Any]:
 
 def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:
     source = detect(task.path)
-    mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
+    mark = MIGRATED.field({"journal": journal.prefix, "source": task.source})
     smaller = IncrementalState(Compact(reuse=False, codecs="always")) if task.compress else None
     turn = partial(_wait_for_turn, task, journal)
     report = import_checkpoint(

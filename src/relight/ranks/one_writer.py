@@ -16,13 +16,14 @@ from relight.capture import Captured, capture
 from relight.comm import Communicator, RankTimeout
 from relight.decode import from_msgpack
 from relight.format import decode_tree, dtype_named, encode_tree
+from relight.format.root_keys import RANKS
 from relight.layout import Bytes, Item, whole
 from relight.layout.routes import Gathering, Route, gatherings
 from relight.ranks.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.ranks.part_items import owned
 from relight.ranks.several import SeveralRanks, TablePlan
 from relight.reader.merged_parts import merge, renumber_leaves
-from relight.reader.one_writer import OWN, RANKS
+from relight.reader.one_writer import OWN
 
 Given = TypeVar("Given")
 
@@ -64,7 +65,7 @@ class OneWriter(SeveralRanks):
     @property
     def root_user_fields(self) -> dict[str, Any]:
         """Fields for the root's ``user``, with the number of ranks."""
-        return {**super().root_user_fields, RANKS: self.world.size}
+        return {**super().root_user_fields, **RANKS.field(self.world.size)}
 
     def serve(self) -> bytes:
         """Send the bytes of the last capture that rank 0 requests. Return its outcome. Raise ``RankTimeout`` if rank 0

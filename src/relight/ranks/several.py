@@ -15,10 +15,11 @@ from relight.capture.optimizers import parameter_names
 from relight.capture.restore_check import Restorable
 from relight.capture.sharded import table_of
 from relight.comm import Communicator, RankTimeout
-from relight.commit.save import SUSPECT, CommitTarget, Participant
+from relight.commit.save import CommitTarget, Participant
 from relight.decode import from_msgpack
 from relight.errors import ConfigError, IncompatibleState
 from relight.format import Digest, encode_tree
+from relight.format.root_keys import SUSPECT
 from relight.heartbeat import heartbeat, is_supervisor_gone
 from relight.layout import Item
 from relight.layout.rank_tables import Table, TensorOwnership, Work
@@ -187,7 +188,7 @@ class SeveralRanks:
     @property
     def root_user_fields(self) -> dict[str, Any]:
         """Fields for the root's ``user`` about the last capture."""
-        return {SUSPECT: self.suspect} if self.suspect else {}
+        return SUSPECT.field(self.suspect) if self.suspect else {}
 
     def id_of(self, place: CommitTarget, more: str = "") -> str:
         """Return the checkpoint id of the last capture in that attempt: the same on every rank, and never used again.

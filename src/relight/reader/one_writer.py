@@ -11,17 +11,16 @@ from typing import Any
 
 from relight.errors import UnsafeContent
 from relight.format import Root
+from relight.format.root_keys import RANKS
 
-RANKS = "relight.ranks"
-"""Key in a root's ``user``: the number of ranks."""
 OWN = "rank"
 """Component of a part's tree with its rank's own state. If one rank wrote everything: the own states of all ranks but rank 0."""
 
 
 def saved_by(root: Root) -> int:
     """Return the number of ranks that saved the checkpoint."""
-    count = root.user.get(RANKS)
-    return count if root.world == 1 and type(count) is int and 1 < count <= 10**7 else root.world
+    count = RANKS.read(root.user)
+    return count if root.world == 1 and count is not None and 1 < count <= 10**7 else root.world
 
 
 def apart(root: Root, tree: Any, where: str) -> tuple[Any, tuple[Any, ...]]:

@@ -6,11 +6,9 @@ from dataclasses import asdict, dataclass
 
 from relight.format.chunk_locations import OWN, ChunkLocation
 from relight.format.manifest import contents, tensors_in
+from relight.format.root_keys import LOSSY
 from relight.policy.compact import lossy_in
 from relight.reader.opened import Opened
-
-LOSSY = "relight.lossy"
-"""Key in a root's ``user``, written by ``commit``: for each name pattern, the dtype as which its tensors are stored lossily."""
 
 
 @dataclass(slots=True)
@@ -65,8 +63,7 @@ def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
     A chunk that several tensors share counts for each by its share. Only tensors that the save's rules name are called "lossy": an exact
     tensor may share a chunk with a lossy one.
     """
-    lossy = opened.root.user.get(LOSSY)
-    named = lossy.items() if isinstance(lossy, dict) else ()
+    named = (LOSSY.read(opened.root.user) or {}).items()
     patterns = {pattern: str(rule["as"]) for pattern, rule in named if isinstance(rule, dict) and "as" in rule}
     whole: dict[str, int] = {}
     stored: dict[str, float] = {}

@@ -10,6 +10,7 @@ from relight.capture import plan_restore
 from relight.catalog.tiers import TierCopy
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
+from relight.format.root_keys import MICRO_STEP
 from relight.heartbeat import heartbeat
 from relight.ranks.collective_errors import read_on_all_ranks
 from relight.ranks.one_writer import OneWriter
@@ -106,5 +107,4 @@ def _restore(request: RestoreRequest, transport: RestoreTransport, copy: TierCop
     result.values = plan.values
     result.environment = stored.environment
     result.notes = [*stored.exact, *carried.notes, *plan.notes] if request.only is None else plan.notes
-    micro = stored.user.get("relight.micro_step")
-    result.micro_step = micro if isinstance(micro, int) else None
+    result.micro_step = MICRO_STEP.read(stored.user)
