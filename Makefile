@@ -15,7 +15,7 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm readers soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet cases link pages slurm manifests clusters fuzz production clean
+.PHONY: help demo test check fast fix docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm readers soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet cases link pages slurm manifests clusters fuzz production clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -54,6 +54,19 @@ check: $(STAMP) docs ## lint, types, layers, docs
 	$(BIN)/ruff format --check --quiet src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+fast: $(STAMP) ## lint, types, layers, and the tests of what changed: under two minutes
+	$(BIN)/python tests/fast.py
+
+fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, word counts
+	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true
+	$(BIN)/ruff format --quiet src tests benchmarks examples
+	$(BIN)/python -m relight.config.page docs/configuration.md
+	$(BIN)/python -m relight.doctor.page docs/doctor.md
+	$(BIN)/python tests/house/test_monitoring_page.py
+	$(BIN)/python tests/house/test_http_api_page.py
+	$(BIN)/python -m tests.slips.page
+	$(BIN)/python tests/house/prose.py --lower
 
 docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins
 	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py

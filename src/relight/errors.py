@@ -140,6 +140,12 @@ class UnsafeContent(RelightError):
     kind = "unsafe"
 
 
+class NewerFormat(UnsafeContent):
+    """A newer Relight wrote this, in a format that this version cannot read. The bytes may be undamaged."""
+
+    kind = "newer"
+
+
 class IncompatibleState(RelightError):
     """Stored state does not fit the live state, or live state cannot be stored."""
 

@@ -11,12 +11,12 @@ from at_hand import directory, flip, ids, request
 from relight.catalog import Run, open_run
 from relight.commit import Attempt
 from relight.errors import ConfigError, LeaseHeld, NoSpace
+from relight.format.root_keys import COPIED_FROM
 from relight.layout import Bytes
 from relight.reader import read_tensors
 from relight.store import LocalStore, open_bytes
 from relight.store.disk import Disk
 from relight.transfer import execute_copy, plan_copy
-from relight.transfer.copying import COPIED_FROM
 
 PACK = "pack-00000-000.safetensors"
 
@@ -50,7 +50,7 @@ def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Pa
     copy = open_run(open_bytes(backup), "copy")
     root = copy.open(copy.history().live[0]).root
     original = Run(open_bytes(runs), "demo").view()
-    assert root.user[COPIED_FROM] == {"store": original.store_id, "run": original.run_id, "id": root.id}
+    assert root.user[COPIED_FROM.name] == {"store": original.store_id, "run": original.run_id, "id": root.id}
     assert (root.store, root.run, root.epoch) == (copy.view().store_id, copy.view().run_id, 0)
     files = [path for path in directory(backup, 0, "copy").iterdir() if path.name != "root.json"]
     assert root.stored_bytes == root.new_bytes == sum(path.stat().st_size for path in files)

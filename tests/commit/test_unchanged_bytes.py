@@ -13,8 +13,8 @@ import relight
 from relight.catalog import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.chunk_index import OLDER_SAVES
-from relight.commit.save import LOSSY
 from relight.format import encode_tree
+from relight.format.root_keys import LOSSY
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint
 from relight.policy.compact import CodecSample, Compact, Conditions, Experience, choose
@@ -172,4 +172,4 @@ def test_a_rule_that_fits_no_tensor_makes_nothing_inexact(tmp_path: Path) -> Non
     run = Run(store, "run")
     newest = run.history().live[-1]
     root = run.open(newest).root
-    assert newest.body.lossy == 0 and root.exact == [] and LOSSY not in root.user
+    assert newest.body.lossy == 0 and root.exact == [] and LOSSY.name not in root.user

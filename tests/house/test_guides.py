@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,8 @@ SLOW = [
     "guides/from-torch-save.md",
 ]  # fmt: skip
 BUCKET = "guides/s3.md"
+CODEC = "guides/chunk-codec.md"
+"""Its package must be installed: see its test."""
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -49,7 +54,7 @@ def test_the_guide_to_buckets_gives_the_output_that_it_shows(tmp_path: Path) -> 
         follow(DOCS / BUCKET, tmp_path / "here", server.environment)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *SLOW, BUCKET])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW, BUCKET, CODEC])
 def test_snippets_are_run_or_state_the_reason(name: str) -> None:
     """Only Python and consoles are code; what is not run gives a reason of some words; names, commands and options are there."""
     for block in blocks(DOCS / name):
@@ -61,6 +66,25 @@ def test_snippets_are_run_or_state_the_reason(name: str) -> None:
         elif block.kind == "console":
             assert steps(block), f"{name}: a console without a command"
             assert unknown_commands(block.text) == [], name
+
+
+@pytest.mark.timeout(300)
+def test_the_guide_to_codecs_gives_the_output_that_it_shows(tmp_path: Path) -> None:
+    """Its codec is registered by the page's own entry point. Without the package, an error names the missing codec."""
+    page, package = DOCS / CODEC, tmp_path / "package"
+    script, metadata = blocks(page)[0], tomllib.loads(blocks(page)[1].text)["project"]
+    info = package / "zlib_codec-1.0.dist-info"
+    info.mkdir(parents=True)
+    (package / "zlib_codec.py").write_text(script.text)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {metadata['name']}\nVersion: {metadata['version']}\n")
+    [(group, entries)] = metadata["entry-points"].items()
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in entries.items())]))
+    (tmp_path / "here").mkdir()
+    printed = follow(page, tmp_path / "here", {"PYTHONPATH": str(package)})
+    assert "zlib" in printed[1]
+    command = [sys.executable, "-m", "relight", "verify", "runs/demo"]
+    without = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)
+    assert without.returncode != 0 and "needs codecs that are not installed: zlib" in without.stdout + without.stderr
 
 
 def test_each_guide_of_a_framework_is_followed() -> None:

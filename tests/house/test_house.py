@@ -15,6 +15,7 @@ BROAD_MAY_STAND = {
     "comm/new_threads.py": "what a task raises is kept for the caller that asks for its result",
     "agent/server.py": "one trainer's error is not another's: it is reported, and the process continues",
     "agent/slot_writer.py": "a save that fails in any way is reported to its trainer",
+    "format/chunk_codecs.py": "another package's codec may raise anything when it is loaded: its name is reported if it is needed",
     "commit/nvcomp.py": "a driver's, a library's: processors code then, and the choice has the reason",
     "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
     "checkpointer/metric_values.py": "a metric has the script's own type, and reading it may raise anything; no save fails for it",

@@ -221,4 +221,4 @@ def test_progress_is_reported_by_tenths(run: Run, monkeypatch: pytest.MonkeyPatc
     tenths = list[int]()
     result = verify_process.verify(run, latest.id, tenths.append)
     assert tenths == sorted(set(tenths)) and set(tenths) <= set(range(1, 10)) and tenths[-1] == 9
-    assert (result.count, len(result.findings), result.is_silence) == (70, verify_process.FINDINGS_MAX, False)
+    assert (result.count, len(result.findings), result.is_unknown) == (70, verify_process.FINDINGS_MAX, False)

@@ -29,14 +29,13 @@ from relight.cli.output import (
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Root, Tensor, decode_tree
 from relight.format.class_names import name_in, recorded_classes
-from relight.format.root_keys import CLASSES, COMPACT, SUSPECT
+from relight.format.root_keys import CLASSES, COMPACT, COPIED_FROM, SUSPECT
 from relight.format.tree import join_path
 from relight.policy.best_by import BEST, selector
 from relight.reader.opened import Opened
 from relight.reader.spread import Pieces, numbers_of, pieces_named
 from relight.reader.storage_stats import StoredAs, stored_as
 from relight.run_records.verification import checked
-from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
 ODD = ("nan", "inf")
@@ -237,7 +236,7 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
 
 def _is_own(opened: Opened) -> bool:
     """Return whether this is not a copy: a copy's recorded reason for its codecs is about the original."""
-    return COPIED_FROM not in opened.root.user
+    return COPIED_FROM.name not in opened.root.user
 
 
 def _sizes(root: Root) -> str:
@@ -267,7 +266,11 @@ def _codecs(rows: Sequence[StoredAs]) -> None:
         "elsewhere",
         "derived",
     ]
-    table(columns, cells, right=tuple(columns[2:]))
+    right = tuple(columns[2:])
+    if any(row.plugins for row in rows):
+        columns.append("codecs")
+        cells = [[*cell, row.plugins] for cell, row in zip(cells, rows, strict=True)]
+    table(columns, cells, right=right)
 
 
 def _elements(tensor: Tensor) -> int:

@@ -65,7 +65,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
             findings = verify_checkpoint(opened.run.store, opened.view, checkpoint, data=not quick, progress=meter)
             results.append((opened, checkpoint, findings))
             _emit_findings(
-                opened, checkpoint, [finding for finding in findings if not finding.is_silence], quick or bool(findings)
+                opened, checkpoint, [finding for finding in findings if not finding.is_unknown], quick or bool(findings)
             )
             if not as_json:
                 _print_findings(meter.print, _label(opened, checkpoint, runs).ljust(width), checkpoint, findings)
@@ -84,13 +84,15 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         return 0 if ok else 1
     for finding in log_findings:
         click.echo(f"{paint('DAMAGED', 'red')}  {escape(finding.file)}: {escape(finding.detail)}")
-    damaged = sum(bool(findings) for _, _, findings in results)
+    damaged = sum(any(not finding.is_unknown for finding in findings) for _, _, findings in results)
+    unread = sum(any(finding.is_unknown for finding in findings) for _, _, findings in results)
     if ok:
         checked = "by metadata and sizes only (--quick)" if quick else "to the byte"
         total = size(sum(checkpoint.body.stored_bytes for _, checkpoint in wanted))
         click.echo(f"{plural(len(results), 'checkpoint')}, {total}: as committed, {checked}")
     else:
         wrong = [f"{damaged} of {plural(len(results), 'checkpoint')} damaged"] if damaged else []
+        wrong += [f"{unread} of {plural(len(results), 'checkpoint')} could not be read"] if unread else []
         wrong += [f"{plural(len(log_findings), 'fault')} in the log"] if log_findings else []
         click.echo(", ".join(wrong))
     return 0 if ok else 1
@@ -125,7 +127,7 @@ def _remember(opened: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFind
     read = [
         (checkpoint, findings)
         for checkpoint, findings in results
-        if not any(finding.is_silence for finding in findings)
+        if not any(finding.is_unknown for finding in findings)
     ]
     record_checked(
         opened.run.store, opened.run.name, {checkpoint.id: _first(bad) for checkpoint, bad in read}, "relight verify"
@@ -159,7 +161,8 @@ def _label(opened: OpenedRun, checkpoint: Checkpoint, runs: list[OpenedRun]) -> 
 def _print_findings(
     write: Callable[[str], None], label: str, checkpoint: Checkpoint, findings: list[VerifyFinding]
 ) -> None:
-    state = paint("DAMAGED", "red") if findings else paint("ok", "green")
+    unread = findings and all(finding.is_unknown for finding in findings)
+    state = paint("UNREAD", "yellow") if unread else paint("DAMAGED", "red") if findings else paint("ok", "green")
     write(f"{label}  {size(checkpoint.body.stored_bytes):>9}  {state}")
     for finding in findings:
         affected = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""

@@ -103,7 +103,10 @@ class KnownChunks(NamedTuple):
             return None
         data, where = self.before.packs[pack][offset : offset + length], self.rows[pack][number]
         fits = (
-            len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived and not where.piece.lossy
+            len(data) == length
+            and len(where.homes) < CHAIN_MAX
+            and where.piece.codec.portable
+            and where.piece.codec.exact
         )
         return (data, where) if fits else None
 
@@ -357,7 +360,7 @@ def chunks_of(packs: Iterable[Pack], rows: Rows) -> Chunks:
         (value, length): where
         for pack, row in zip(packs, rows, strict=True)
         for (length, value), where in zip(pack.chunks, row, strict=True)
-        if not where.piece.derived
+        if where.piece.codec.portable
     }
 
 

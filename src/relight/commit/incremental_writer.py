@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,17 +22,28 @@ from relight.commit.chunk_index import MARK_BYTES, MARKS, IncrementalState, Inde
 from relight.commit.fp32_masters import Masters
 from relight.commit.pack_writer import WriteLimits, WriteStats
 from relight.commit.plan import PackPlan, SavePlan
-from relight.errors import NoSpace
+from relight.errors import IncompatibleState, NoSpace
 from relight.format import Digest, Tensor, dtype_named
-from relight.format.chunk_locations import DERIVED, LOSSY, OWN, ChunkLocation, PackChunks
-from relight.format.codecs import ElementKind, choose, difference, encode, kind_of, unchanged
+from relight.format.chunk_codecs import DELTAS, DERIVED, LOSSY, PLANES, RAW, ChunkCodec, EncodeContext, Encoded, plugin
+from relight.format.chunk_locations import OWN, ChunkLocation, PackChunks
+from relight.format.codecs import choose, encode, kind_of
 from relight.format.entropy import Compress, compress, trial_of
-from relight.format.lossy import RUNS_MAX, LossyRange, encode_lossy
+from relight.format.lossy import RUNS_MAX, LossyRange
 from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
 from relight.format.planes import Rooms
 from relight.layout.sources import copy_from
-from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, CodecSample, Compact, bound_for, lossy_ways
+from relight.observe import emit
+from relight.policy.compact import (
+    AUDIT_BYTES,
+    EQUAL_MIN,
+    Choice,
+    CodecSample,
+    Compact,
+    bound_for,
+    lossy_ways,
+    plugin_for,
+)
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
 
@@ -45,8 +57,8 @@ SAMPLED, SAMPLED_BYTES = 6, 512 << 10
 before the save is reported."""
 READ_MAX = 1.75
 """Most bytes that a reader must read for a chunk, with its delta chain, relative to the chunk's length. Limits the chain's length."""
-UNCHANGED_MIN = 0.75
-"""Smallest unchanged share of a chunk to store it as a delta, even if codecs do not pay: the delta is small and coded quickly."""
+REPORTED: set[str] = set()
+"""Codecs whose failure was reported: once per process, as a save may have thousands of chunks."""
 _NO_BYTES = memoryview(b"")
 _OWN = threading.local()
 
@@ -59,7 +71,7 @@ class _Chunk(NamedTuple):
     """Where it is already stored; None for a new chunk."""
     body: memoryview | bytes
     """Bytes to store for a new chunk."""
-    coded: bool | int
+    codec: ChunkCodec
     base: IndexedChunk | None = None
     """Where the base of its delta is stored."""
     took_s: float = 0.0
@@ -67,12 +79,12 @@ class _Chunk(NamedTuple):
 
 
 class _Coder(NamedTuple):
-    """Hashes and codes the chunks of pack number ``place``. ``elements``, ``kinds``: element kind, and dtype and role, by chunk number.
+    """Hashes and codes the chunks of pack number ``place``. ``dtypes``, ``kinds``: first dtype, and dtype and role, by chunk number.
 
     Any thread.
     """
 
-    elements: Sequence[ElementKind]
+    dtypes: Sequence[str]
     kinds: Sequence[str]
     known: KnownChunks
     place: int
@@ -85,52 +97,54 @@ class _Coder(NamedTuple):
     """Ranges of chunks that may be stored lossily, by chunk number."""
     same: Mapping[int, tuple[bytes, IndexedChunk]] = {}
     """Hash and location of unchanged chunks, by chunk number. These are not read."""
+    plugins: Mapping[int, ChunkCodec] = {}
+    """Codecs that the settings name for chunks, by chunk number."""
     by: Compress = compress
 
     def make(self, number: int, offset: int, data: memoryview) -> _Chunk:
         """Hash and code chunk ``number``, which begins at byte ``offset`` of the pack."""
         if number in self.same:
-            return _Chunk(*self.same[number], _NO_BYTES, False)
-        inexact = encode_lossy(data, self.lossy[number], self.by) if number in self.lossy else None
-        if inexact is not None:
-            stored, near = inexact
-            value = Digest(near).digest()
-            where = self.known.chunks.get((value, len(near)))
-            return _Chunk(value, where, _NO_BYTES, False) if where is not None else _Chunk(value, None, stored, LOSSY)
+            return _Chunk(*self.same[number], _NO_BYTES, RAW)
+        context, chosen = self._context(number), self.plugins.get(number, RAW)
+        for codec in (LOSSY, chosen):
+            encoded = None if codec.exact else _encoded(codec, data, context)
+            if encoded is not None and encoded.decoded is not None:
+                value = Digest(encoded.decoded).digest()
+                where = self.known.chunks.get((value, len(encoded.decoded)))
+                stored, codec = (encoded.stored, codec) if where is None else (_NO_BYTES, RAW)
+                return _Chunk(value, where, stored, codec)
         with self.spent.hashing():
             value = Digest(data).digest()
-        kind = self.elements[number]
         where = self.known.chunks.get((value, len(data)))
         if where is not None:
-            return _Chunk(value, where, _NO_BYTES, False)
-        derived = self.masters.derive(number, data) if self.masters is not None else None
+            return _Chunk(value, where, _NO_BYTES, RAW)
+        derived = DERIVED.encode(data, context)
         if derived is not None:
-            return _Chunk(value, None, derived, DERIVED)
-        if number not in self.coded:
-            return self._little_changed(number, offset, data, value) or _Chunk(value, None, data, False)
+            return _Chunk(value, None, derived.stored, DERIVED)
         began = time.perf_counter()
         earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
-        base, where = earlier or (None, None)
-        rooms = _rooms()
-        way = choose(data, kind, base, trial_of(self.by))
-        if way is not None and way.difference and self.known.before is not None:
-            body = encode(data, way, base, rooms, self.by)
-            if body is not None and self._is_acceptable_delta(where, len(body), len(data)):
-                return _Chunk(value, None, body, True, where, time.perf_counter() - began)
-            way = choose(data, kind, None, trial_of(self.by))
-        body = None if way is None else encode(data, way, None, rooms, self.by)
-        return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
+        context.base, base = earlier or (None, None)
+        context.mostly_equal = number not in self.coded
+        chunk = self._exact(data, value, context, base, chosen)
+        return chunk if context.mostly_equal else chunk._replace(took_s=time.perf_counter() - began)
 
-    def _little_changed(self, number: int, offset: int, data: memoryview, value: bytes) -> _Chunk | None:
-        """Return the chunk as a delta to the previous save if most of it is unchanged, even if codecs do not pay; None otherwise."""
-        earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
-        if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
-            return None
-        base, where = earlier
-        body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), trial_of(self.by))
-        if body is None or not self._is_acceptable_delta(where, len(body), len(data)):
-            return None
-        return _Chunk(value, None, body, True, where)
+    def _exact(
+        self, data: memoryview, value: bytes, context: EncodeContext, base: IndexedChunk | None, chosen: ChunkCodec
+    ) -> _Chunk:
+        """Return the chunk as the first exact codec that makes it smaller stores it; raw without one. ``base``: where its base is."""
+        for codec in (chosen, DELTAS) if context.mostly_equal else (chosen, DELTAS, PLANES):
+            encoded = _encoded(codec, data, context) if codec is not RAW and codec.exact else None
+            if encoded is None or not len(encoded.stored) < len(data):
+                continue
+            if not codec.needs_base:
+                return _Chunk(value, None, encoded.stored, codec)
+            if self._is_acceptable_delta(base, len(encoded.stored), len(data)):
+                return _Chunk(value, None, encoded.stored, codec, base)
+        return _Chunk(value, None, data, RAW)
+
+    def _context(self, number: int) -> EncodeContext:
+        derive = partial(self.masters.derive, number) if self.masters is not None else None
+        return EncodeContext(self.dtypes[number], self.by, _rooms(), ranges=self.lossy.get(number, ()), derive=derive)
 
     def _is_acceptable_delta(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
         """Return whether a delta to ``where`` keeps reads within ``READ_MAX``, and its base did not change in memory while it was coded."""
@@ -141,6 +155,17 @@ class _Coder(NamedTuple):
             and before is not None
             and before.still()
         )
+
+
+def _encoded(codec: ChunkCodec, data: memoryview, context: EncodeContext) -> Encoded | None:
+    """Return the chunk coded by ``codec``. None if it does not apply, or if another package's codec fails: no save fails for it."""
+    try:
+        return codec.encode(data, context)
+    except IncompatibleState as error:
+        if codec.name not in REPORTED:
+            REPORTED.add(codec.name)
+            emit("codec.failed", f"{error.what}: chunks are stored without it", codec=codec.name, error=error.what)
+        return None
 
 
 def _rooms() -> Rooms:
@@ -197,9 +222,10 @@ def write_smaller(
                 pieces.append(placed(chunk.where, homes))
                 out.spare(length)
             else:
-                value = Digest(chunk.body).digest() if chunk.coded else chunk.hash
+                value = Digest(chunk.body).digest() if chunk.codec.code else chunk.hash
                 base = None if chunk.base is None else placed(chunk.base, homes)
-                pieces.append(ChunkLocation(OWN, out.size, len(chunk.body), chunk.coded, value, base))
+                code = chunk.codec.code if chunk.codec.code > 1 else bool(chunk.codec.code)
+                pieces.append(ChunkLocation(OWN, out.size, len(chunk.body), code, value, base))
                 out.put(memoryview(chunk.body), length)
             if chunk.took_s:
                 pace.spent.add_coded(coder.kinds[number], length, chunk.took_s)
@@ -228,15 +254,16 @@ def _coder_of(
         return not lossy_ways(rules, tensor.name, tensor.dtype)
 
     classes = [("uint8", "header"), *(of for of, _, _ in contents(plan.chunks, tensors, index))]
-    kinds, elements = [_kind_name(of) for of in classes], [kind_of(dtype_named(dtype)) for dtype, _ in classes]
+    kinds, dtypes = [_kind_name(of) for of in classes], [dtype for dtype, _ in classes]
     coded = [
         n for n, kind in enumerate(kinds) if choice.coded and (n == 0 or choice.kinds is None or kind in choice.kinds)
     ]
     masters = Masters(plan, tensors, index, exact) if choice.coded else None
     same = same_chunks(plan, tensors, index, known)
     return _Coder(
-        elements, kinds, known, index, frozenset(coded), spent, masters, lossy_of(plan, tensors, index, rules), same
-    )
+        dtypes, kinds, known, index, frozenset(coded), spent, masters, lossy_of(plan, tensors, index, rules), same,
+        plugins_of(plan, tensors, index, rules),
+    )  # fmt: skip
 
 
 def _kind_name(of: tuple[str, str]) -> str:
@@ -268,7 +295,7 @@ def audited(smaller: IncrementalState, plan: SavePlan, known: KnownChunks, wrong
         (index, pack, number, value)
         for index, pack in enumerate(plan.packs)
         for number, (value, where) in same_chunks(pack, plan.tensors, index, known).items()
-        if not where.piece.lossy
+        if where.piece.codec.exact
     ]
     left = AUDIT_BYTES
     for _ in range(len(chunks)):
@@ -302,6 +329,18 @@ def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) 
         if any(run.ways for run in runs) and len(runs) <= RUNS_MAX:
             lossy_chunks[number] = runs
     return lossy_chunks
+
+
+def plugins_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, ChunkCodec]:
+    """Return the codec of each chunk of pack ``index`` whose tensors' names all match patterns of one codec."""
+    if not rules.plugin_codecs:
+        return {}
+    codecs = dict[int, ChunkCodec]()
+    for number, (_, parts) in enumerate(tensors_in(plan.chunks, tensors, index)):
+        chosen = {plugin_for(rules, tensor.name) for tensor, _, _ in parts}
+        if len(chosen) == 1 and (name := chosen.pop()) is not None:
+            codecs[number] = plugin(name)
+    return codecs
 
 
 def _stretch(rules: Compact, tensor: Tensor, length: int) -> LossyRange:
@@ -352,11 +391,11 @@ def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Cl
     for index, (pack, written) in enumerate(zip(plan.packs, packs, strict=True)):
         for number, (of, offset, length) in enumerate(contents(pack.chunks, plan.tensors, index), 1):
             piece = written.stored.pieces[number] if written.stored is not None else None
-            if piece is None or (piece.home == OWN and not piece.lossy):
+            if piece is None or (piece.home == OWN and piece.codec.exact):
                 kind_chunks = classes.get(of) or _Class([], 0)
                 kind_chunks.chunks.append((pack, offset, length))
                 classes[of] = kind_chunks._replace(
-                    derived=kind_chunks.derived + (length if piece is not None and piece.derived else 0)
+                    derived=kind_chunks.derived + (length if piece is not None and not piece.codec.portable else 0)
                 )
     return classes
 

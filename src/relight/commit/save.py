@@ -20,6 +20,7 @@ from relight.commit.plan import SavePlan, plan_save
 from relight.commit.seed_index import chunks_for, seed_from_newest, with_lenders
 from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
+from relight.format.chunk_codecs import plugin
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
 from relight.format.names import (
     READY_DIR,
@@ -274,6 +275,8 @@ def _storage_facts(request: SaveRequest) -> dict[str, Any]:
 
 def _inexactly(rules: Compact, pattern: str, encoding: str) -> dict[str, Any]:
     """Return a root's entry for a pattern: the encoding, the error that it allows, and the bound that the caller chose."""
+    if pattern in rules.plugin_codecs:
+        return {"as": encoding, "relative_error": plugin(encoding).relative_error}
     most = LOSSY_BOUNDS[encoding] if encoding != BOUNDED else max(LOSSY_BOUNDS.values())
     chosen = {"max_error": rules.max_error[pattern]} if pattern in rules.max_error else {}
     return {"as": encoding, "relative_error": most, **chosen}
@@ -284,7 +287,8 @@ def _lossy_here(request: SaveRequest) -> dict[str, str]:
     if request.smaller is None or request.urgent:
         return {}
     rules, tensors = request.smaller.rules, request.items if request.plan is None else request.plan.tensors
-    lossy = {**dict.fromkeys(rules.max_error, BOUNDED), **rules.lossy}
+    plugins = {pattern: name for pattern, name in rules.plugin_codecs.items() if not plugin(name).exact}
+    lossy = {**dict.fromkeys(rules.max_error, BOUNDED), **rules.lossy, **plugins}
     if request.seat is not None:
         return lossy
     kinds = [(tensor.name, tensor.dtype) for tensor in tensors]
@@ -324,7 +328,7 @@ def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, pref
     under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
     choice, began = smaller.choice(under), time.perf_counter()
     lanes = under.lanes
-    if choice.reuse or choice.coded or choice.differences or smaller.rules.inexact:
+    if choice.reuse or choice.coded or choice.differences or smaller.rules.inexact or smaller.rules.plugin_codecs:
         lanes = 1
         known = smaller.known(request.before, request.vouched, older=alone)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:

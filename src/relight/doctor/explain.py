@@ -227,10 +227,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight incidents RUN",
     ),
     _entry(
-        r"\bUnsafeContent\b|a symbolic link(,| where)|no name inside a store|comes from a newer Relight|features? .* (is|are) not known",
+        r"\bNewerFormat\b|comes from a newer Relight|needs features this Relight lacks|this Relight reads up to",
+        "newer",
+        "a newer Relight wrote it, in a format that this version cannot read",
+        "upgrade Relight",
+        "relight version",
+    ),
+    _entry(
+        r"\bUnsafeContent\b|a symbolic link(,| where)|no name inside a store",
         "unsafe",
-        "a file asks for something that no reader may do, or a newer Relight wrote it",
-        "if a newer Relight wrote it, upgrade; otherwise do not trust that store",
+        "a file asks for something that no reader may do",
+        "do not trust that store",
         "relight version",
     ),
     _entry(

@@ -164,7 +164,7 @@ def _damage(
         findings = probes.at(
             f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None
         )
-        if findings is not None and not any(finding.is_silence for finding in findings):
+        if findings is not None and not any(finding.is_unknown for finding in findings):
             damage_of[checkpoint.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
     return damage_of
 

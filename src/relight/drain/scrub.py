@@ -22,8 +22,10 @@ from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, rea
 from relight.drain.outwards import Notify
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, STORING, Pack, Ways, adopt_part
+from relight.format.chunk_codecs import FEATURE
+from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, Ways, adopt_part, is_storing
 from relight.format.names import ROOT_FILE
+from relight.format.root_keys import COPIED_FROM
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.reader import VerifyFinding, verify_checkpoint
@@ -32,7 +34,7 @@ from relight.run_records.verification import record_checked
 from relight.store import ByteStore, Reader, page_buffer
 from relight.store.base import write_whole
 from relight.store.wrapper import rewrites
-from relight.transfer.copying import COPIED_FROM, write_pack_from
+from relight.transfer.copying import write_pack_from
 from relight.transfer.stored_there import own_chunks, packs_there
 
 
@@ -187,7 +189,7 @@ def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
         and read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None
     ):
         return []
-    return [finding for finding in findings if not finding.is_silence]
+    return [finding for finding in findings if not finding.is_unknown]
 
 
 def _repair(target: _TierCheckpoint, file: str) -> str:
@@ -244,10 +246,11 @@ def _root_here(target: _TierCheckpoint, root: Root, way: Ways) -> bytes | None:
     body = target.checkpoint.body
     refs = [_ref_here(target, root, ref, way) for ref in root.parts]
     known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
-    own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
-    plain = [feature for feature in root.features if feature not in STORING]
-    for user in (root.user, own, {**own, COPIED_FROM: _origin(target)}):
-        for features in (root.features, plain, [*plain, STORED_CHUNKS]):
+    own = {key: value for key, value in root.user.items() if key != COPIED_FROM.name}
+    plain = [feature for feature in root.features if not is_storing(feature)]
+    codecs = [feature for feature in root.features if feature.startswith(FEATURE)]
+    for user in (root.user, own, {**own, **COPIED_FROM.field(_origin(target))}):
+        for features in (root.features, plain, [*plain, STORED_CHUNKS], [*plain, STORED_CHUNKS, *codecs]):
             fields = {**known, "user": user, "features": features, "requires": body.requires}
             data = encode_root(msgspec.structs.replace(root, **_identity(target), **fields))
             if hexdigest(data) == body.root:

@@ -13,14 +13,11 @@ import msgspec
 
 from relight.errors import UnsafeContent
 from relight.format import names
+from relight.format.chunk_codecs import RAW, ChunkCodec, codec_of
 from relight.format.digest import DIGEST_BYTES
 
 CHAIN_MAX = 64
 """Longest chain of deltas. A reader reads every link, and holds two chunks in memory."""
-DERIVED = 2
-"""``coded`` of a derived chunk: see ``format.derived``."""
-LOSSY = 3
-"""``coded`` of a lossy chunk: see ``format.lossy``."""
 OWN = 0
 """Value of ``home`` for this checkpoint's own file; 1 is the first of ``homes``."""
 
@@ -28,9 +25,8 @@ OWN = 0
 class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
-    ``coded``: True for a coded chunk, False for raw bytes, 2 (``DERIVED``) for references to other chunks of its pack, 3 (``LOSSY``) for
-    a chunk that decodes to an approximation of the saved bytes.
-    ``base``: location of the base of a delta.
+    ``coded``: code of the codec (``format.chunk_codecs``); False for raw bytes, True for planes and deltas. ``base``: location of the base
+    of a delta.
     """
 
     home: int
@@ -41,19 +37,14 @@ class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     base: ChunkLocation | None = None
 
     @property
-    def derived(self) -> bool:
-        """Return whether the chunk is derived from other chunks of its pack, and cannot be reused in another pack."""
-        return self.coded == DERIVED
+    def codec(self) -> ChunkCodec:
+        """The codec of the chunk. Raise ``UnsafeContent`` if it is not installed."""
+        return codec_of(self.coded, self.base is not None)
 
     @property
     def reach(self) -> int:
         """Bytes that a reader must read for it, including its bases."""
         return sum(link.length for link in self.links())
-
-    @property
-    def lossy(self) -> bool:
-        """Return whether it is stored inexactly, and cannot be the base of a delta."""
-        return self.coded == LOSSY
 
     def links(self) -> Iterator[ChunkLocation]:
         """Yield this location, its base, the base of that, and so on."""
@@ -124,14 +115,16 @@ def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: st
 
 
 def _check_piece(link: ChunkLocation, length: int, homes: int, number: int, where: str) -> None:
+    codec = link.codec
+    base = link.base.codec if link.base is not None else RAW
     wrong = (
-        not (type(link.coded) is bool or link.coded in (DERIVED, LOSSY))
+        (type(link.coded) is int and link.coded <= 1)
         or not 0 <= link.home <= homes
         or not 0 <= link.offset < 2**62
         or len(link.hash) != DIGEST_BYTES
         or not (0 < link.length < length if link.coded else link.length == length)
-        or (link.base is not None and (link.coded is not True or link.base.coded in (DERIVED, LOSSY)))
-        or (link.derived and (link.home != OWN or link.base is not None))
+        or not (base.exact and base.portable)
+        or (not codec.portable and link.home != OWN)
     )
     if wrong:
         raise UnsafeContent(f"chunk {number}: malformed location", where=where)

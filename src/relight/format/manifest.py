@@ -15,8 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from relight.decode import msgpack_decoder
-from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.errors import ConfigError, CorruptCheckpoint, IncompatibleState, NewerFormat, UnsafeContent
 from relight.format import names
+from relight.format.chunk_codecs import BUILT_IN, FEATURE, GROUP, missing_features, plugin_of
 from relight.format.chunk_locations import PackChunks, check_stored
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import DTYPES, dtype_named
@@ -40,9 +41,9 @@ _name, _dtype, _shape, _role, _pack, _offset, _length, _box = map(
 )
 OTHER_RUNS = "other-runs"
 """Feature of a root with chunks in another run, from which this run branched."""
-STORING = (STORED_CHUNKS, OTHER_RUNS)
 FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS, OTHER_RUNS})
 """Features that this version of Relight supports."""
+_CODES = frozenset(codec.code for codec in BUILT_IN)
 _SHORT = re.compile(r"([A-Za-z0-9_-]{43})(0|[1-9a-z][0-9a-z]{0,6})\Z")
 
 
@@ -224,8 +225,15 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
         if isinstance(features, list)
         else []
     )
+    if codecs := missing_features(unknown):  # no damage: a restore must not fall back to an older checkpoint
+        raise ConfigError(
+            f"needs codecs that are not installed: {shown(', '.join(sorted(codecs)))}",
+            where=where,
+            hint=f"install the packages that register them as entry points of {GROUP}",
+        )
+    unknown = [feature for feature in unknown if not feature.startswith(FEATURE)]
     if unknown:
-        raise UnsafeContent(
+        raise NewerFormat(
             f"needs features this Relight lacks: {shown(', '.join(sorted(unknown)))}",
             where=where,
             hint="upgrade relight",
@@ -283,7 +291,8 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise UnsafeContent(f"not a part: {shown(error)}", where=where) from None
     if part.version > VERSION or part.version < 1:
-        raise UnsafeContent(f"part of format version {part.version}", where=where, hint="upgrade relight")
+        kind = NewerFormat if part.version > VERSION else UnsafeContent
+        raise kind(f"part of format version {part.version}", where=where, hint="upgrade relight")
     identity = (part.store, part.run, part.id, part.step, part.epoch, part.rank, part.world)
     if identity != (root.store, root.run, root.id, root.step, root.epoch, ref.rank, root.world):
         raise UnsafeContent("the part belongs to another checkpoint, attempt or rank", where=where)
@@ -296,8 +305,10 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
 def _check_donors(part: Part, root: Root, where: str) -> None:
     if STORED_CHUNKS not in root.features or not set(donors_of(part.packs)) <= set(root.requires):
         raise UnsafeContent("the root does not state that chunks are stored elsewhere, or lacks a donor", where=where)
-    if OTHER_RUNS in storing(part.packs) and OTHER_RUNS not in root.features:
-        raise UnsafeContent("the root does not state that chunks are stored in another run", where=where)
+    for feature in storing(part.packs):
+        if feature not in root.features:
+            what = "that chunks are stored in another run" if feature == OTHER_RUNS else f"the feature {feature}"
+            raise UnsafeContent(f"the root does not state {what}", where=where)
 
 
 Ways = Callable[[list[Pack]], list[Pack]]
@@ -379,7 +390,21 @@ def storing(packs: Iterable[Pack]) -> list[str]:
     stored = [pack.stored for pack in packs if pack.stored is not None]
     if not stored:
         return []
-    return [STORED_CHUNKS, OTHER_RUNS] if any(chunks.in_other_runs for chunks in stored) else [STORED_CHUNKS]
+    others = [OTHER_RUNS] if any(chunks.in_other_runs for chunks in stored) else []
+    codes = {
+        link.coded for chunks in stored for piece in chunks.pieces for link in piece.links() if link.coded not in _CODES
+    }
+    return [STORED_CHUNKS, *others, *sorted({FEATURE + plugin_of(code).name for code in codes})]
+
+
+def storing_order(features: Iterable[str]) -> list[str]:
+    """Return the features that ``storing`` returned for several parts, in its order."""
+    return sorted(features, key=lambda feature: (feature.startswith(FEATURE), feature != STORED_CHUNKS, feature))
+
+
+def is_storing(feature: str) -> bool:
+    """Return whether a root's feature states how its chunks are stored, which another copy may do differently."""
+    return feature in (STORED_CHUNKS, OTHER_RUNS) or feature.startswith(FEATURE)
 
 
 def check_part(part: Part, where: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from relight.errors import CorruptCheckpoint, UnsafeContent
+from relight.errors import CorruptCheckpoint, NewerFormat, UnsafeContent
 from relight.format import names
 from relight.format.digest import hexdigest, is_hex
 from relight.format.signed import apart
@@ -326,7 +326,7 @@ def check_version(value: Any, kind: str, where: str) -> None:
     if type(version) is not int or version < 1:
         raise UnsafeContent("no usable format version", where=where)
     if version > VERSION:
-        raise UnsafeContent(
+        raise NewerFormat(
             f"format version {version}; this Relight reads up to {VERSION}", where=where, hint="upgrade relight"
         )
 

@@ -56,5 +56,7 @@ MICRO_STEP = RootKey("micro_step", int, written_by="checkpointer.state_capture",
 """The micro-step within the step after which the state was saved."""
 AVERAGED = RootKey("averaged", list[Fields], written_by="export.average", read_by="")
 """The averaged checkpoints with their weights."""
+COPIED_FROM = RootKey("copied_from", Fields, written_by="transfer.copying", read_by="cli.show drain.scrub")
+"""Store, run and id of the original of a copy."""
 MIGRATED = RootKey("migrated", Fields, written_by="migrate.work", read_by="migrate.undo")
 """The journal and the source of a migrated checkpoint."""

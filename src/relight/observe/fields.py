@@ -191,6 +191,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "scrub.repaired": ("tier", "id", "file", "detail", "repaired_from"),
     "scrub.damaged": ("tier", "id", "file", "detail", "repaired_from"),
     "verify.done": ("id", "step"),
+    "codec.failed": ("codec", "error"),
     "verify.damaged": ("id", "step", "kind", "file", "detail"),
     "peers.sent": ("checkpoint", "rank", "bytes", "seconds", "peers"),
     "peers.complete": ("checkpoint", "lane", "stripe", "row", "bytes"),

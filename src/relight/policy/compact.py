@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from relight.errors import ConfigError, shown
+from relight.format.chunk_codecs import plugin
 from relight.policy.units import check_bool, one_of, whole_of
 
 LEVEL_MAX = 19
@@ -69,6 +70,9 @@ class Compact:
       three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there is none, it
       is stored exactly.
 
+    - ``plugin_codecs``: the codec of another package for tensors with matching names: ``{"model/*": "toy"}``. A chunk
+      that does not become smaller by it is stored as usual. Readers need that package, too.
+
     Saves for signals and exceptions, and other urgent saves, are stored raw.
     """
 
@@ -80,6 +84,7 @@ class Compact:
     coder: str = "cpu"
     level: int | None = None
     max_error: Mapping[str, float | str] = field(default_factory=dict)
+    plugin_codecs: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
@@ -102,6 +107,16 @@ class Compact:
             )
         for pattern, bound in dict(self.max_error).items():
             bound_of(bound, pattern)
+        if not isinstance(self.plugin_codecs, Mapping):
+            raise ConfigError(
+                "Compact(plugin_codecs=…) has a codec for each pattern", hint='such as {"model/*": "toy"}'
+            )
+        for pattern, name in dict(self.plugin_codecs).items():
+            if not isinstance(pattern, str) or not isinstance(name, str):
+                raise ConfigError(
+                    f"Compact(plugin_codecs=…) maps patterns to names, not {shown(pattern)} to {shown(name)}"
+                )
+            plugin(name)
         check_bool(self.reuse, "Compact(reuse=…)")
         check_bool(self.trust_versions, "Compact(trust_versions=…)")
         one_of(self.codecs, CODECS, "Compact(codecs=…)")
@@ -119,7 +134,8 @@ class Compact:
     @property
     def inexact(self) -> bool:
         """Return whether some tensors may be stored inexactly."""
-        return bool(self.lossy or self.max_error)
+        inexact_plugins = any(not plugin(name).exact for name in self.plugin_codecs.values())
+        return bool(self.lossy or self.max_error) or inexact_plugins
 
 
 class ErrorBound(NamedTuple):
@@ -188,6 +204,12 @@ def bound_for(rules: Compact, name: str, dtype: str) -> ErrorBound | None:
     return None if pattern is None else bound_of(rules.max_error[pattern], pattern)
 
 
+def plugin_for(rules: Compact, name: str) -> str | None:
+    """Return the codec of the first pattern of ``plugin_codecs`` that matches a tensor; None if none does."""
+    pattern = _named(rules.plugin_codecs, name)
+    return None if pattern is None else rules.plugin_codecs[pattern]
+
+
 def _named(patterns: Iterable[str], name: str) -> str | None:
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
@@ -204,6 +226,8 @@ def lossy_in(patterns: Mapping[str, str], name: str, dtype: str) -> str | None:
 
 def is_used(rules: Compact, pattern: str, tensors: Iterable[tuple[str, str]]) -> bool:
     """Return whether ``pattern`` makes a tensor (name and dtype in ``tensors``) stored inexactly."""
+    if pattern in rules.plugin_codecs:
+        return any(_named(rules.plugin_codecs, name) == pattern for name, _ in tensors)
     patterns = rules.lossy if pattern in rules.lossy else rules.max_error
     return any(lossy_ways(rules, name, dtype) and _named(patterns, name) == pattern for name, dtype in tensors)
 

@@ -16,7 +16,7 @@ from relight.ranks.group import RankGroup
 from relight.store import ByteStore
 from relight.store.retry import first_contact
 
-_SKIPPABLE = ("corrupt", "unsafe", "store", "uncertain", "not_found")
+_SKIPPABLE = ("corrupt", "unsafe", "newer", "store", "uncertain", "not_found")
 """Kinds of errors after which a restore tries the next checkpoint."""
 
 

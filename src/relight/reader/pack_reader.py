@@ -10,16 +10,22 @@ import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest
+from relight.format.chunk_codecs import DecodeContext
 from relight.format.chunk_locations import OWN, ChunkLocation
 from relight.format.manifest import Pack
 from relight.format.names import stored_file
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.base import invalidate_cache
 from relight.store.retry import report_reread
+
+if TYPE_CHECKING:
+    from relight.format.planes import Rooms
 
 
 def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
@@ -144,50 +150,30 @@ class StoredReader:
                 self._reader(link).read_into(link.offset, into)
                 return
             stored = self._sound(link)
-            if link.derived:
-                self._derive(stored, into)
-                return
-            if link.lossy:
-                from relight.format.lossy import decode_lossy
+            gather = partial(self._gather, decoded={})
+            link.codec.decode(stored, into, DecodeContext(link.base is not None, gather, self._planes))
 
-                decode_lossy(stored, into)
-                return
-            if not link.coded:
-                into[:] = stored
-                continue
-            from relight.format.codecs import decode  # importing numpy takes 0.1 s, and most packs are plain files
-            from relight.format.planes import Rooms
+    def _planes(self) -> Rooms:
+        """Return this thread's buffers for byte planes."""
+        from relight.format.planes import Rooms  # importing numpy takes 0.1 s, and most packs are plain files
 
-            planes: Rooms | None = getattr(self._rooms, "planes", None)
-            if planes is None:
-                planes = self._rooms.planes = Rooms()
-            decode(stored, into, into if link.base is not None else None, planes)
-
-    def _derive(self, stored: memoryview, into: memoryview) -> None:
-        """Compute a derived chunk from other chunks of this pack. None of these may be derived."""
-        from relight.format.derived import parse_derived, rounded
-
-        kind, runs = parse_derived(stored, len(into))
-        decoded: dict[int, memoryview] = {}
-        position = 0
-        for offset, length in runs:
-            if offset + 2 * length > self.size:
-                raise CorruptCheckpoint("a chunk is derived from bytes beyond the pack's end", where=self._where)
-            source = memoryview(bytearray(2 * length))
-            self._gather(offset, source, decoded)
-            rounded(kind, source, into[position : position + length])
-            position += length
+        planes: Rooms | None = getattr(self._rooms, "planes", None)
+        if planes is None:
+            planes = self._rooms.planes = Rooms()
+        return planes
 
     def _gather(self, offset: int, into: memoryview, decoded: dict[int, memoryview]) -> None:
-        """Read a range of this pack.
+        """Read a range of this pack, for a chunk that is computed from others.
 
         ``decoded``: the chunk that was decoded last, as the next range may begin in it.
         """
+        if offset + len(into) > self.size:
+            raise CorruptCheckpoint("a chunk is derived from bytes beyond the pack's end", where=self._where)
         number = bisect_right(self._ends, offset)
         while into:
             start = self._ends[number - 1] if number else 0
             if number not in decoded:
-                if self._pieces[number].derived:
+                if not self._pieces[number].codec.portable:
                     raise CorruptCheckpoint("a chunk is derived from a derived chunk", where=self._where)
                 decoded.clear()
                 decoded[number] = memoryview(bytearray(self._ends[number] - start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from relight.format.chunk_codecs import BUILT_IN
 from relight.format.chunk_locations import OWN, ChunkLocation
 from relight.format.manifest import contents, tensors_in
 from relight.format.root_keys import LOSSY
@@ -29,6 +30,8 @@ class StoredAs:
     differences: int = 0
     elsewhere: int = 0
     derived: int = 0
+    plugins: str = ""
+    """Codecs of other packages that store some of the chunks."""
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the fields for ``--json``."""
@@ -53,7 +56,9 @@ def stored_as(opened: Opened) -> list[StoredAs]:
                 row.coded += bool(piece.coded)
                 row.differences += piece.base is not None
                 row.elsewhere += piece.home != OWN
-                row.derived += piece.derived
+                row.derived += not piece.codec.portable
+                if piece.codec not in BUILT_IN and piece.codec.name not in row.plugins.split():
+                    row.plugins = " ".join(sorted([*row.plugins.split(), piece.codec.name]))
     return sorted(rows.values(), key=lambda row: (-row.bytes, row.dtype, row.role))
 
 
@@ -94,8 +99,6 @@ def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
 
 def _way(piece: ChunkLocation) -> str:
     """Return how a chunk is stored, in a word; empty if it is stored raw with this checkpoint."""
-    if piece.derived or piece.lossy:
-        return "derived" if piece.derived else "lossy"
     if piece.coded:
-        return "difference" if piece.base is not None else "coded"
+        return piece.codec.label or piece.codec.name
     return "with an earlier one" if piece.home != OWN else ""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    NewerFormat,
+    RelightError,
+    StoreUnavailable,
+    error_of,
+)
 from relight.format import Part, Tensor, decode_tree, dtype_named, encode_header
 from relight.format.collector import collector_paused
 from relight.format.manifest import Pack, header_names
@@ -33,9 +41,9 @@ class VerifyFinding:
     detail: str
 
     @property
-    def is_silence(self) -> bool:
-        """Return whether the store did not answer, so that nothing is known about the bytes."""
-        return issubclass(error_of(self.kind), StoreUnavailable)
+    def is_unknown(self) -> bool:
+        """Return whether nothing is known about the bytes: the store did not answer, a newer Relight wrote them, or a codec is missing."""
+        return issubclass(error_of(self.kind), (StoreUnavailable, NewerFormat, ConfigError))
 
     def to_dict(self) -> dict[str, str]:
         """Return the fields for ``--json``."""

@@ -115,7 +115,7 @@ def plan_prune(
 def _is_sound(store: ByteStore, view: LogView, checkpoint: Checkpoint, progress: Callable[[int], None] | None) -> bool:
     """Return whether a checkpoint verifies. Raise ``StoreUnavailable`` if the store does not answer: that is not damage."""
     findings = verify_checkpoint(store, view, checkpoint, progress=progress)
-    silent = next((finding for finding in findings if finding.is_silence), None)
+    silent = next((finding for finding in findings if finding.is_unknown), None)
     if silent is not None:
         raise StoreUnavailable(f"cannot verify checkpoint {checkpoint.id}: {silent.detail}", where=silent.file)
     return not findings

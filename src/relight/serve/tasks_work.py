@@ -62,7 +62,7 @@ def verify(task: ServerTask, run: Run, checkpoint: Checkpoint, verified: Callabl
     finally:
         _verifying.release()
     lines = [f"{file}: {detail}" for file, detail in result.findings]
-    if not result.is_silence:
+    if not result.is_unknown:
         record_checked(run.store, run.name, {checkpoint.id: lines[0] if lines else ""}, "relight serve")
     verified(not result.count)
     summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"

@@ -35,7 +35,7 @@ class VerifyResult(msgspec.Struct):
 
     count: int
     findings: list[tuple[str, str]]
-    is_silence: bool
+    is_unknown: bool
     """Whether the store failed to answer a read. Then nothing may be recorded about the checkpoint."""
 
 
@@ -109,7 +109,7 @@ def verify(run: Run, checkpoint_id: str, advanced: Callable[[int], None]) -> Ver
 
     findings = verify_checkpoint(run.store, view, checkpoint, progress=advance)
     shown = [(finding.file, finding.detail) for finding in findings[:FINDINGS_MAX]]
-    return VerifyResult(len(findings), shown, any(finding.is_silence for finding in findings))
+    return VerifyResult(len(findings), shown, any(finding.is_unknown for finding in findings))
 
 
 def _end_with_input() -> None:

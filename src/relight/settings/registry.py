@@ -166,6 +166,7 @@ _CHECKPOINT = (
             "none",
             'the largest error of values stored inexactly: 1e-4, or "0.1%"',
         ),
+        ("plugin_codecs", "a table of patterns and codecs", "none", "codecs of other packages, by names of tensors"),
         ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
         (
             "level",

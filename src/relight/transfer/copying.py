@@ -31,9 +31,10 @@ from relight.errors import (
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
 from relight.format.chunk_locations import OWN, PackChunks
-from relight.format.manifest import STORING, Pack, donors_of, storing
+from relight.format.manifest import Pack, donors_of, is_storing, storing, storing_order
 from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
+from relight.format.root_keys import COPIED_FROM
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.related import CONTINUES, Change, change, whole_history
 from relight.reader import Opened
@@ -44,8 +45,6 @@ from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
 from relight.transfer.stored_there import packs_there, there_already
 
-COPIED_FROM = "relight.copied_from"
-"""Key in a root's user metadata: store, run and id of the original."""
 BUFFER_BYTES = 8 << 20
 FORCE_HINT = "copy to a run of its own, or pass --force: then the copy becomes its latest checkpoint"
 Progress = Callable[[int], None]
@@ -173,9 +172,9 @@ def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str
     for other in history.live:
         if other.step == one.step:
             with contextlib.suppress(CorruptCheckpoint, UnsafeContent):
-                copied_from = target.open(other).root.user.get(COPIED_FROM)
+                copied_from = COPIED_FROM.read(target.open(other).root.user)
                 if copied_from == origin or (
-                    one.body.home and isinstance(copied_from, dict) and {**copied_from, "run": view.run_id} == origin
+                    one.body.home and copied_from is not None and {**copied_from, "run": view.run_id} == origin
                 ):
                     return other.id
     return None
@@ -340,13 +339,13 @@ class _Copying:
             parents=[parent for parent in opened.root.parents if parent in history.committed_ids],
             parts=refs,
             features=[
-                *(feature for feature in opened.root.features if feature not in STORING),
-                *(feature for feature in STORING if feature in stored),
+                *(feature for feature in opened.root.features if not is_storing(feature)),
+                *storing_order(stored),
             ],
             requires=sorted(requires),
             stored_bytes=size,
             new_bytes=new,
-            user={**opened.root.user, COPIED_FROM: origin},
+            user={**opened.root.user, **COPIED_FROM.field(origin)},
         )
         put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
         store.sync(self.prefix)
