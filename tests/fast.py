@@ -1,8 +1,8 @@
 """Run what a change most likely breaks, in under two minutes: linters, the house's rules, and the tests of the changed files.
 
 ``make fast``. The changed files are those that differ from ``--against`` (by default the branch's common ancestor with ``origin/main``, or
-else the last commit), and files that git does not know yet. The tests of a source file are those that import it; files that import fewer
-modules are run first, as they are about it. When the time is over, pytest is interrupted: it prints what has failed until then.
+else the last commit), and files that git does not know yet. The tests of a source file are those that import it;
+those of modules that few tests import are run first. When the time is over, pytest is interrupted: it prints what has failed until then.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -58,9 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def changed_files(against: str = "") -> list[str]:
     """Return the paths of the changed and the new files, relative to the root, sorted."""
-    base = against or _git("merge-base", "HEAD", "origin/main").strip() or "HEAD"
-    if not against and base == _git("rev-parse", "HEAD").strip() and not _git("status", "--porcelain"):
-        base = "HEAD~1"
+    base = against or _git("merge-base", "HEAD", "origin/main").strip()
+    if not against and base in ("", _git("rev-parse", "HEAD").strip()):
+        base = "HEAD" if _git("status", "--porcelain") else "HEAD~1"
     return sorted(
         {*_git("diff", "--name-only", base).split(), *_git("ls-files", "--others", "--exclude-standard").split()}
     )
@@ -72,13 +73,16 @@ def tests_of(changed: Iterable[str]) -> list[str]:
     tests = [file for file in files if file.startswith("tests/") and Path(file).name.startswith("test_")]
     own = [file for file in tests if not file.startswith("tests/house/") and (ROOT / file).is_file()]
     modules = {_module_of(file) for file in files if file.startswith("src/") and file.endswith(".py")}
-    found: list[tuple[float, str]] = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        imported = set(_imports(path))
-        about = imported & modules
-        name = str(path.relative_to(ROOT))
-        if about and name not in own and not name.startswith("tests/house/"):
-            found.append((-len(about) / len(imported), name))
+    imported = {
+        str(path.relative_to(ROOT)): modules & set(_imports(path))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    }
+    users = Counter(module for about in imported.values() for module in about)
+    found = [
+        (-sum(1 / users[module] for module in about), name)
+        for name, about in imported.items()
+        if about and name not in own and not name.startswith("tests/house/")
+    ]
     return [*own, *(name for _, name in sorted(found))]
 
 

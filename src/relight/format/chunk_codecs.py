@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 
 @dataclass(slots=True)
 class EncodeContext:
-    """What the writer knows of a chunk that is to be coded."""
+    """What the writer knows of a chunk that it codes."""
 
     dtype: str
     """Dtype of the chunk's first tensor; ``uint8`` for a pack's header."""
@@ -62,7 +62,7 @@ class EncodeContext:
 
 @dataclass(slots=True)
 class DecodeContext:
-    """What the reader knows of a chunk that is to be decoded."""
+    """What the reader knows of a chunk that it decodes."""
 
     has_base: bool
     """Whether ``into`` has the bytes of the delta's base."""
@@ -226,6 +226,8 @@ def codec_of(code: int, has_base: bool = False) -> ChunkCodec:
     built_in = _BY_CODE.get((code, has_base))
     if built_in is not None:
         return built_in
+    if (code, False) in _BY_CODE:
+        raise UnsafeContent(f"malformed location: codec {_BY_CODE[code, False].name} has no base")
     codec = plugin_of(code)
     if codec.needs_base != has_base:
         raise UnsafeContent(f"a chunk of codec {codec.name} {'has a' if has_base else 'lacks its'} base")
@@ -236,7 +238,7 @@ def plugin_of(code: int) -> ChunkCodec:
     """Return an installed codec by its code. Raise ``UnsafeContent`` if there is none."""
     codec = _plugins().codes.get(code) if code in PLUGIN_CODES else None
     if codec is None:
-        raise UnsafeContent(f"no installed codec has code {code}")
+        raise UnsafeContent(f"malformed location: no codec has code {code}")
     return codec
 
 

@@ -115,8 +115,11 @@ def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: st
 
 
 def _check_piece(link: ChunkLocation, length: int, homes: int, number: int, where: str) -> None:
-    codec = link.codec
-    base = link.base.codec if link.base is not None else RAW
+    try:
+        codec = link.codec
+        base = link.base.codec if link.base is not None else RAW
+    except UnsafeContent as error:
+        raise UnsafeContent(f"chunk {number}: {error.what}", where=where) from None
     wrong = (
         (type(link.coded) is int and link.coded <= 1)
         or not 0 <= link.home <= homes
