@@ -78,12 +78,12 @@ def tests_of(changed: Iterable[str]) -> list[str]:
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
     }
     users = Counter(module for about in imported.values() for module in about)
-    found = [
+    ranked = [
         (-sum(1 / users[module] for module in about), name)
         for name, about in imported.items()
         if about and name not in own and not name.startswith("tests/house/")
     ]
-    return [*own, *(name for _, name in sorted(found))]
+    return [*own, *(name for _, name in sorted(ranked))]
 
 
 def _module_of(file: str) -> str:

@@ -1,9 +1,8 @@
-"""Authorization tables: the effects on a store or a server, the role that each requires, and the routes, actions, commands and calls
-that cause it.
+"""Authorization tables: the effects on a store or a server, the role that each requires, and the routes and actions that cause it.
 
 Roles belong to effects, never to addresses: all routes to one effect require the same role. Tests compare these tables with the
-existing routes, actions, commands and library calls, and fail for a new one without an effect. Commands and library calls require no
-role: they need only access to the store's files. They are listed so that each is known and audited (``audited``).
+existing routes and actions, and fail for a new one without an effect. Commands declare their effects in ``relight.cli.COMMANDS``: they
+require no role, only access to the store's files, and are audited (``cli.audited``).
 """
 
 from __future__ import annotations
@@ -90,60 +89,6 @@ ROUTES: dict[tuple[str, str], str] = {
     },
 }  # fmt: skip
 """The effect of each method and address of ``relight serve``; "by action" takes the role of the action that is named."""
-
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "tag": ("tag",),
-    "branch": ("create run",),
-    "note": ("note",),
-    "hold": ("hold",),
-    "promote": ("stage",),
-    "prune": ("retire",),
-    "undelete": ("undelete",),
-    "recover": ("repair",),
-    "scrub": ("repair",),
-    "cp": ("create run", "add checkpoints"),
-    "push": ("create run", "add checkpoints", "tag"),
-    "pull": ("create run", "add checkpoints", "tag"),
-    "import": ("create run", "add checkpoints"),
-    "migrate": ("create run", "add checkpoints", "retire"),
-    "repack": ("add checkpoints",),
-    "export": ("take out",),
-    "keys": ("change keys",),
-    "rekey": ("change keys",),
-    "save": ("request save",),
-    "verify": ("verify",),
-    "drill": ("drill",),
-    "token": ("make token", "revoke token"),
-    "audit": ("read audit",),
-    "doctor": ("repair",),
-    **dict.fromkeys(("run", "drain", "serve", "prove", "bench", "demo", "simulate", "predict"), ("run job",)),
-}
-"""Effects of commands that do more than show something."""
-
-SHOWING = (
-    "ls", "show", "log", "diff", "describe", "incidents", "goodput", "explain", "plan", "preset", "top", "metrics", "trace", "alerts",
-    "config", "ready", "completion", "version",
-)  # fmt: skip
-"""Commands with the effect "read", or without an effect."""
-
-LIBRARY: dict[str, tuple[str, ...]] = {
-    "Store.tag": ("tag",),
-    "Store.branch": ("create run",),
-    "Store.promote": ("stage",),
-    "Store.prune": ("retire",),
-    "Store.verify": ("read",),
-    "Run.tag": ("tag",),
-    "save": ("create run", "add checkpoints"),
-    "Checkpointer.save": ("create run", "add checkpoints", "tag"),
-    **dict.fromkeys(
-        (
-            "Store.checkpoints", "Store.latest", "Store.plan_prune", "Store.run", "Store.runs",
-            "Run.history", "Run.open", "Run.require_whole_log", "Run.view", "load", "open",
-        ),
-        ("read",),
-    ),
-}  # fmt: skip
-"""Effects of library calls on a store, beyond a job's own saves."""
 
 
 def role_of(effect: str) -> str:

@@ -19,58 +19,71 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.observe.console import be_command
 from relight.version import VERSION
 
+
+class CommandEntry:
+    """A command's line in the help, and its effects (``audit.effects``). Without any, it only shows something."""
+
+    def __init__(self, help: str, *effects: str) -> None:
+        self.help, self.effects = help, effects
+
+
 COMMANDS = {
-    "demo": "train, kill, resume, compare: see it work in two minutes",
-    "ls": "list the checkpoints of a run, or the runs of a store",
-    "show": "show one checkpoint: facts, tensors, statistics",
-    "log": "show a run's history, record by record",
-    "verify": "check every byte against what was committed",
-    "prune": "remove checkpoints that no rule keeps, with the reasons",
-    "undelete": "bring back retired checkpoints whose bytes still exist",
-    "recover": "rebuild a run's log from its checkpoint directories",
-    "tag": "name a checkpoint; a tag also keeps it",
-    "branch": "fork a run from a checkpoint without copying bytes",
-    "diff": "compare two checkpoints",
-    "describe": "describe a checkpoint: name, origin, notes, metadata",
-    "note": "write a note about a checkpoint",
-    "promote": "move a stage (candidate, staging, production) to a checkpoint",
-    "hold": "keep a checkpoint whatever the retention rules are",
-    "cp": "copy checkpoints to another store or run",
-    "push": "copy a run's missing checkpoints to another store",
-    "pull": "copy missing checkpoints from another store to a run",
-    "export": "export a checkpoint's model for other tools",
-    "import": "import a checkpoint of another framework",
-    "migrate": "import a whole directory of other frameworks' checkpoints",
-    "repack": "make checkpoints that need others' bytes self-contained",
-    "drain": "copy missing checkpoints to a run's further tiers",
-    "scrub": "read every byte again, and repair damage from another tier",
-    "keys": "manage an encrypted store's keys: new, status, add, rotate …",
-    "rekey": "encrypt again what a leaked key could open",
-    "run": "run a training job as torchrun does, and keep it alive",
-    "save": "request a save from a training job on any machine",
-    "incidents": "show a run's failures, the decisions and their costs",
-    "goodput": "show where the time of a run's jobs went, by cause",
-    "explain": "explain why a run saved when it did",
-    "plan": "compute what saving costs, how often to save, how much is lost",
-    "preset": "print a relight.toml for a kind of machine",
-    "top": "watch runs live in the terminal",
-    "metrics": "serve or print metrics for Prometheus; dashboards, alert rules",
-    "trace": "show where the time of a save went, and its critical path",
-    "alerts": "check what would fire, list the rules, send a test",
-    "predict": "train and evaluate the prediction of failures",
-    "simulate": "simulate months of a fleet in seconds, with several policies",
-    "config": "show each setting and its source; check a settings file",
-    "doctor": "diagnose machine, store, run and settings",
-    "ready": "grade how ready store and run are for an important job",
-    "drill": "break a job on purpose, and check that it recovers",
-    "serve": "serve a dashboard and an API for the runs of stores",
-    "token": "manage access tokens of relight serve",
-    "audit": "show and verify who did what to which checkpoint",
-    "prove": "check whether a training script resumes bit-exactly",
-    "bench": "measure what saving costs here, and recommend settings",
-    "completion": "print shell completion for bash, zsh or fish",
-    "version": "print the versions of Relight and of its main dependencies",
+    "demo": CommandEntry("train, kill, resume, compare: see it work in two minutes", "run job"),
+    "ls": CommandEntry("list the checkpoints of a run, or the runs of a store"),
+    "show": CommandEntry("show one checkpoint: facts, tensors, statistics"),
+    "log": CommandEntry("show a run's history, record by record"),
+    "verify": CommandEntry("check every byte against what was committed", "verify"),
+    "prune": CommandEntry("remove checkpoints that no rule keeps, with the reasons", "retire"),
+    "undelete": CommandEntry("bring back retired checkpoints whose bytes still exist", "undelete"),
+    "recover": CommandEntry("rebuild a run's log from its checkpoint directories", "repair"),
+    "tag": CommandEntry("name a checkpoint; a tag also keeps it", "tag"),
+    "branch": CommandEntry("fork a run from a checkpoint without copying bytes", "create run"),
+    "diff": CommandEntry("compare two checkpoints"),
+    "describe": CommandEntry("describe a checkpoint: name, origin, notes, metadata"),
+    "note": CommandEntry("write a note about a checkpoint", "note"),
+    "promote": CommandEntry("move a stage (candidate, staging, production) to a checkpoint", "stage"),
+    "hold": CommandEntry("keep a checkpoint whatever the retention rules are", "hold"),
+    "cp": CommandEntry("copy checkpoints to another store or run", "create run", "add checkpoints"),
+    "push": CommandEntry("copy a run's missing checkpoints to another store", "create run", "add checkpoints", "tag"),
+    "pull": CommandEntry(
+        "copy missing checkpoints from another store to a run", "create run", "add checkpoints", "tag"
+    ),
+    "export": CommandEntry("export a checkpoint's model for other tools", "take out"),
+    "import": CommandEntry("import a checkpoint of another framework", "create run", "add checkpoints"),
+    "migrate": CommandEntry(
+        "import a whole directory of other frameworks' checkpoints", "create run", "add checkpoints", "retire"
+    ),
+    "repack": CommandEntry("make checkpoints that need others' bytes self-contained", "add checkpoints"),
+    "drain": CommandEntry("copy missing checkpoints to a run's further tiers", "run job"),
+    "scrub": CommandEntry("read every byte again, and repair damage from another tier", "repair"),
+    "keys": CommandEntry("manage an encrypted store's keys: new, status, add, rotate …", "change keys"),
+    "rekey": CommandEntry("encrypt again what a leaked key could open", "change keys"),
+    "run": CommandEntry("run a training job as torchrun does, and keep it alive", "run job"),
+    "save": CommandEntry("request a save from a training job on any machine", "request save"),
+    "incidents": CommandEntry("show a run's failures, the decisions and their costs"),
+    "goodput": CommandEntry("show where the time of a run's jobs went, by cause"),
+    "explain": CommandEntry("explain why a run saved when it did"),
+    "plan": CommandEntry("compute what saving costs, how often to save, how much is lost"),
+    "preset": CommandEntry("print a relight.toml for a kind of machine"),
+    "top": CommandEntry("watch runs live in the terminal"),
+    "metrics": CommandEntry("serve or print metrics for Prometheus; dashboards, alert rules"),
+    "trace": CommandEntry("show where the time of a save went, and its critical path"),
+    "alerts": CommandEntry("check what would fire, list the rules, send a test"),
+    "predict": CommandEntry("train and evaluate the prediction of failures", "run job"),
+    "simulate": CommandEntry("simulate months of a fleet in seconds, with several policies", "run job"),
+    "config": CommandEntry("show each setting and its source; check a settings file"),
+    "doctor": CommandEntry("diagnose machine, store, run and settings", "repair"),
+    "ready": CommandEntry("grade how ready store and run are for an important job"),
+    "drill": CommandEntry("break a job on purpose, and check that it recovers", "drill"),
+    "serve": CommandEntry("serve a dashboard and an API for the runs of stores", "run job"),
+    "token": CommandEntry("manage access tokens of relight serve", "make token", "revoke token"),
+    "audit": CommandEntry("show and verify who did what to which checkpoint", "read audit"),
+    "prove": CommandEntry("check whether a training script resumes bit-exactly", "run job"),
+    "bench": CommandEntry("measure what saving costs here, and recommend settings", "run job"),
+    "completion": CommandEntry("print shell completion for bash, zsh or fish"),
+    "version": CommandEntry("print the versions of Relight and of its main dependencies"),
 }
+"""All commands by name, in the order of the help. The command NAME is in ``cli/NAME.py``."""
 _ASKED_ALL_THE_SAME = ("completion", "config", "doctor", "ready", "preset", "version")
 """Commands that run in spite of mistakes in the settings file: they report the mistakes, or need no settings."""
 NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)
@@ -112,7 +125,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
