@@ -23,7 +23,7 @@ from relight.format.chunk_codecs import (
     ChunkCodec,
     DecodeContext,
     EncodeContext,
-    Encoded,
+    EncodedChunk,
     codec_of,
     plugin,
 )
@@ -33,13 +33,13 @@ from relight.store import open_bytes
 
 GOOD = """
 import zlib
-from relight.format.chunk_codecs import ChunkCodec, Encoded
+from relight.format.chunk_codecs import ChunkCodec, EncodedChunk
 
 class Good(ChunkCodec):
     name, code = "good", 100
 
     def encode(self, data, context):
-        return Encoded(zlib.compress(data, 1))
+        return EncodedChunk(zlib.compress(data, 1))
 
     def decode(self, stored, into, context):
         into[:] = zlib.decompress(stored)
@@ -64,7 +64,7 @@ class Halves(ChunkCodec):
         if context.dtype != "float32" or len(data) % 4:
             return None
         stored = np.frombuffer(data, "<f4").astype("<f2")
-        return Encoded(stored.tobytes(), memoryview(stored.astype("<f4").tobytes()))
+        return EncodedChunk(stored.tobytes(), memoryview(stored.astype("<f4").tobytes()))
 
     def decode(self, stored, into, context):
         import numpy as np
@@ -77,7 +77,7 @@ class Delta(ChunkCodec):
         if context.base is None:
             return None
         import numpy as np
-        return Encoded(zlib.compress((np.frombuffer(data, "u1") ^ np.frombuffer(context.base, "u1")).tobytes(), 1))
+        return EncodedChunk(zlib.compress((np.frombuffer(data, "u1") ^ np.frombuffer(context.base, "u1")).tobytes(), 1))
 
     def decode(self, stored, into, context):
         import numpy as np
@@ -260,7 +260,7 @@ def test_a_result_that_is_not_smaller_is_not_used(codecs: None) -> None:
     data = memoryview(bytearray(torch.randint(0, 256, (4096,), dtype=torch.uint8).numpy().tobytes()))
     assert len(zlib.compress(data, 1)) >= len(data)
     assert plugin("good").encode(data, EncodeContext("uint8", zlib.compress, None)) is None  # type: ignore[arg-type]
-    assert isinstance(plugin("good"), ChunkCodec) and Encoded(b"x").decoded is None
+    assert isinstance(plugin("good"), ChunkCodec) and EncodedChunk(b"x").decoded is None
 
 
 def test_no_other_module_knows_a_codec_by_its_number() -> None:

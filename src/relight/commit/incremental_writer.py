@@ -24,7 +24,17 @@ from relight.commit.pack_writer import WriteLimits, WriteStats
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import IncompatibleState, NoSpace
 from relight.format import Digest, Tensor, dtype_named
-from relight.format.chunk_codecs import DELTAS, DERIVED, LOSSY, PLANES, RAW, ChunkCodec, EncodeContext, Encoded, plugin
+from relight.format.chunk_codecs import (
+    DELTAS,
+    DERIVED,
+    LOSSY,
+    PLANES,
+    RAW,
+    ChunkCodec,
+    EncodeContext,
+    EncodedChunk,
+    plugin,
+)
 from relight.format.chunk_locations import OWN, ChunkLocation, PackChunks
 from relight.format.codecs import choose, encode, kind_of
 from relight.format.entropy import Compress, compress, trial_of
@@ -157,7 +167,7 @@ class _Coder(NamedTuple):
         )
 
 
-def _encoded(codec: ChunkCodec, data: memoryview, context: EncodeContext) -> Encoded | None:
+def _encoded(codec: ChunkCodec, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
     """Return the chunk coded by ``codec``. None if it does not apply, or if another package's codec fails: no save fails for it."""
     try:
         return codec.encode(data, context)

@@ -29,7 +29,7 @@ UNCHANGED_MIN = 0.75
 """Smallest unchanged share of a chunk to store it as a delta, even if codecs do not pay: the delta is small and coded quickly."""
 
 
-class Encoded(NamedTuple):
+class EncodedChunk(NamedTuple):
     """Result of coding a chunk: smaller than the chunk."""
 
     stored: bytes | memoryview
@@ -82,7 +82,7 @@ class ChunkCodec:
     code: ClassVar[int]
     """Number in a part's chunk locations: one of ``PLUGIN_CODES`` for codecs that are not built in. It never changes."""
     exact: ClassVar[bool] = True
-    """Whether decoding returns the bytes that were saved. Other codecs return what they decode to as ``Encoded.decoded``."""
+    """Whether decoding returns the bytes that were saved. Other codecs return what they decode to as ``EncodedChunk.decoded``."""
     portable: ClassVar[bool] = True
     """Whether the stored bytes mean the same in another pack, so that a later checkpoint may refer to them."""
     needs_base: ClassVar[bool] = False
@@ -92,7 +92,7 @@ class ChunkCodec:
     label: ClassVar[str] = ""
     """How ``relight show`` names such chunks; empty: by ``name``."""
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded | None:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """Return the coded chunk; None if it does not become smaller, or the codec does not apply."""
         raise NotImplementedError
 
@@ -109,9 +109,9 @@ class RawCodec(ChunkCodec):
 
     name, code, label = "raw", 0, "raw"
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk:
         """Return the chunk itself."""
-        return Encoded(data)
+        return EncodedChunk(data)
 
     def decode(self, stored: memoryview, into: memoryview, context: DecodeContext) -> None:
         """Copy."""
@@ -123,7 +123,7 @@ class PlaneCodec(ChunkCodec):
 
     name, code, label = "planes", 1, "coded"
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded | None:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """See ``ChunkCodec``."""
         from relight.format import codecs, entropy
 
@@ -131,7 +131,7 @@ class PlaneCodec(ChunkCodec):
         if not context.sampled or (way is not None and way.difference):
             way = codecs.choose(data, _kind(context), None, entropy.trial_of(context.compress))
         body = None if way is None else codecs.encode(data, way, None, context.rooms, context.compress)
-        return None if body is None else Encoded(body)
+        return None if body is None else EncodedChunk(body)
 
     def decode(self, stored: memoryview, into: memoryview, context: DecodeContext) -> None:
         """See ``ChunkCodec``."""
@@ -145,7 +145,7 @@ class DeltaCodec(ChunkCodec):
 
     name, code, needs_base, label = "deltas", 1, True, "difference"
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded | None:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """See ``ChunkCodec``. None also if a sample shows that planes without a base are about as small."""
         from relight.format import codecs, entropy
 
@@ -163,7 +163,7 @@ class DeltaCodec(ChunkCodec):
         if way is None or not way.difference:
             return None
         body = codecs.encode(data, way, context.base, context.rooms, by)
-        return None if body is None else Encoded(body)
+        return None if body is None else EncodedChunk(body)
 
     def decode(self, stored: memoryview, into: memoryview, context: DecodeContext) -> None:
         """Add the differences to the base in ``into``."""
@@ -177,10 +177,10 @@ class DerivedCodec(ChunkCodec):
 
     name, code, portable = "derived", 2, False
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded | None:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """See ``ChunkCodec``."""
         stored = context.derive(data) if context.derive is not None else None
-        return None if stored is None else Encoded(stored)
+        return None if stored is None else EncodedChunk(stored)
 
     def decode(self, stored: memoryview, into: memoryview, context: DecodeContext) -> None:
         """Round the masters."""
@@ -200,14 +200,14 @@ class LossyCodec(ChunkCodec):
 
     name, code, exact, relative_error = "lossy", 3, False, 1 / 254
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded | None:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """See ``ChunkCodec``."""
         if not context.ranges:
             return None
         from relight.format.lossy import encode_lossy
 
         inexact = encode_lossy(data, context.ranges, context.compress)
-        return None if inexact is None else Encoded(*inexact)
+        return None if inexact is None else EncodedChunk(*inexact)
 
     def decode(self, stored: memoryview, into: memoryview, context: DecodeContext) -> None:
         """See ``ChunkCodec``."""
@@ -268,7 +268,7 @@ class PluginCodec(ChunkCodec):
         for field in ("name", "code", "exact", "portable", "needs_base", "relative_error", "label"):
             setattr(self, field, getattr(inner, field))
 
-    def encode(self, data: memoryview, context: EncodeContext) -> Encoded | None:
+    def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """See ``ChunkCodec``. Raise ``IncompatibleState`` if the codec fails, or does not return what it was given."""
         try:
             encoded = self.inner.encode(data, context)
