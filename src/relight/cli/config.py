@@ -32,6 +32,20 @@ def command() -> None:
     """
 
 
+@command.command("schema")
+def print_schema() -> int:
+    """Print the JSON schema of relight.toml, for editors.
+
+    \b
+    Example:
+      relight config schema > relight.schema.json
+    """
+    from relight.config.schema import schema
+
+    emit_json(schema())
+    return 0
+
+
 @command.command("show")
 @click.argument("directory", required=False, type=click.Path(path_type=Path), metavar="[DIR]")
 @click.option("--all", "everything", is_flag=True, help="Also show defaults and overridden values.")
