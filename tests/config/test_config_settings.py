@@ -18,6 +18,7 @@ from relight.checkpointer.options import wants_background
 from relight.config import effective_settings
 from relight.config.page import put_in
 from relight.errors import ConfigError
+from relight.format.chunk_codecs import PLANES
 from relight.monitoring.rules import KINDS
 from relight.monitoring.settings import NUMBERS, RULE_WORDS, read_alerting
 from relight.policy import Compact, Limits, Peers, adaptive, every, keep
@@ -50,12 +51,20 @@ VALUES: dict[str, Any] = {
     "checkpoint.adaptive.phases": {"warm-up": 4.0}, "checkpoint.adaptive.busy": {"disk": 0.8},
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
     "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
-    "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.max_error": {"optimizer/*": 1e-4}, "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
+    "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.max_error": {"optimizer/*": 1e-4}, "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.compact.plugin_codecs": {"model/*": "toy"}, "checkpoint.every.minutes": 2.5,
     "checkpoint.every.loader": "data", "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
     "supervise.lr_cut": 0.5, "supervise.pause": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def any_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept any name in ``plugin_codecs``: no codec is installed here."""
+    monkeypatch.setattr("relight.policy.compact.plugin", lambda name: PLANES)
+
+
 BOOLEANS = ("environment.core_dumps", "environment.single_writer", "environment.keys_over_http", "environment.debug")
 
 
