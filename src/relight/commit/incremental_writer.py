@@ -33,7 +33,6 @@ from relight.format.planes import Rooms
 from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, CodecSample, Compact, bound_for, lossy_ways
 from relight.store import PAGE, ByteStore, Writer, page_buffer
-from relight.store.base import encrypts
 
 HELD_BYTES = 16 << 20
 """Bytes buffered before a write. A pack with at most this many new bytes is announced to the store with its exact size."""
@@ -527,7 +526,7 @@ class _Out:
             # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
             except NoSpace:
                 # an encrypted file cannot exceed its announced size
-                if self._at_most == self.size or encrypts(self._store):
+                if self._at_most == self.size or self._store.properties().encrypted:
                     raise
                 self._writer = self._store.write(self._key, self.size)
             self._writer = self._spent.timed(self._writer)

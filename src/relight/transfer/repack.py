@@ -20,7 +20,7 @@ from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.log.history import REPACKED
 from relight.reader.opened import Opened
-from relight.store.wrapper import rewrites
+from relight.store.base import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
 
 
