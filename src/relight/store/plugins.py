@@ -39,7 +39,9 @@ def open_plugin(scheme: str, url: str) -> ByteStore | None:
         raise ConfigError(f"opening {url} failed: {error!r}", where=owner, hint=hint) from error
     if not isinstance(store, ByteStore):
         raise ConfigError(
-            f"opening {url} failed: the result is a {type(store).__name__}, not a ByteStore", where=owner, hint=hint
+            f"opening {url} failed: the result is of type {type(store).__name__}, not a ByteStore",
+            where=owner,
+            hint=hint,
         )
     if not store.url.startswith(f"{scheme}://"):  # other processes open the store by this URL
         raise ConfigError(f"opening {url} failed: the store's url is {store.url!r}", where=owner, hint=hint)
