@@ -150,9 +150,6 @@ def background_of(
 class Elsewhere:
     """Placeholder for the store on ranks that do not open it: every operation raises."""
 
-    anchored = None
-    """Rank 0 compares the log with its anchor."""
-
     def __init__(self, url: str) -> None:
         self.url = url
 

@@ -47,7 +47,16 @@ READ_MAX = 1.75
 UNCHANGED_MIN = 0.75
 """Smallest unchanged share of a chunk to store it as a delta, even if codecs do not pay: the delta is small and coded quickly."""
 _NO_BYTES = memoryview(b"")
-_OWN = threading.local()
+
+
+class _CodingBuffers(threading.local):
+    """The calling thread's buffers for coding."""
+
+    def __init__(self) -> None:
+        self.rooms = Rooms()
+
+
+_OWN = _CodingBuffers()
 
 
 class _Chunk(NamedTuple):
@@ -110,7 +119,7 @@ class _Coder(NamedTuple):
         began = time.perf_counter()
         earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
-        rooms = _rooms()
+        rooms = _OWN.rooms
         way = choose(data, kind, base, trial_of(self.by))
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base, rooms, self.by)
@@ -126,7 +135,7 @@ class _Coder(NamedTuple):
         if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
             return None
         base, where = earlier
-        body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), trial_of(self.by))
+        body = encode(data, difference(self.elements[number], len(data)), base, _OWN.rooms, trial_of(self.by))
         if body is None or not self._is_acceptable_delta(where, len(body), len(data)):
             return None
         return _Chunk(value, None, body, True, where)
@@ -140,14 +149,6 @@ class _Coder(NamedTuple):
             and before is not None
             and before.still()
         )
-
-
-def _rooms() -> Rooms:
-    """Return this thread's buffers for coding."""
-    rooms: Rooms | None = getattr(_OWN, "rooms", None)
-    if rooms is None:
-        rooms = _OWN.rooms = Rooms()
-    return rooms
 
 
 def write_smaller_packs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from relight.format.records import NoteBody
 from relight.log import History
 from relight.log.history import ROLLED_BACK
 from relight.log.identity import seconds_since_epoch
@@ -48,7 +49,9 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
     }
     back = [incident for incident in recent if incident.action == "roll back"]
     notes = [
-        note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)
+        note
+        for note in history.notes
+        if isinstance(note.body, NoteBody) and note.body.topic == ROLLED_BACK and _is_recent(note.time, now)
     ]
     return Outcomes(
         decision=last.action if last is not None and last.action in ACTIONS else "",

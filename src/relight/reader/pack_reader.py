@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest
@@ -20,6 +21,9 @@ from relight.format.names import stored_file
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.base import invalidate_cache
 from relight.store.retry import report_reread
+
+if TYPE_CHECKING:
+    from relight.format.planes import Rooms
 
 
 def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
@@ -56,6 +60,13 @@ def files_of(prefix: str, pack: Pack) -> list[str]:
     ]
 
 
+class _DecodingBuffers(threading.local):
+    """The calling thread's buffers: for a chunk's stored bytes, and for decoding."""
+
+    stored = memoryview(b"")
+    planes: Rooms | None = None
+
+
 class StoredReader:
     """Reads a pack that is not one plain file, and decodes its chunks. Thread-safe.
 
@@ -73,7 +84,7 @@ class StoredReader:
         if not pack.stored.size:
             self._keys = ["", *self._keys]
         self._readers: list[Reader | None] = []
-        self._rooms = threading.local()
+        self._buffers = _DecodingBuffers()
         try:
             for key in self._keys:
                 self._readers.append(store.open(key) if key else None)
@@ -158,9 +169,7 @@ class StoredReader:
             from relight.format.codecs import decode  # importing numpy takes 0.1 s, and most packs are plain files
             from relight.format.planes import Rooms
 
-            planes: Rooms | None = getattr(self._rooms, "planes", None)
-            if planes is None:
-                planes = self._rooms.planes = Rooms()
+            planes = self._buffers.planes = self._buffers.planes or Rooms()
             decode(stored, into, into if link.base is not None else None, planes)
 
     def _derive(self, stored: memoryview, into: memoryview) -> None:
@@ -222,9 +231,9 @@ class StoredReader:
         )
 
     def _stored(self, piece: ChunkLocation) -> memoryview:
-        buffer: memoryview | None = getattr(self._rooms, "room", None)
-        if buffer is None or len(buffer) < piece.length + 2 * PAGE:
-            buffer = self._rooms.room = page_buffer(-(-piece.length // PAGE) * PAGE + 2 * PAGE)
+        buffer = self._buffers.stored
+        if len(buffer) < piece.length + 2 * PAGE:
+            buffer = self._buffers.stored = page_buffer(-(-piece.length // PAGE) * PAGE + 2 * PAGE)
         reader = self._reader(piece)
         data = reader.fetch(piece.offset, piece.length, buffer)
         if data is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from relight.errors import StoreUnavailable, UnsafeContent
@@ -105,6 +106,14 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Close the file."""
+
+
+@runtime_checkable
+class MapsFile(Protocol):
+    """A reader of a file that can be mapped into memory."""
+
+    def map(self) -> mmap:
+        """Return a private mapping of the file, which is valid after ``close``."""
 
 
 @runtime_checkable

@@ -393,10 +393,16 @@ class _EncryptingWriter:
             thread.shutdown(wait=True)
 
 
+class _ThreadBuffer(threading.local):
+    """The calling thread's buffer for direct reads."""
+
+    scratch = memoryview(b"")
+
+
 class _DecryptingReader:
     def __init__(self, inner: Reader, cipher: FileCipher, size: int, key: str) -> None:
         self._inner, self._cipher, self.size, self._key = inner, cipher, size, key
-        self._rooms = threading.local()
+        self._thread = _ThreadBuffer()
         tags = bytearray(pages_of(size) * TAG_BYTES)
         inner.read_into(size, memoryview(tags))
         self._tags = memoryview(tags)
@@ -435,9 +441,9 @@ class _DecryptingReader:
 
     def _scratch(self, length: int) -> memoryview:
         """Return a per-thread buffer for a direct read of ``length`` bytes, with space for a tag after them."""
-        scratch: memoryview | None = getattr(self._rooms, "room", None)
-        if scratch is None or len(scratch) < length + 2 * PAGE:
-            scratch = self._rooms.room = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
+        scratch = self._thread.scratch
+        if len(scratch) < length + 2 * PAGE:
+            scratch = self._thread.scratch = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
         return scratch
 
     def _open(
