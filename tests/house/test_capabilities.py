@@ -1,7 +1,7 @@
 """What our own objects can do is declared: as a property, in a base class, or in a protocol that ``isinstance`` checks.
 
 ``getattr(store, "lanes", 1)`` finds a misspelt or missing attribute to be absent, and no type checker sees it. So ``getattr`` and
-``hasattr`` with a constant name are for objects that others made: each file lists the names, and whose they are.
+``hasattr`` with a constant name are for objects that others made: the table has the owner and the names for each file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OTHERS: dict[str, tuple[str, str]] = {
         "_fsdp_flattened _is_flat_param _full_param_padded _handle _inter_node_pg",
     ),
     "capture/kinds.py": (
-        "components of the script: told apart by what they have",
+        "components of the script: distinguished by what they have",
         "state_dict load_state_dict last_epoch get_last_lr hook __module__ collected_params shadow_params",
     ),
     "capture/loader_watch.py": (
@@ -84,7 +84,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "testing/schedules.py": ("os: on Linux only", "sched_setaffinity"),
     "testing/seeded_bugs.py": ("functions and class methods of Python", "__func__"),
 }
-"""For each file, whose objects it asks, and the names of the attributes."""
+"""For each file: the objects of others that it asks, and the names of the attributes."""
 
 
 def constant_names(source: str) -> list[tuple[int, str]]:
@@ -103,13 +103,15 @@ def constant_names(source: str) -> list[tuple[int, str]]:
 
 def test_own_capabilities_are_declared() -> None:
     """No file asks an object for a named attribute, except those of others that the table lists."""
-    found = [
+    undeclared = [
         f"{rel(path)}:{line}: {name}"
         for path in SOURCES
         for line, name in constant_names(path.read_text(encoding="utf-8"))
         if name not in OTHERS.get(rel(path), ("", ""))[1].split()
     ]
-    assert not found, f"declare it (a property, a base class, a protocol), or state whose object it is: {found}"
+    assert not undeclared, (
+        f"declare it (a property, a base class, a protocol), or add the owner of the object to the table: {undeclared}"
+    )
 
 
 def test_the_table_has_nothing_else() -> None:

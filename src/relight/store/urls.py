@@ -31,7 +31,7 @@ _OPENERS: dict[str, Callable[[str], ByteStore]] = {
     **dict.fromkeys(SCHEMES, ObjectStore),
     **dict.fromkeys(("http", "https"), WebStore),
 }
-"""Relight's own stores by the scheme of their URL. Other schemes are looked up among the plug-ins."""
+"""Relight's own stores by the scheme of their URL. Other schemes are those of plug-ins."""
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/([^/].*)\Z", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
