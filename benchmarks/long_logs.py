@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from relight.format.topics import SUMMARY, SummaryNote
 from relight.log import Log, LogView, fold
 from relight.log.summary import SUMMARY_EVERY, condense, encode
 from relight.store import MemoryStore, open_bytes
-from relight.store.base import Entry
+from relight.store.base import Entry, Properties
 
 RUN, STORE_ID, RUN_ID, KEEP, ATTEMPT_EVERY = "run", "5" * 32, "6" * 32, 5, 2000
 WRITER_EVERY = 64
@@ -129,7 +130,9 @@ def on_disk(place: Path, records: int) -> None:
 class Counting(MemoryStore):
     """An object store in memory that counts the requests S3 would get: a list of 1,000 names is one."""
 
-    parallel_reads, needs_sync = 32, False
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return replace(super().properties(), parallel_reads=32, needs_sync=False)
 
     def __init__(self) -> None:
         super().__init__()

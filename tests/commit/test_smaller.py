@@ -28,7 +28,7 @@ from relight.reader.chunk_reader import read_tensors
 from relight.reader.pack_reader import open_pack
 from relight.reader.verify import verify_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
-from relight.store import PAGE, ByteStore, LocalStore, MemoryStore, page_buffer
+from relight.store import PAGE, ByteStore, LocalStore, MemoryStore, Properties, page_buffer
 
 State = dict[str, np.ndarray]
 WIDTHS = {"float32": "<f4", "int64": "<i8", "uint8": "<u1"}
@@ -354,7 +354,8 @@ def test_no_room_in_an_encrypted_store_is_reported_as_such() -> None:
     """An encrypted store reserves the announced size, because a smaller reservation would cut off the pack."""
 
     class Encrypts(Tight):
-        encrypts = True
+        def properties(self) -> Properties:
+            return dataclasses.replace(super().properties(), encrypted=True)
 
     smaller = eager()
     attempt, _, changed = half_changed(Encrypts(), smaller)

@@ -56,9 +56,6 @@ class Taking(StoreWrapper):
         super().__init__(inner)
         self._wait = wait
 
-    def _over(self, below: ByteStore) -> ByteStore:
-        return Taking(below, self._wait)
-
     def put_once(self, key: str, data: bytes) -> bool:
         self._wait()
         return self.inner.put_once(key, data)
@@ -210,9 +207,6 @@ def test_a_claim_that_fails_leaves_nothing(tmp_path: Path) -> None:
     Log(far, "run").start()
 
     class Failing(StoreWrapper):
-        def _over(self, below: ByteStore) -> ByteStore:
-            return Failing(below)
-
         def put_once(self, key: str, data: bytes) -> bool:
             if "/part-" in key:
                 (tmp_path / key).parent.mkdir()

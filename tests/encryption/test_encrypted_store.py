@@ -374,6 +374,9 @@ def test_a_doubted_range_is_read_again_with_the_tags_of_its_file(tmp_path: Path)
         def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
             self.dropped = (key, offset, length)
 
+        def without_cache(self) -> MemoryStore:
+            return self
+
     below = Below()
     EncryptedStore(below, fresh_key(tmp_path)).invalidate("run/file", 5, 10)
     assert below.dropped == ("run/file", 0, None)

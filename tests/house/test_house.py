@@ -34,6 +34,7 @@ BROAD_MAY_STAND = {
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",
+    "store/plugins.py": "another distribution may raise anything: made ours, with its name",
     "serve/jobs.py": "whatever a job raises is its client's answer",
     "serve/tasks.py": "one asker's entry that fails does not stop the others': raised after them",
     "supervise/rendezvous_thread.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.log.test_log_stale_listings import save
 
@@ -16,14 +17,14 @@ from relight.format.records import NoteBody
 from relight.log import Log, fold
 from relight.policy import Tiers
 from relight.store import MemoryStore
-from relight.store.base import Entry
+from relight.store.base import Entry, Properties
 
 
 class Far(MemoryStore):
     """A store that takes its time to answer, and counts."""
 
-    parallel_reads = 16
-    needs_sync = False
+    def properties(self) -> Properties:
+        return replace(super().properties(), parallel_reads=16, needs_sync=False)
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class Doubtful(MemoryStore):
     """Shows the contents of another store, except for the names that the test hides."""
 
     unread = hidden = ""
-    needs_sync = True
+    is_synced = True
 
     def __init__(self, other: MemoryStore) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class Doubtful(MemoryStore):
     def put_once(self, key: str, data: bytes) -> bool:
         """Answers the second of two tries."""
         made = super().put_once(key, data)
-        return made and self.needs_sync
+        return made and self.is_synced
 
     def sync(self, prefix: str) -> None:
         """Fails when the test requests it."""
-        if not self.needs_sync:
+        if not self.is_synced:
             raise StoreUnavailable("EIO", where=prefix)
         super().sync(prefix)
 
@@ -91,7 +91,7 @@ def test_an_own_record_without_a_durable_name_is_in_doubt() -> None:
     seen = Doubtful(store)
     attempt = Attempt.begin(seen, "run")
     attempt.save(request())
-    seen.needs_sync = False
+    seen.is_synced = False
     with pytest.raises(Uncertain):
         attempt.note(NoteBody(topic="hello", data={}))
     assert fold(Attempt.begin(store, "run").view()).notes[-1].body.topic == "hello"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from relight.log import History, Log, LogView, fold
 from relight.log.listing import Folders
 from relight.log.summary import SUMMARY_EVERY, vouched
 from relight.store import LocalStore, MemoryStore
-from relight.store.base import Entry
+from relight.store.base import Entry, Properties
 from relight.testing.scenario import save
 
 RUN = "run"
@@ -28,8 +29,8 @@ RUN = "run"
 class Counting(MemoryStore):
     """A store that counts its calls. Writes of summaries may fail."""
 
-    parallel_reads = 16
-    needs_sync = False
+    def properties(self) -> Properties:
+        return dataclasses.replace(super().properties(), parallel_reads=16, needs_sync=False)
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ from relight.comm.proof import ProofFailed, prove_as_caller
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
-from relight.layout import Bytes, Item, cut_chunks
+from relight.layout import Bytes, Item, RangeSink, cut_chunks
 from relight.reader import node_shared_read, read_assignment
 from relight.reader.chunk_reader import Wants, plan_wants
 from relight.reader.node_shared_read import read_together
@@ -41,7 +41,7 @@ from relight.testing.counting import CountingStore, but_packs
 NODE = this_node()
 
 
-class Some:
+class Some(RangeSink):
     """A sink for ``length`` bytes of a tensor, from ``skip`` on."""
 
     def __init__(self, skip: int, length: int) -> None:

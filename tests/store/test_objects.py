@@ -201,7 +201,7 @@ def test_a_server_that_ignores_conditions_is_found_out_and_refused(
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         store = ObjectStore(f"{s3}/place")
-        assert not store.properties().exclusive_create
+        assert not store.verify_exclusive_create()
         error = refuses(ConfigError, lambda: Attempt.begin(store, "run"))
         assert "RELIGHT_SINGLE_WRITER" in error.hint
         asked = sum(request.conditional for request in proxy.seen)
@@ -236,7 +236,7 @@ def test_the_probe_believes_a_server_that_honours_them(s3: str) -> None:
     """The probe leaves no files."""
     probe.forget()
     store = ObjectStore(f"{s3}/place")
-    assert store.properties().exclusive_create
+    assert store.verify_exclusive_create()
     assert list(store.list("")) == []
 
 
@@ -256,7 +256,7 @@ def test_a_creation_with_lost_answers_knows_its_own_work(
     with proxied(s3_server.address, decide) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         store = ObjectStore(s3, patience=QUICK)
-        store.properties()
+        store.verify_exclusive_create()
         for number, fault in enumerate(
             ("500", "500 after", "503", "409", "412 after", "reset", "reset after", "hang", "hang after")
         ):

@@ -6,11 +6,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from relight.store import ByteStore, Disk, LocalStore, MemoryStore, put
+from relight.store import ByteStore, Disk, LocalStore, MemoryStore, Properties, put
+from relight.store.wrapper import StoreWrapper
 from relight.testing.disks import ShortDisk, SimulatedDisk
 from relight.testing.store_suite import StoreSuite
 
@@ -62,6 +65,43 @@ class TestMemory(StoreSuite):
 
     def make(self, tmp_path: Path) -> ByteStore:
         return MemoryStore()
+
+
+class Claims(StoreWrapper):
+    """A store that declares other properties than those of ``inner``."""
+
+    def __init__(self, inner: ByteStore, **claims: Any) -> None:
+        super().__init__(inner)
+        self._claims = claims
+
+    def properties(self) -> Properties:
+        return replace(super().properties(), **self._claims)
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"encrypted": True},
+        {"signed": True},
+        {"remote": True},
+        {"exclusive_create": False},
+        {"shared": False},
+        {"lanes": 0},
+    ],
+    ids=str,
+)
+def test_the_suite_refutes_a_false_property(tmp_path: Path, claims: dict[str, Any]) -> None:
+    """For each property that a store declares wrongly, a test of the suite fails."""
+
+    class Suite(StoreSuite):
+        def make(self, tmp_path: Path) -> ByteStore:
+            return Claims(LocalStore(tmp_path), **claims)
+
+    suite = Suite()
+    checks = (suite.test_properties_and_room, suite.test_what_wraps_a_store_does_what_it_declares)
+    with pytest.raises(AssertionError):
+        for number, check in enumerate(checks):
+            check(tmp_path / f"{number}")
 
 
 def test_a_directory_that_is_deleted_while_a_file_is_made_in_it(tmp_path: Path) -> None:

@@ -259,7 +259,11 @@ class SlotWriter:
 
         Not for remote stores: a read that began at idle priority would stay slow there.
         """
-        if self._last_in is None or self._last_in[2].plan.stored_bytes < IDLE_VERIFY_FROM or "://" in self.place.url:
+        if (
+            self._last_in is None
+            or self._last_in[2].plan.stored_bytes < IDLE_VERIFY_FROM
+            or self._store.properties().remote
+        ):
             return False
         if self._hasty:
             self._hasty -= 1

@@ -11,7 +11,7 @@ from relight.capture.sharded import Flat, own_rank, part, spread_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, TensorSink, as_integers, memory_of, sink_for
 from relight.errors import IncompatibleState
 from relight.format import Tensor
-from relight.layout import Box, Sink, whole
+from relight.layout import Box, RangeSink, Sink, whole
 from relight.layout.shards import boxes_of_run, intersection, placed, relative, run_of
 from relight.layout.sources import HostMemorySink, address_of
 
@@ -40,7 +40,7 @@ class Regions:
         self._all.absorb(start, data)
 
 
-class _BoxSlice:
+class _BoxSlice(RangeSink):
     """A sink for a range of the bytes of a stored box, from ``skip`` on."""
 
     def __init__(

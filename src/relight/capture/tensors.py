@@ -22,7 +22,15 @@ _SLAB_BYTES = 16 << 20
 """Bytes that are gathered or scattered at once, at most."""
 _QUEUED_BYTES = 8 << 20
 """Bytes that one thread has queued to an accelerator, at most, beyond one slab: as much page-locked memory is in use."""
-_own = threading.local()
+
+
+class _QueuedCopies(threading.local):
+    """Bytes that the calling thread has queued to an accelerator since it last waited for them."""
+
+    bytes = 0
+
+
+_queued = _QueuedCopies()
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
@@ -167,10 +175,10 @@ def copies_are_queued(device: torch.device) -> bool:
 
 def bounded(device: torch.device, length: int) -> None:
     """Count ``length`` bytes that the calling thread has queued to ``device``. Wait for them whenever they exceed ``_QUEUED_BYTES``."""
-    _own.queued = getattr(_own, "queued", 0) + length
-    if _own.queued > _QUEUED_BYTES:
+    _queued.bytes += length
+    if _queued.bytes > _QUEUED_BYTES:
         torch.cuda.current_stream(device).synchronize()
-        _own.queued = 0
+        _queued.bytes = 0
 
 
 def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:

@@ -26,6 +26,7 @@ from relight.agent.slot_writer import plan_layout
 from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
 from relight.capture.capture import TemplateItems
+from relight.capture.tensors import TensorSource
 from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.slot_copy_plan import SlotCopyPlan, Staging, in_order, pin_memory, pinned
 from relight.checkpointer.slot_fill import FillState, SlotFill
@@ -603,7 +604,7 @@ def _key(items: Sequence[Item]) -> tuple[Any, ...]:
 
 def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
     """Pin the slots, so that the accelerators that have some of ``items`` copy to them by DMA. Return the kinds of accelerators that do."""
-    tensors = (getattr(item.source, "device_tensor", None) for item in items)
+    tensors = (item.source.device_tensor for item in items if isinstance(item.source, TensorSource))
     device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
     return (
         frozenset({"cuda"})

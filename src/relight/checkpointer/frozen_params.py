@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relight.capture import Captured
 from relight.capture.capture import TemplateItems
+from relight.capture.tensors import TensorSource
 from relight.checkpointer.slot_copy_plan import OVERLAP_FROM
 from relight.commit.chunk_index import UnchangedTensors
 from relight.observe import emit
@@ -33,8 +34,9 @@ class FrozenParams:
             tensors = []
             for number in sorted(state.frozen):
                 source = state.items[number].source
-                tensor = getattr(source, "host_tensor", None)
-                tensor = getattr(source, "device_tensor", None) if tensor is None else tensor
+                if not isinstance(source, TensorSource):
+                    continue
+                tensor = source.host_tensor if source.host_tensor is not None else source.device_tensor
                 if tensor is not None and source.length >= OVERLAP_FROM and not tensor.is_inference():
                     tensors.append((number, tensor))
             self._of, self._frozen, self._then = state.fixed, FrozenTensors(tensors) if tensors else None, None

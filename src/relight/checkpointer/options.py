@@ -34,7 +34,7 @@ from relight.policy.compact import LOSSY, lossy_of, with_asked
 from relight.policy.rollback_env import SPLIT
 from relight.policy.triggers import check_trigger
 from relight.policy.units import check_bool, one_of
-from relight.store.urls import is_stripe, path_text, split_run
+from relight.store.urls import local_path, path_text, split_run
 
 EVERY, ONE = "every rank", "rank 0"
 """Values of ``writer=``."""
@@ -139,8 +139,7 @@ def check_path(path: object) -> None:
     text = path_text(path)
     if not text.strip():
         raise ConfigError("the path is empty", where="path", hint=example)
-    if "://" not in text and not is_stripe(text) and "\0" not in text:
-        local = os.path.abspath(os.path.expanduser(text))
+    if (local := local_path(text)) is not None:
         file = next((path for path in (local, os.path.dirname(local)) if os.path.isfile(path)), None)
         if file is not None:
             hint = "name the store's directory and the run, as in runs/demo; relight import reads files of other frameworks"

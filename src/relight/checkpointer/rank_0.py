@@ -100,12 +100,12 @@ def open_for(
 
     if not isinstance(ranks, OneWriter):
         store, further = open_all()
-        return store, further, wants_background and store.shared
+        return store, further, wants_background and store.properties().shared
     opened: list[tuple[ByteStore, Sequence[Further]]] = []
 
     def open_it() -> bytes:
         opened.append(open_all())
-        return b"1" if wants_background and opened[0][0].shared else b""
+        return b"1" if wants_background and opened[0][0].properties().shared else b""
 
     in_background = bool(ranks.run_on_rank0(open_it, "opening the store"))
     return *(opened[0] if opened else (Elsewhere(url), ())), in_background
@@ -149,9 +149,6 @@ def background_of(
 
 class Elsewhere:
     """Placeholder for the store on ranks that do not open it: every operation raises."""
-
-    anchored = None
-    """Rank 0 compares the log with its anchor."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
 
 import torch
 
 from relight.arena.memory import PAGE, SharedMapping, allocate
+from relight.capture.tensors import TensorSource
 from relight.errors import StoreUnavailable
 from relight.format import Tensor
 from relight.layout import Item, Source
@@ -52,8 +52,8 @@ class SlotCopyPlan:
                 continue
             offset = packs[place.pack] + place.offset
             may_wait = overlap and (item.trainable or item.role == "optim")
-            tensor: Any = getattr(item.source, "host_tensor", None)
-            away: Any = getattr(item.source, "device_tensor", None)
+            live = item.source if isinstance(item.source, TensorSource) else None
+            tensor, away = (live.host_tensor, live.device_tensor) if live is not None else (None, None)
             if away is not None and streams_of(away.device) is not None:
                 devices[away.device][may_wait].append(Placed(item.name, away, offset))
             elif tensor is not None and may_wait and place.length >= OVERLAP_FROM:

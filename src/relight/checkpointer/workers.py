@@ -141,7 +141,7 @@ def protect() -> None:
         function = getattr(sys.modules.get(module), name, None)
         if function is not None and not isinstance(function, Loop):
             setattr(sys.modules[module], name, Loop(function, module, name))
-    if not hasattr(popen_fork.Popen._send_signal, "relight"):  # type: ignore[attr-defined]
+    if popen_fork.Popen._send_signal.__module__ != __name__:  # type: ignore[attr-defined]
         _note_terminations()
 
 
@@ -238,7 +238,6 @@ def _note_terminations() -> None:
             page.want(self.pid)
         send(self, number)
 
-    noting.relight = True  # type: ignore[attr-defined]
     popen_fork.Popen._send_signal = noting  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ _READ_ONLY_FLAGS = ("dry_run", "listed", "history")
 
 def audited(name: str, command: click.Command) -> click.Command:
     """Return ``command``, changed to record its use if RELIGHT_AUDIT is set and the command is audited."""
-    if name not in WITH or not os.environ.get("RELIGHT_AUDIT") or hasattr(command, "is_audited"):
+    if name not in WITH or not os.environ.get("RELIGHT_AUDIT") or "invoke" in vars(command):  # already changed
         return command
     plain = command.invoke
 
@@ -44,7 +44,6 @@ def audited(name: str, command: click.Command) -> click.Command:
             return plain(context)
 
     command.invoke = invoke  # type: ignore[method-assign,assignment] # one command, used once a process
-    command.is_audited = True  # type: ignore[attr-defined]
     return command
 
 

@@ -37,17 +37,18 @@ class NodePace:
     piece.
     """
 
+    _fd: int | None = None
+
     def __init__(self, bytes_per_second: float, purpose: str) -> None:
         self.bytes_per_second = bytes_per_second
         slot = int.from_bytes(hashlib.sha256(this_node() + purpose.encode()).digest()[:4], "big") % SLOTS
         self._at, self._lock, self._own = slot * _TIME.size, threading.Lock(), 0.0
-        self._fd: int | None = None
         self._owner = os.getpid()
         with contextlib.suppress(OSError), LocalDirectory() as directory:
             self._fd = os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory.fd)
 
     def __del__(self) -> None:
-        fd, self._fd = getattr(self, "_fd", None), None
+        fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -55,7 +55,6 @@ from relight.policy.compact import (
     plugin_for,
 )
 from relight.store import PAGE, ByteStore, Writer, page_buffer
-from relight.store.base import encrypts
 
 HELD_BYTES = 16 << 20
 """Bytes buffered before a write. A pack with at most this many new bytes is announced to the store with its exact size."""
@@ -70,7 +69,16 @@ READ_MAX = 1.75
 REPORTED: set[str] = set()
 """Codecs whose failure was reported: once per process, as a save may have thousands of chunks."""
 _NO_BYTES = memoryview(b"")
-_OWN = threading.local()
+
+
+class _CodingBuffers(threading.local):
+    """The calling thread's buffers for coding."""
+
+    def __init__(self) -> None:
+        self.rooms = Rooms()
+
+
+_OWN = _CodingBuffers()
 
 
 class _Chunk(NamedTuple):
@@ -154,7 +162,7 @@ class _Coder(NamedTuple):
 
     def _context(self, number: int) -> EncodeContext:
         derive = partial(self.masters.derive, number) if self.masters is not None else None
-        return EncodeContext(self.dtypes[number], self.by, _rooms(), ranges=self.lossy.get(number, ()), derive=derive)
+        return EncodeContext(self.dtypes[number], self.by, _OWN.rooms, ranges=self.lossy.get(number, ()), derive=derive)
 
     def _is_acceptable_delta(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
         """Return whether a delta to ``where`` keeps reads within ``READ_MAX``, and its base did not change in memory while it was coded."""
@@ -176,14 +184,6 @@ def _encoded(codec: ChunkCodec, data: memoryview, context: EncodeContext) -> Enc
             REPORTED.add(codec.name)
             emit("codec.failed", f"{error.what}: chunks are stored without it", codec=codec.name, error=error.what)
         return None
-
-
-def _rooms() -> Rooms:
-    """Return this thread's buffers for coding."""
-    rooms: Rooms | None = getattr(_OWN, "rooms", None)
-    if rooms is None:
-        rooms = _OWN.rooms = Rooms()
-    return rooms
 
 
 def write_smaller_packs(
@@ -576,7 +576,7 @@ class _Out:
             # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
             except NoSpace:
                 # an encrypted file cannot exceed its announced size
-                if self._at_most == self.size or encrypts(self._store):
+                if self._at_most == self.size or self._store.properties().encrypted:
                     raise
                 self._writer = self._store.write(self._key, self.size)
             self._writer = self._spent.timed(self._writer)

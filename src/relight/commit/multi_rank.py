@@ -114,7 +114,7 @@ def save_multi_rank(
     """
     seat = request.seat
     assert seat is not None and request.id
-    if not place.store.properties().exclusive_create:
+    if not place.store.verify_exclusive_create():
         raise ConfigError(
             "this store ignores 'create if absent': several ranks cannot agree in it on what is a checkpoint",
             where=place.store.url,

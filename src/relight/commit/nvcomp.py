@@ -20,12 +20,18 @@ PLANE_BYTES_MIN = 256 << 10
 """Shorter planes are compressed by the CPU: the copies to and from the device take longer."""
 
 
+class _Codec(threading.local):
+    """The calling thread's codec: nvCOMP's are not thread-safe."""
+
+    codec: Any = None
+
+
 class OnGpu:
     """``compress`` works like ``entropy.compress``, on the current device. ``why_not``: the first error, "" before any."""
 
     def __init__(self, nvcomp: Any) -> None:
         self._nvcomp = nvcomp
-        self._own = threading.local()
+        self._own = _Codec()
         self.why_not = ""
 
     def compress(self, raw: memoryview, method: str) -> bytes:
@@ -39,7 +45,7 @@ class OnGpu:
             return compress(raw, method)
 
     def _coded(self, raw: memoryview) -> bytes:
-        codec = getattr(self._own, "codec", None)
+        codec = self._own.codec
         if codec is None:
             raw_frames = self._nvcomp.BitstreamKind.RAW
             codec = self._own.codec = self._nvcomp.Codec(

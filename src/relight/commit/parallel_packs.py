@@ -14,12 +14,11 @@ from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import SaveFailed
 from relight.format.manifest import Pack
 from relight.store import ByteStore, Writer
-from relight.store.base import lanes_of
 
 
 def lanes_of_rank(store: ByteStore, world: int) -> int:
     """Return how many of the store's lanes each of ``world`` ranks uses."""
-    return -(-lanes_of(store) // world)
+    return -(-store.properties().lanes // world)
 
 
 def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: WriteLimits | None) -> tuple[list[Pack], float]:
@@ -28,7 +27,7 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: WriteLimits
     With several lanes, packs are written in parallel: memory is two slabs per pack, unless the packs are in memory already. The limits of
     ``pace`` apply to all packs together. If one pack fails, the others stop. Files may be left.
     """
-    lanes = min(lanes_of(store), len(plan.packs))
+    lanes = min(store.properties().lanes, len(plan.packs))
     if lanes < 2:
         written = [_write(store, prefix, pack, pace) for pack in plan.packs]
         return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)

@@ -44,7 +44,7 @@ from relight.observe import record_span
 from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
 from relight.save_reason import ASKED, SaveReason
 from relight.store import ByteStore, put
-from relight.store.base import Uncertain, lanes_of, without_cache
+from relight.store.base import Uncertain, without_cache
 from relight.store.durable import rewritten_of, temporary_of
 from relight.store.retry import decode_with_reread
 
@@ -155,7 +155,7 @@ def save(place: CommitTarget, request: SaveRequest) -> SaveReport:
         raise SaveFailed(f"step {request.step} is out of range", hint="steps count from 0", retryable=False)
     started = time.perf_counter()
     checkpoint_id = request.id or new_id()
-    plan = request.plan or plan_save(request.items, id=checkpoint_id, lanes=lanes_of(place.store))
+    plan = request.plan or plan_save(request.items, id=checkpoint_id, lanes=place.store.properties().lanes)
     directory = CheckpointDir(request.step, checkpoint_id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
@@ -325,7 +325,7 @@ def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, pref
     alone = request.seat is None
     if smaller.wants_samples:
         smaller.seen.alike = alike(plan, smaller)
-    under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
+    under = Conditions(pace.threads, min(place.store.properties().lanes, len(plan.packs)), pace.bytes_per_second)
     choice, began = smaller.choice(under), time.perf_counter()
     lanes = under.lanes
     if choice.reuse or choice.coded or choice.differences or smaller.rules.inexact or smaller.rules.plugin_codecs:

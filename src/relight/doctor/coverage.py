@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from relight.doctor.facts import ConfigFacts, DoctorFacts
+from relight.doctor.facts import ConfigFacts, DoctorFacts, RunFacts, StoreFacts
 from relight.doctor.finding import Check, all_checks
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -190,10 +190,8 @@ def _why_partial(check: Check, facts: DoctorFacts, watched: _WatchedFacts) -> st
 def _unseen(part: Any, name: str) -> str:
     """Return why the field ``name`` is unknown; "" if its probe succeeded."""
     # a run that cannot be read
-    if name != "error" and getattr(part, "records", None) is not None and part.error is not None:
-        return str(part.error.what)
-    if getattr(part, "unseen", None) is None:
-        return ""
+    if name != "error" and isinstance(part, RunFacts) and part.error is not None:
+        return part.error.what
     for label, why in part.unseen.items():
         if name in FIELDS.get(label, ()) or (name == "tiers" and label.startswith("tier ")):
             return str(why)
@@ -202,7 +200,7 @@ def _unseen(part: Any, name: str) -> str:
 
 def _is_blank(part: Any, name: str, value: Any) -> bool:
     """Return whether the field has no value here, so that a check of it has nothing to examine."""
-    exists = getattr(part, "there", True)
+    exists = not isinstance(part, StoreFacts) or part.there
     if name in _ASKED:
         return (name == "record" and not exists) or (name == "probe" and value is None and exists and not part.probed)
     return value is None or (not exists and name in _IN_A_STORE)

@@ -19,6 +19,7 @@ from relight.settings.registry import PROCESS_VARIABLES, VARIABLES
 from relight.settings.registry import SETTINGS as NAMES
 from relight.store.object_client import RetryTimes
 from relight.store.probe import single_writer_promised
+from relight.store.urls import local_path
 from relight.supervise.settings import read_settings
 
 SETTINGS = (*VARIABLES, *PROCESS_VARIABLES)
@@ -108,7 +109,8 @@ def _seconds(name: str, text: str) -> float:
 
 def _key_files(url: str) -> Iterator[KeyFile]:
     """Return the key files that the specs of encryption and signing keys name."""
-    top = None if "://" in url or url.startswith("stripe:") else os.path.realpath(os.path.expanduser(url))
+    directory = local_path(url)
+    top = os.path.realpath(directory) if directory is not None else None
     specs = [*os.environ.get("RELIGHT_KEY", "").split(), *os.environ.get("RELIGHT_SIGN", "").split()]
     for spec in specs:
         path = spec.rpartition("file:")[2] if "file:" in spec else ""

@@ -188,7 +188,7 @@ def _unresolved(host: str) -> str:
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
+        return (error.strerror if isinstance(error, OSError) else None) or str(error)
     return ""
 
 

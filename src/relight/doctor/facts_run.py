@@ -35,6 +35,7 @@ from relight.run_records.holds import holds_of
 from relight.run_records.incident_sync import DIRECTORY as INCIDENTS
 from relight.run_records.verification import VerificationResult, checked
 from relight.store import ByteStore
+from relight.store.urls import local_path
 from relight.store.wrapper import guard_of
 from relight.supervise.incidents import Incident, once_each, recent_incidents
 
@@ -217,8 +218,8 @@ def _on_one_device(*urls: str) -> bool:
     """Return whether these places are directories on one disk. False if one is not a directory."""
     devices = set()
     for url in urls:
-        path = url.removeprefix("file://")
-        while path and "://" not in path and not os.path.exists(path) and os.path.dirname(path) != path:
+        path = local_path(url) or ""
+        while path and not os.path.exists(path) and os.path.dirname(path) != path:
             path = os.path.dirname(path)
         try:
             devices.add(os.stat(path).st_dev)

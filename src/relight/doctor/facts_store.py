@@ -24,12 +24,11 @@ from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import read_store
 from relight.log.write_probe import probe
 from relight.store import ByteStore, LocalStore, MemoryStore
-from relight.store.base import encrypts
 from relight.store.disk import Disk
 from relight.store.probe import forget
 from relight.store.striped import StripedStore
 from relight.store.web import WebStore
-from relight.store.wrapper import unwrap
+from relight.store.wrapper import guard_of, unwrap
 from relight.transfer.keys import age_days, status
 
 TRIED = "relight-doctor"
@@ -91,8 +90,8 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
         write_bps=measured.write_bps if measured is not None else None,
         skew_s=measured.skew_s if measured is not None else None,
         answer_s=seen("time of an answer", lambda: _answer(inner), None, 30.0) if exists else None,
-        encrypted=encrypts(store) if exists and not wrong_key else None,
-        keys=seen("keys", lambda: _keys(store, inner), ()) if exists and encrypts(store) else (),
+        encrypted=store.properties().encrypted if exists and not wrong_key else None,
+        keys=seen("keys", lambda: _keys(store, inner), ()) if exists and store.properties().encrypted else (),
         leftovers=tuple(sorted(entry.name for entry in Path(root).glob(f"{PREFIX}*"))) if exists and root else (),
         unseen=probes.unseen,
     )  # fmt: skip
@@ -181,7 +180,7 @@ def _try_disk(root: str, quick: bool) -> _Tries:
 def _exclusive(inner: ByteStore, probes: BoundedProbe) -> bool | None:
     """Return whether a store that is not a directory honours exclusive creation. Tests it again, because servers are upgraded."""
     forget()
-    return probes.at("exclusive creation", lambda: inner.properties().exclusive_create, None, 30.0)
+    return probes.at("exclusive creation", inner.verify_exclusive_create, None, 30.0)
 
 
 def _answer(inner: ByteStore) -> float:
@@ -195,8 +194,7 @@ def _answer(inner: ByteStore) -> float:
 
 
 def _keys(store: ByteStore, inner: ByteStore) -> tuple[StoreKey, ...]:
-    guard = getattr(store, "guard", None)
-    rows = status(inner, guard.keys if guard is not None else None)
+    rows = status(inner, guard_of(store).keys)
     newest = max((row.generation for row in rows), default=0)
     return tuple(
         StoreKey(row.label or row.kek[:8], age_days(row.created), row.opens)

@@ -32,8 +32,7 @@ from relight.reader import VerifyFinding, verify_checkpoint
 from relight.reader.pack_reader import open_pack
 from relight.run_records.verification import record_checked
 from relight.store import ByteStore, Reader, page_buffer
-from relight.store.base import write_whole
-from relight.store.wrapper import rewrites
+from relight.store.base import rewrites, write_whole
 from relight.transfer.copying import write_pack_from
 from relight.transfer.stored_there import own_chunks, packs_there
 

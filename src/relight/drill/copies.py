@@ -26,7 +26,6 @@ from relight.observe.events import Event, subscribe
 from relight.policy import keep
 from relight.reader import verify_checkpoint, verify_log
 from relight.reclaim import execute, plan_prune
-from relight.store.base import encrypts
 from relight.transfer import execute_copy, plan_copy
 
 BROUGHT = 2
@@ -116,7 +115,7 @@ def copied(source: Run, top: Path) -> Iterator[CopyLoads]:
     if not newest:
         raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
     store = own_store(top / "store")
-    if encrypts(source.store) and not encrypts(store):
+    if source.store.properties().encrypted and not store.properties().encrypted:
         hint = "set the run's key in relight.toml or RELIGHT_KEY"
         raise ConfigError("the run is encrypted, and copies of it would not be", where=source.store.url, hint=hint)
     needs, free = sum(checkpoint.body.alone_bytes for checkpoint in newest), shutil.disk_usage(top).free

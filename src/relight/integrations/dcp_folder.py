@@ -22,7 +22,7 @@ from relight.importers.dcp import Chunk, Metadata, Value, grouped
 from relight.importers.files import read_into
 from relight.importers.nesting import OpaqueNode, Path, crowded, nested
 from relight.integrations.foreign_values import read_spec, value_of
-from relight.layout import Sink
+from relight.layout import Sink, skip_of
 
 _SLAB_BYTES = 16 << 20
 
@@ -114,7 +114,7 @@ def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> 
     size = spec.itemsize
     if spec.dtype != tensor.dtype or spec.shape != chunk.box.size or spec.span.length != chunk.box.elements * size:
         raise CorruptCheckpoint("a chunk of another shape or dtype than in the metadata", where=where)
-    skip = getattr(sink, "skip", 0)
+    skip = skip_of(sink)
     if not spec.in_order:
         read = read_spec(handle, spec, where)
         memory = memory_of(read)

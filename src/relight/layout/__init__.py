@@ -2,7 +2,7 @@
 
 from relight.layout.boxes import Box, check_tiling, whole
 from relight.layout.chunks import CHUNK_BYTES, GROUP_BYTES, Extent, cut_chunks
-from relight.layout.sources import Bytes, Item, Sink, Source
+from relight.layout.sources import Bytes, Item, RangeSink, Sink, Source, skip_of
 
 __all__ = [
     "CHUNK_BYTES",
@@ -11,9 +11,11 @@ __all__ = [
     "Bytes",
     "Extent",
     "Item",
+    "RangeSink",
     "Sink",
     "Source",
     "check_tiling",
     "cut_chunks",
+    "skip_of",
     "whole",
 ]

@@ -49,6 +49,17 @@ class Sink(Protocol):
         """Take the bytes from ``start`` on. Multiples of the element's size; any order, any thread, each byte once."""
 
 
+class RangeSink:
+    """Base class of sinks that take only a range of a stored tensor: ``length`` bytes, from its byte ``skip`` on."""
+
+    skip: int
+
+
+def skip_of(sink: Sink) -> int:
+    """Return the stored tensor's first byte that ``sink`` takes."""
+    return sink.skip if isinstance(sink, RangeSink) else 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
     """One tensor to be saved. ``shape`` is global; ``box`` is the piece that ``source`` holds, None for all of it.

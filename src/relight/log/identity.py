@@ -23,7 +23,6 @@ from relight.keys.chain import SETTING
 from relight.log.listing import Folders
 from relight.log.nested import refuse_run_as_store
 from relight.store import ByteStore
-from relight.store.base import encrypts
 
 ENTRIES_MAX = 10_000
 """Most directory entries that are read in search of a lost store's id: the directory may hold unrelated data."""
@@ -51,13 +50,13 @@ def read_store(store: ByteStore) -> StoreRecord:
             "no Relight store here", where=store.url, hint="a store has a file relight.json at its top; check the path"
         ) from error
     record = decode_store(data, f"{store.url}/{STORE_FILE}")
-    if record.encrypted and not encrypts(store):
+    if record.encrypted and not store.properties().encrypted:
         raise WrongKey(
             "this store is encrypted",
             where=store.url,
             hint=f"name its key: {SETTING}=file:PATH, or encrypt= of a Checkpointer",
         )
-    if encrypts(store) and not record.encrypted:
+    if store.properties().encrypted and not record.encrypted:
         raise WrongKey(
             "this store is not encrypted, and a key was given",
             where=store.url,
@@ -72,14 +71,16 @@ def require_store(store: ByteStore) -> StoreRecord:
         try:
             return read_store(store)
         except CheckpointNotFound:
-            if not encrypts(store) and any(True for _ in store.list(KEYS_DIR)):
+            if not store.properties().encrypted and any(True for _ in store.list(KEYS_DIR)):
                 hint = f"{SETTING}=file:PATH, or encrypt="
                 raise WrongKey(
                     "this store is encrypted, and its relight.json is gone", where=store.url, hint=hint
                 ) from None
             refuse_run_as_store(store)
             record = StoreRecord(
-                id=_recorded_id(store) or secrets.token_hex(16), created=now_text(), encrypted=encrypts(store)
+                id=_recorded_id(store) or secrets.token_hex(16),
+                created=now_text(),
+                encrypted=store.properties().encrypted,
             )
             if store.put_once(STORE_FILE, encode_store(record)):
                 return record

@@ -274,7 +274,7 @@ class Log:
         folder = self._folders.folder(record.seq)
         is_new = folder != self._folders.place and folder not in self._settled_folders
         # the writer that made the folder may have been killed before it was durable
-        if not created or (is_new and self._store.needs_sync):
+        if not created or (is_new and self._store.properties().needs_sync):
             try:
                 for each in (folder, self._folders.place) if is_new else (folder,):
                     self._store.sync(each)
@@ -305,7 +305,7 @@ class Log:
 
         The process that created them may have been killed before it fsynced them.
         """
-        if not self._store.needs_sync:
+        if not self._store.properties().needs_sync:
             return
         if not self._settled:
             existing = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
@@ -532,7 +532,7 @@ class Log:
 
     def _load_all(self, numbers: list[int]) -> Iterable[tuple[int, Slot]]:
         """Return each number with its slot. Read in parallel if the store is remote and there are many."""
-        at_once = self._store.parallel_reads
+        at_once = self._store.properties().parallel_reads
         if at_once <= READS_AT_ONCE or len(numbers) < MANY:
             return [(seq, self._load(seq)) for seq in numbers]
         with ThreadPool(at_once, "relight-log") as pool:
@@ -570,7 +570,7 @@ class Log:
             raise
         except RelightError as error:
             hash = hexdigest(read[-1]) if read else None
-            if hash is not None and self._store.shared and len(_damaged) < GAP_MAX:
+            if hash is not None and self._store.properties().shared and len(_damaged) < GAP_MAX:
                 _damaged[self._store.url, key] = hash
             return Slot(hash, None, error.what)
 

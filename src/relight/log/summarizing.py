@@ -11,7 +11,6 @@ from relight.log.summary import condense, decode, encode, vouched
 from relight.log.view import LogSummary, LogView
 from relight.observe import emit
 from relight.store import ByteStore
-from relight.store.base import trusts
 
 REPORTED: set[tuple[str, str]] = set()
 """Store and run of each failed summary that was reported: once per process."""
@@ -51,7 +50,7 @@ class Summaries:
                 return None
             self.refused.discard(hash)
         is_ours = (summary.store, summary.run, summary.upto) == (note.store, note.run, upto)
-        if not is_ours or (trusts(self._store) and not summary.trusted):
+        if not is_ours or (self._store.properties().signed and not summary.trusted):
             self.refused.add(hash)
             return None
         return summary
@@ -64,7 +63,7 @@ class Summaries:
 
     def write(self, view: LogView) -> NoteBody:
         """Write the summary of all records of a view, durably. Return the NOTE that vouches for it. Cost: one file."""
-        summary = condense(view, trusted=trusts(self._store))
+        summary = condense(view, trusted=self._store.properties().signed)
         data = encode(summary)
         hash = hexdigest(data)
         self._store.put_once(f"{self._run}/{LOG_DIR}/{summary_file(summary.upto, hash)}", data)

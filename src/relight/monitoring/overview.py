@@ -21,7 +21,7 @@ from relight.monitoring.outcomes import Outcomes, outcomes_of
 from relight.observe.metrics import BY_NAME, METRICS
 from relight.run_records.verification import VerificationResult, checked
 from relight.store import ByteStore
-from relight.store.urls import absolute, split_run
+from relight.store.urls import absolute, local_path, split_run
 from relight.supervise.decide import ACTIONS
 from relight.supervise.goodput import Account, merged
 from relight.supervise.incidents import Incident, once_each
@@ -354,8 +354,8 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
 
 def _room(url: str) -> int | None:
     """Return the free bytes of a local disk; None if the URL is not a local directory."""
-    path = url.removeprefix("file://")
-    if "://" in path or path.startswith("stripe:"):
+    path = local_path(url)
+    if path is None:
         return None
     try:
         status = os.statvfs(path)

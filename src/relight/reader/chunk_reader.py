@@ -24,13 +24,13 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, 
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
-from relight.layout import Sink
+from relight.layout import RangeSink, Sink
 from relight.layout.sources import HostMemorySink, address_of, copy_bytes, move, move_all
 from relight.observe import emit
 from relight.reader.opened import Opened
 from relight.reader.pack_reader import StoredReader, files_of, location_text, open_pack
 from relight.store import PAGE, ByteStore, Reader, page_buffer
-from relight.store.base import READS_AT_ONCE, invalidate_cache, lanes_of
+from relight.store.base import READS_AT_ONCE, invalidate_cache
 from relight.store.retry import report_reread
 
 _THREADS_MIN, _THREADS_MAX = 2, 8
@@ -121,7 +121,7 @@ def read_tensors(
     buffers of the largest read. ``rooms`` keeps the buffers for the next call. ``progress`` is called in other threads, with the bytes of
     each verified chunk.
     """
-    readers = opened.store.parallel_reads if readers is None else readers
+    readers = opened.store.properties().parallel_reads if readers is None else readers
     most = READ_BYTES if readers <= FEW else READ_BYTES // 2
     runs = {index: runs_of(wants, most) for index, wants in plan_wants(part, sinks).items()}
     return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress, rooms=rooms)
@@ -142,7 +142,7 @@ def read_runs(
 
     ``lend`` is called in other threads, with each verified range and its bytes, which are valid until it returns.
     """
-    readers = opened.store.parallel_reads if readers is None else readers
+    readers = opened.store.properties().parallel_reads if readers is None else readers
     plan = sorted(runs.items())
     total = sum(run.length for _, ranges in plan for run in ranges)
     longest = max((run.length for _, ranges in plan for run in ranges), default=0)
@@ -151,7 +151,7 @@ def read_runs(
         readers = hashers = 0
     work = _Work(readers, hashers, longest, progress, lend, [] if rooms is None else rooms)
     try:
-        lanes = lanes_of(opened.store)
+        lanes = opened.store.properties().lanes
         for start in range(0, len(plan), lanes):
             with contextlib.ExitStack() as files:
                 work.read(_in_turn(opened, part, plan[start : start + lanes], files))
@@ -378,9 +378,8 @@ def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
     wanted: list[list[tuple[Tensor, Sink]]] = [[] for _ in part.packs]
     for index, sink in sinks.items():
         tensor = part.tensors[index]
-        skip = getattr(sink, "skip", None)
-        if skip is not None:  # this sink takes only a range of the tensor
-            tensor = msgspec.structs.replace(tensor, offset=tensor.offset + skip, length=sink.length)
+        if isinstance(sink, RangeSink):
+            tensor = msgspec.structs.replace(tensor, offset=tensor.offset + sink.skip, length=sink.length)
         if sink.length != tensor.length:
             raise AssertionError(f"a sink of {sink.length} bytes for {tensor.name}, which has {tensor.length}")
         if tensor.length:

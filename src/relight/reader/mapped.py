@@ -9,6 +9,7 @@ from relight.format import DTYPES, Tensor
 from relight.layout import whole
 from relight.reader.merged_parts import MergedCheckpoint
 from relight.reader.opened import Opened
+from relight.store.base import MapsFile
 
 
 class Mapped:
@@ -35,12 +36,11 @@ class Mapped:
         if mapping is None:
             reader = self._opened.store.open(key)
             try:
-                mapping = getattr(reader, "map", None)
-                if mapping is None:
+                if not isinstance(reader, MapsFile):
                     message = "load(mmap=True) failed: the store's files cannot be mapped"
                     hint = "leave mmap= out, or copy the run (relight cp) to one local directory that is not encrypted"
                     raise ConfigError(message, where=self._opened.store.url, hint=hint)
-                mapping = self._files[key] = mapping()
+                mapping = self._files[key] = reader.map()
             finally:
                 reader.close()
         return memoryview(mapping)[tensor.offset : tensor.offset + tensor.length]

@@ -62,6 +62,13 @@ def files_of(prefix: str, pack: Pack) -> list[str]:
     ]
 
 
+class _DecodingBuffers(threading.local):
+    """The calling thread's buffers: for a chunk's stored bytes, and for decoding."""
+
+    stored = memoryview(b"")
+    planes: Rooms | None = None
+
+
 class StoredReader:
     """Reads a pack that is not one plain file, and decodes its chunks. Thread-safe.
 
@@ -79,7 +86,7 @@ class StoredReader:
         if not pack.stored.size:
             self._keys = ["", *self._keys]
         self._readers: list[Reader | None] = []
-        self._rooms = threading.local()
+        self._buffers = _DecodingBuffers()
         try:
             for key in self._keys:
                 self._readers.append(store.open(key) if key else None)
@@ -157,9 +164,7 @@ class StoredReader:
         """Return this thread's buffers for byte planes."""
         from relight.format.planes import Rooms  # importing numpy takes 0.1 s, and most packs are plain files
 
-        planes: Rooms | None = getattr(self._rooms, "planes", None)
-        if planes is None:
-            planes = self._rooms.planes = Rooms()
+        planes = self._buffers.planes = self._buffers.planes or Rooms()
         return planes
 
     def _gather(self, offset: int, into: memoryview, decoded: dict[int, memoryview]) -> None:
@@ -208,9 +213,9 @@ class StoredReader:
         )
 
     def _stored(self, piece: ChunkLocation) -> memoryview:
-        buffer: memoryview | None = getattr(self._rooms, "room", None)
-        if buffer is None or len(buffer) < piece.length + 2 * PAGE:
-            buffer = self._rooms.room = page_buffer(-(-piece.length // PAGE) * PAGE + 2 * PAGE)
+        buffer = self._buffers.stored
+        if len(buffer) < piece.length + 2 * PAGE:
+            buffer = self._buffers.stored = page_buffer(-(-piece.length // PAGE) * PAGE + 2 * PAGE)
         reader = self._reader(piece)
         data = reader.fetch(piece.offset, piece.length, buffer)
         if data is None:

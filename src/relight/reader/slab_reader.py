@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relight.format import DTYPES
-from relight.layout import Box, Sink
+from relight.layout import Box, RangeSink, Sink
 from relight.layout.chunks import CHUNK_BYTES
 from relight.layout.shards import boxes_of_run, intersection, placed, run_of
 from relight.reader.chunk_reader import Progress, read_tensors
@@ -74,7 +74,7 @@ def batches(slabs: Iterator[Slab], weight_of: Sequence[int], at_most: int) -> It
         yield batch
 
 
-class SlabWindow:
+class SlabWindow(RangeSink):
     """Sink in memory for a run of a piece, from its byte ``skip`` on."""
 
     def __init__(self, memory: memoryview, skip: int) -> None:
@@ -89,7 +89,7 @@ class SlabWindow:
         self._memory[start : start + len(data)] = data
 
 
-class Across:
+class Across(RangeSink):
     """Sink for a piece, or a run of it from byte ``skip`` on: a ``box`` of an array. The array's last dimension is an element's bytes."""
 
     def __init__(self, array: _Bytes, box: Box, itemsize: int, skip: int) -> None:

@@ -113,7 +113,7 @@ def _verify_pack(
             findings.append(VerifyFinding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
-        for number, offset, piece in each_chunk(reader, pack, key, opened.store.parallel_reads):
+        for number, offset, piece in each_chunk(reader, pack, key, opened.store.properties().parallel_reads):
             length = pack.chunks[number][0]
             try:
                 if isinstance(piece, RelightError):

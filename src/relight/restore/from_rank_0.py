@@ -22,7 +22,7 @@ from relight.decode import from_msgpack
 from relight.errors import RelightError
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.records import CommitBody
-from relight.layout import Box, Sink
+from relight.layout import Box, Sink, skip_of
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
 from relight.log import Checkpoint
@@ -351,7 +351,7 @@ def _put(sink: Sink, tensor: Tensor, box: Box, data: memoryview) -> None:
     target = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], box)
     if target is None:
         return
-    skip = getattr(target, "skip", 0)
+    skip = skip_of(target)
     data = data[skip : skip + target.length]
     view = target.view()
     if view is not None:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from relight.agent import Agent, HeldPart, reach
 from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable, known
@@ -18,7 +17,8 @@ from relight.peers import Remote
 from relight.reader import check_pack
 from relight.reader.chunk_reader import cpu_threads
 from relight.reader.opened import Opened
-from relight.store import ByteStore, Reader
+from relight.store import ByteStore, Properties, Reader
+from relight.store.wrapper import StoreWrapper
 
 ASK_S = 150.0
 """Seconds to wait for the agent's answer: longer than the agent waits for its own running save."""
@@ -89,7 +89,7 @@ class MemorySources:
         }
         return replace(
             opened,
-            store=_OverlayStore(opened.store, openers, max(opened.store.parallel_reads, cpu_threads())),
+            store=_OverlayStore(opened.store, openers, max(opened.store.properties().parallel_reads, cpu_threads())),
             spares=(),
         )
 
@@ -102,19 +102,21 @@ class MemorySources:
         self._held = {}
 
 
-class _OverlayStore:
+class _OverlayStore(StoreWrapper):
     """Wrapper of a store that opens some files from a nearer source, with ``openers``."""
 
-    def __init__(self, store: ByteStore, openers: Mapping[str, Callable[[], Reader]], parallel_reads: int) -> None:
-        self._store, self._openers, self.parallel_reads = store, openers, parallel_reads
+    def __init__(self, inner: ByteStore, openers: Mapping[str, Callable[[], Reader]], parallel_reads: int) -> None:
+        super().__init__(inner)
+        self._openers, self._parallel_reads = openers, parallel_reads
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return replace(self.inner.properties(), parallel_reads=self._parallel_reads)
 
     def open(self, key: str) -> Reader:
         """Open the file from its nearest source."""
         opener = self._openers.get(key)
-        return self._store.open(key) if opener is None else opener()
+        return self.inner.open(key) if opener is None else opener()
 
 
 def _at_peers(remote: Remote, checkpoint_id: str, rank: int, index: int, key: str) -> Reader:

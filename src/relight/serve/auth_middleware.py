@@ -122,6 +122,7 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         sender = self._with_headers(scope, send)
         state = scope.setdefault("state", {})
+        state |= {"who": None, "csrf": ""}
         state["client"] = asker_of(self._proxies.client_of(_address(scope), headers.getlist("x-forwarded-for")))
         try:
             self._check_request(scope, headers)

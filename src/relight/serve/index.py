@@ -14,6 +14,7 @@ from relight.catalog.branches import PREFIX
 from relight.catalog.find import Chosen, choose
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
+from relight.format.records import NoteBody, RetireBody
 from relight.log import Checkpoint, History
 from relight.log.identity import seconds_since_epoch
 from relight.policy.tiers import decode_tiers
@@ -336,7 +337,7 @@ class Index:
                 checkpoint_id,
                 state.history.retired[checkpoint_id].step,
                 "delete" if checkpoint_id in state.due else "retired",
-                getattr(record.body, "reason", ""),
+                record.body.reason if isinstance(record.body, RetireBody) else "",
                 state.history.retired[checkpoint_id].body.new_bytes,
             )
             for state, checkpoint_id, record in retired
@@ -390,11 +391,8 @@ class Index:
         for store, name, state in self._visible_runs():
             for note in state.history.notes[::-1]:
                 try:
-                    tiers = (
-                        decode_tiers(getattr(note.body, "data", {}))
-                        if getattr(note.body, "topic", "") == "tiers"
-                        else ()
-                    )
+                    body = note.body if isinstance(note.body, NoteBody) and note.body.topic == "tiers" else None
+                    tiers = decode_tiers(body.data) if body is not None else ()
                 except RelightError:
                     tiers = ()
                 if tiers:

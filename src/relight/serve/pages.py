@@ -62,19 +62,18 @@ def shown(
 ) -> HTMLResponse:
     """Return a page as a response. ``live``: the query of its event stream, which selects the changes that reload it; empty for none."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    who: Caller | None = getattr(request.state, "who", None)
     usual = {
         "events": f"/events{live}" if live else "",
         "address": address,
-        "who": who,
-        "csrf": getattr(request.state, "csrf", ""),
+        "who": request.state.who,
+        "csrf": request.state.csrf,
     }
     return HTMLResponse(render(template, here, **usual | given), status_code=status)
 
 
 def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return those of ``actions`` that the caller's role allows."""
-    who: Caller | None = getattr(request.state, "who", None)
+    who: Caller | None = request.state.who
     return [candidate for candidate in actions if who is not None and who.may(views.ACTIONS[candidate["verb"]])]
 
 

@@ -88,7 +88,7 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
     """Execute a confirmed action, else show its plan."""
     acts: Acts = request.app.state.acts
     fields = {name: value for name, value in given.items() if name not in _OURS}
-    who, back = getattr(request.state, "who", None), _local(given.get("back") or request.headers.get("referer", ""))
+    who, back = request.state.who, _local(given.get("back") or request.headers.get("referer", ""))
     try:
         planned = acts.plan(verb, fields, who)
         confirmed = given.get("go", "")

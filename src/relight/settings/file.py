@@ -47,7 +47,7 @@ def read_text(path: Path) -> str:
                 raise ConfigError("it is no file", where=str(path), hint="settings stand in a file of text")
             data = file.read(_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ConfigError(f"it cannot be read: {why}", where=str(path)) from None
     if len(data) > _BYTES_MAX:
         raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 10} kiB", where=str(path))

@@ -7,7 +7,7 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -140,7 +140,7 @@ def _known(path: str) -> list[str]:
     kind: Any = Scenario
     for part in re.findall(r"[a-z_]+", path):
         field_type = {field.name: field.type for field in msgspec.structs.fields(kind)}.get(part)
-        inner = getattr(field_type, "__args__", (field_type,))[0]
+        inner = (get_args(field_type) or (field_type,))[0]
         if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
             return []
         kind = inner

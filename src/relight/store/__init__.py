@@ -5,7 +5,7 @@ cut; only regular files inside the store are read. May import: ``errors``, ``obs
 ``format``, units of ``policy``, ``keys``. Torch-free.
 """
 
-from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Writer, put
+from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, StoreBase, Writer, put
 from relight.store.buffers import page_buffer
 from relight.store.disk import Disk
 from relight.store.local import LocalStore
@@ -23,6 +23,7 @@ __all__ = [
     "ObjectStore",
     "Properties",
     "Reader",
+    "StoreBase",
     "Version",
     "Writer",
     "open_bytes",

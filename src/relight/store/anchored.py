@@ -22,7 +22,7 @@ from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys.signing import Trust
 from relight.observe import emit
 from relight.store.base import ByteStore
-from relight.store.wrapper import StoreWrapper
+from relight.store.wrapper import StoreWrapper, layer_of
 
 _PIN = re.compile(r"([0-9]{12})-([0-9a-f]{64})(-whole)?\Z")
 _GAP = re.compile(r"gap-([0-9]{12})-([0-9]{12})-([0-9a-f]{64})\Z")
@@ -207,8 +207,8 @@ class AnchoredStore(StoreWrapper):
 
 def anchor_of(store: ByteStore) -> Anchor | None:
     """Return the anchor of a store; None if it has none."""
-    anchor: Anchor | None = getattr(store, "anchored", None)
-    return anchor
+    layer = layer_of(store, AnchoredStore)
+    return layer.anchored if layer is not None else None
 
 
 def anchored_runs(store: ByteStore, exclude: Collection[str] = ()) -> list[str]:

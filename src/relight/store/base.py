@@ -6,8 +6,11 @@ Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from mmap import mmap
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.store.buffers import page_buffer
@@ -19,13 +22,32 @@ class Uncertain(StoreUnavailable):
     kind = "uncertain"
 
 
-class Properties(NamedTuple):
-    """Guarantees of a store."""
+READS_AT_ONCE = 2
+"""Parallel reads for a disk: it reads one range while another is hashed."""
 
-    exclusive_create: bool
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Properties:
+    """Declared properties of a store. A store states what differs from the defaults, which promise nothing."""
+
+    exclusive_create: bool = False
     """``put_once`` has one winner among all processes and machines."""
-    durable: bool
+    durable: bool = False
     """Files survive a power cut after ``sync``."""
+    needs_sync: bool = True
+    """Whether names need ``sync``. False if an acknowledged name is durable."""
+    shared: bool = False
+    """Whether another process that opens ``url`` finds the same files."""
+    remote: bool = False
+    """Whether operations are requests to another machine."""
+    parallel_reads: int = READS_AT_ONCE
+    """Parallel reads that the store can use."""
+    lanes: int = 1
+    """Packs that the store can write in parallel: one for each of its drives."""
+    encrypted: bool = False
+    """Whether the store encrypts files before it stores them."""
+    signed: bool = False
+    """Whether readers accept only log records of trusted signers."""
 
 
 class Entry(NamedTuple):
@@ -86,19 +108,25 @@ class Reader(Protocol):
         """Close the file."""
 
 
+@runtime_checkable
+class MapsFile(Protocol):
+    """A reader of a file that can be mapped into memory."""
+
+    def map(self) -> mmap:
+        """Return a private mapping of the file, which is valid after ``close``."""
+
+
+@runtime_checkable
 class ByteStore(Protocol):
     """Operations of a store."""
 
     url: str
-    parallel_reads: int
-    """Parallel reads that the store can use."""
-    shared: bool
-    """Whether another process that opens ``url`` finds the same files."""
-    needs_sync: bool
-    """Whether names need ``sync``. False if an acknowledged name is durable."""
 
     def properties(self) -> Properties:
-        """Return the store's guarantees."""
+        """Return the store's properties. They are constant, also before the store exists. No request is sent."""
+
+    def verify_exclusive_create(self) -> bool:
+        """Return whether ``put_once`` has one winner, by a trial if that depends on a server."""
 
     def put_once(self, key: str, data: bytes) -> bool:
         """Create ``key`` with ``data``, durably. Return False if it exists. Raise ``Uncertain`` if the outcome is unknown."""
@@ -143,18 +171,84 @@ def check_key(key: str, *, file: bool = False) -> str:
     return key
 
 
-def lanes_of(store: ByteStore) -> int:
-    """Return how many packs the store can write in parallel: one for each of its drives."""
-    lanes: int = getattr(store, "lanes", 1)
-    return lanes
+class StoreBase(ABC):
+    """Base class of stores: defaults of operations that need no more than the abstract ones."""
+
+    url: str
+
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return Properties()
+
+    def verify_exclusive_create(self) -> bool:
+        """Return the declared property."""
+        return self.properties().exclusive_create
+
+    @abstractmethod
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+
+    @abstractmethod
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+
+    def sync(self, prefix: str) -> None:
+        """Do nothing: names need no ``sync``."""
+        check_key(prefix)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        reader = self.open(key)
+        try:
+            if reader.size > limit:
+                raise UnsafeContent(f"{reader.size} bytes where at most {limit} are allowed", where=key)
+            data = bytearray(reader.size)
+            reader.read_into(0, memoryview(data))
+            return bytes(data)
+        finally:
+            reader.close()
+
+    @abstractmethod
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+
+    def delete_dir(self, prefix: str) -> bool:
+        """Return whether ``prefix`` has no files: directories are only prefixes."""
+        return not any(True for _ in self.list(prefix))
+
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """Return nothing: the store has no uploads."""
+        return []
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Do nothing: the store has no uploads."""
+        check_key(upload.key)
+
+    def free_bytes(self) -> int | None:
+        """Return None: unknown."""
+        return None
 
 
-def without_cache(store: ByteStore) -> ByteStore:
-    """Return ``store`` without its local cache, to check the stored bytes themselves."""
-    bare: ByteStore = getattr(store, "without_cache", store)
-    return bare
+@runtime_checkable
+class CachesBlocks(Protocol):
+    """A store that may have local copies of blocks of its files."""
+
+    def without_cache(self) -> ByteStore:
+        """Return an equal store without local copies."""
+
+    def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
+        """Drop the local copies of a range of a file, or of all of it."""
 
 
+@runtime_checkable
 class Rewrites(Protocol):
     """A store that can replace a file by an equivalent one: re-encrypted or repaired.
 
@@ -168,27 +262,22 @@ class Rewrites(Protocol):
         """
 
 
-def encrypts(store: ByteStore) -> bool:
-    """Return whether the store encrypts files before it stores them."""
-    encrypted: bool = getattr(store, "encrypts", False)
-    return encrypted
+def rewrites(store: ByteStore) -> Rewrites:
+    """Return ``store`` as ``Rewrites``. Raise ``StoreUnavailable`` if its files cannot be replaced."""
+    if not isinstance(store, Rewrites):
+        raise StoreUnavailable("no file can take another's place in this store", where=store.url, retryable=False)
+    return store
 
 
-def trusts(store: ByteStore) -> bool:
-    """Return whether readers of ``store`` accept only records of named signers."""
-    named: bool = getattr(store, "trusts", False)
-    return named
+def without_cache(store: ByteStore) -> ByteStore:
+    """Return ``store`` without its local cache, to check the stored bytes themselves."""
+    return store.without_cache() if isinstance(store, CachesBlocks) else store
 
 
 def invalidate_cache(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
     """Drop cached copies of a range of a file, or of all of it, if ``store`` has a local cache."""
-    forget = getattr(store, "invalidate", None)
-    if forget is not None:
-        forget(key, offset, length)
-
-
-READS_AT_ONCE = 2
-"""Parallel reads for a disk: it reads one range while another is hashed."""
+    if isinstance(store, CachesBlocks):
+        store.invalidate(key, offset, length)
 
 
 def put(store: ByteStore, key: str, data: bytes) -> None:

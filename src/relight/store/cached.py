@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint
 from relight.format.names import DRAFT_FILE, is_written_file, parse_dir
 from relight.observe import emit
-from relight.store.base import ByteStore, Entry, Properties, Reader, Upload, Writer, check_key
+from relight.store.base import ByteStore, Reader, Writer, check_key, rewrites
 from relight.store.blocks import BLOCK_BYTES, BlockCache, name_of
 from relight.store.buffers import page_buffer
-from relight.store.wrapper import rewrites
+from relight.store.wrapper import StoreWrapper
 
 
 def is_fixed(key: str) -> bool:
@@ -38,58 +38,49 @@ class Counts:
     missed_bytes: int = 0
 
 
-class CachedStore:
+class CachedStore(StoreWrapper):
     """``inner``, with its immutable files cached in ``blocks``. Thread-safe.
 
     Memory: one block per thread that reads less than a block. ``counts``: statistics of this store object.
     """
 
     def __init__(self, inner: ByteStore, blocks: BlockCache) -> None:
-        self.without_cache, self.blocks = inner, blocks
-        self.url, self.shared, self.needs_sync, self.parallel_reads = (
-            inner.url,
-            inner.shared,
-            inner.needs_sync,
-            inner.parallel_reads,
-        )
+        super().__init__(inner)
+        self.blocks = blocks
         self.counts = Counts()
         self.changes = 0
         """Changes to immutable files through this store. Readers opened before the last change cache nothing: their file may be gone."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"CachedStore({self.without_cache!r}, {self.blocks!r})"
+        return f"CachedStore({self.inner!r}, {self.blocks!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (CachedStore, (self.without_cache, self.blocks))
+        return (CachedStore, (self.inner, self.blocks))
 
-    def properties(self) -> Properties:
-        """See ``ByteStore``."""
-        return self.without_cache.properties()
+    def without_cache(self) -> ByteStore:
+        """See ``CachesBlocks``."""
+        return self.inner
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
         self._changed(key)
-        return self.without_cache.put_once(key, data)
+        return self.inner.put_once(key, data)
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``. Written files are not cached: they are mostly restored on other machines."""
         self._changed(key)
-        return self.without_cache.write(key, size)
+        return self.inner.write(key, size)
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``."""
         self._changed(key)
-        return rewrites(self.without_cache).rewrite(key, size)
-
-    def sync(self, prefix: str) -> None:
-        """See ``ByteStore``."""
-        self.without_cache.sync(prefix)
+        return rewrites(self.inner).rewrite(key, size)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
         if not is_fixed(check_key(key)):
-            return self.without_cache.get(key, limit)
+            return self.inner.get(key, limit)
         name, changes = name_of(self.url, key), self.changes
         size = self.blocks.file_bytes(name)
         if size is not None and size <= limit:
@@ -98,7 +89,7 @@ class CachedStore:
             if all(self.blocks.take(name, number, size, [piece]) for number, piece in enumerate(pieces)):
                 self.count(key, Counts(hits=len(pieces), hit_bytes=size))
                 return bytes(data)
-        content = self.without_cache.get(key, limit)
+        content = self.inner.get(key, limit)
         pieces = list(_blocks_of(memoryview(content)))
         for number, piece in enumerate(pieces):
             if changes == self.changes:
@@ -109,34 +100,14 @@ class CachedStore:
     def open(self, key: str) -> Reader:
         """See ``ByteStore``. If the file's first block is cached, no request is sent until a block is missing."""
         if not is_fixed(check_key(key)):
-            return self.without_cache.open(key)
+            return self.inner.open(key)
         return _CachedReader(self, key, self.blocks.file_bytes(name_of(self.url, key)))
-
-    def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``."""
-        return self.without_cache.list(prefix)
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``. Cached blocks are dropped before and after the deletion, as another thread may be reading."""
         self._changed(key)
-        self.without_cache.delete(key)
+        self.inner.delete(key)
         self._changed(key)
-
-    def delete_dir(self, prefix: str) -> bool:
-        """See ``ByteStore``."""
-        return self.without_cache.delete_dir(prefix)
-
-    def uploads(self, prefix: str) -> Sequence[Upload]:
-        """See ``ByteStore``."""
-        return self.without_cache.uploads(prefix)
-
-    def drop_upload(self, upload: Upload) -> None:
-        """See ``ByteStore``."""
-        self.without_cache.drop_upload(upload)
-
-    def free_bytes(self) -> int | None:
-        """See ``ByteStore``."""
-        return self.without_cache.free_bytes()
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
         """Drop the cached blocks of a range of a file, or of all of it."""
@@ -183,7 +154,7 @@ class _CachedReader:
         self._served: set[tuple[int, int]] = set()
         self._rooms: deque[memoryview] = deque()
         if size is None:
-            self._inner = store.without_cache.open(key)
+            self._inner = store.inner.open(key)
             size = self._inner.size
         self.size = size
 
@@ -263,7 +234,7 @@ class _CachedReader:
         with self._lock:
             if self._inner is None:
                 try:
-                    self._inner = self._store.without_cache.open(self._key)
+                    self._inner = self._store.inner.open(self._key)
                 except CheckpointNotFound as error:
                     raise CorruptCheckpoint("it is gone, and only some of it is cached", where=self._key) from error
             inner = self._inner

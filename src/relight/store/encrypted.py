@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 from relight.comm.new_threads import ThreadPool
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
@@ -37,10 +38,10 @@ from relight.format.cipher import (
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import STORE_FILE, is_record_key
 from relight.keys import Keychain
-from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, invalidate_cache
+from relight.store.base import PAGE, ByteStore, Properties, Reader, Writer, check_key, invalidate_cache, rewrites
 from relight.store.buffers import page_buffer
 from relight.store.keyring import KeyRing, has_unreadable_slots, open_ring, slots_in
-from relight.store.wrapper import StoreWrapper, rewrites
+from relight.store.wrapper import StoreWrapper
 
 BATCH_PAGES = 32
 """Pages per read: 4 MiB."""
@@ -63,8 +64,6 @@ class EncryptedStore(StoreWrapper):
     per reading thread. Cost: one pass of AES-GCM over the data, in parallel with the inner store's I/O.
     """
 
-    encrypts = True
-
     def __init__(self, inner: ByteStore, keychain: Keychain, *, takes_plain: bool = False) -> None:
         """``takes_plain``: also read plaintext files, while a store is being encrypted."""
         super().__init__(inner)
@@ -77,10 +76,9 @@ class EncryptedStore(StoreWrapper):
     def __reduce__(self) -> tuple[object, ...]:
         return (EncryptedStore, (self.inner, self.keychain))
 
-    def _over(self, below: ByteStore) -> ByteStore:
-        wrapper = EncryptedStore(below, self.keychain, takes_plain=self.takes_plain)
-        wrapper._ring, wrapper._data_key, wrapper._slots = self._ring, self._data_key, self._slots
-        return wrapper
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return replace(self.inner.properties(), encrypted=True)
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``. Before a record is created, check whether the store was rekeyed.
@@ -175,7 +173,7 @@ class EncryptedStore(StoreWrapper):
             raise
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
-        """See ``invalidate_cache``. Invalidate the whole file: its tags and its trailer, at its end, may be older than the range."""
+        """See ``CachesBlocks``. Invalidate the whole file: its tags and its trailer, at its end, may be older than the range."""
         invalidate_cache(self.inner, key)
 
     def _ring_now(self, make: bool = False) -> KeyRing:
@@ -395,10 +393,16 @@ class _EncryptingWriter:
             thread.shutdown(wait=True)
 
 
+class _ThreadBuffer(threading.local):
+    """The calling thread's buffer for direct reads."""
+
+    scratch = memoryview(b"")
+
+
 class _DecryptingReader:
     def __init__(self, inner: Reader, cipher: FileCipher, size: int, key: str) -> None:
         self._inner, self._cipher, self.size, self._key = inner, cipher, size, key
-        self._rooms = threading.local()
+        self._thread = _ThreadBuffer()
         tags = bytearray(pages_of(size) * TAG_BYTES)
         inner.read_into(size, memoryview(tags))
         self._tags = memoryview(tags)
@@ -437,9 +441,9 @@ class _DecryptingReader:
 
     def _scratch(self, length: int) -> memoryview:
         """Return a per-thread buffer for a direct read of ``length`` bytes, with space for a tag after them."""
-        scratch: memoryview | None = getattr(self._rooms, "room", None)
-        if scratch is None or len(scratch) < length + 2 * PAGE:
-            scratch = self._rooms.room = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
+        scratch = self._thread.scratch
+        if len(scratch) < length + 2 * PAGE:
+            scratch = self._thread.scratch = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
         return scratch
 
     def _open(

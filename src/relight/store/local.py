@@ -12,11 +12,11 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
-from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
+from relight.store.base import Entry, Properties, Reader, StoreBase, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import (
     NewFile,
@@ -37,16 +37,13 @@ _SILLY = re.compile(r"\.nfs[0-9a-f]{16,}\Z")
 _entry_of = tuple.__new__
 """``_entry_of(Entry, pair)`` is ``Entry(*pair)`` without a Python function call: folders of 1,024 names are listed at each append."""
 _FILE_THERE = "a file is in the place of the directory"
+_PROPERTIES = Properties(exclusive_create=True, durable=True, shared=True)
 DIRECT_FROM_BYTES = 1 << 20
 """Smallest file that is written and read with direct I/O, if the file system supports it."""
 
 
-class LocalStore:
+class LocalStore(StoreBase):
     """A store in the directory ``root``, which is created at the first write."""
-
-    parallel_reads = READS_AT_ONCE
-    shared = True
-    needs_sync = True
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, direct: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))
@@ -59,7 +56,7 @@ class LocalStore:
 
     def properties(self) -> Properties:
         """Exclusive by ``link``, durable by fsync."""
-        return Properties(exclusive_create=True, durable=True)
+        return _PROPERTIES
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``; see ``durable.create_once`` for the order of calls."""
@@ -94,18 +91,6 @@ class LocalStore:
                 if error.retryable:
                     raise
                 break  # no permission to open it, so we did not create it
-
-    def get(self, key: str, limit: int) -> bytes:
-        """See ``ByteStore``."""
-        reader = self.open(key)
-        try:
-            if reader.size > limit:
-                raise UnsafeContent(f"{reader.size} bytes where at most {limit} are allowed", where=key)
-            data = bytearray(reader.size)
-            reader.read_into(0, memoryview(data))
-            return bytes(data)
-        finally:
-            reader.close()
 
     def open(self, key: str) -> Reader:
         """See ``ByteStore``. Symbolic links below the root are refused, also in the middle of the path."""
@@ -149,13 +134,6 @@ class LocalStore:
         with contextlib.suppress(CheckpointNotFound):
             return self._retried(path, lambda: self._removed(self._disk.rmdir, path, "deleting a directory"))
         return True
-
-    def uploads(self, prefix: str) -> Sequence[Upload]:
-        """Return nothing: a directory has no uploads."""
-        return []
-
-    def drop_upload(self, upload: Upload) -> None:
-        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return the free bytes of the root's file system, or of the nearest existing parent directory."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
-from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
+from relight.store.base import Entry, Properties, Reader, StoreBase, Writer, check_key
 
 _shared: dict[str, MemoryStore] = {}
 """Stores by name: ``memory://name`` is the same store everywhere in the process."""
 _shared_lock = threading.Lock()
 
 
-class MemoryStore:
+class MemoryStore(StoreBase):
     """Files in a dict. ``MemoryStore.named(name)`` returns the store of ``memory://name``."""
-
-    parallel_reads = READS_AT_ONCE
-    shared = False
-    needs_sync = True
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
@@ -33,7 +29,7 @@ class MemoryStore:
 
     def properties(self) -> Properties:
         """Exclusive within the process; not durable."""
-        return Properties(exclusive_create=True, durable=False)
+        return Properties(exclusive_create=True)
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -55,9 +51,6 @@ class MemoryStore:
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``."""
         return _MemoryRewriter(self, check_key(key, file=True), bytearray(size))
-
-    def sync(self, prefix: str) -> None:
-        """Do nothing."""
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -81,21 +74,6 @@ class MemoryStore:
         """See ``ByteStore``."""
         with self._lock:
             self._files.pop(check_key(key), None)
-
-    def delete_dir(self, prefix: str) -> bool:
-        """Return whether ``prefix`` has no files: directories are only prefixes."""
-        return not any(True for _ in self.list(prefix))
-
-    def uploads(self, prefix: str) -> Sequence[Upload]:
-        """Return nothing: memory has no uploads."""
-        return []
-
-    def drop_upload(self, upload: Upload) -> None:
-        """Do nothing."""
-
-    def free_bytes(self) -> int | None:
-        """Return None: unknown."""
-        return None
 
     def _file(self, key: str) -> bytes | bytearray:
         with self._lock:

@@ -27,7 +27,7 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.observe import emit
-from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
+from relight.store.base import Entry, Properties, Reader, StoreBase, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_past_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
@@ -48,6 +48,11 @@ IDLE_PAGES_MAX = 100
 """Most consecutive pages of a listing without a new name."""
 
 
+_PROPERTIES = Properties(
+    exclusive_create=True, durable=True, needs_sync=False, shared=True, remote=True, parallel_reads=PARALLEL
+)
+
+
 class Version(NamedTuple):
     """Size and ETag of a listed object, to detect a later replacement. ``tag``: None if the server gives no ETag."""
 
@@ -55,12 +60,8 @@ class Version(NamedTuple):
     tag: str | None
 
 
-class ObjectStore:
+class ObjectStore(StoreBase):
     """Store at ``url``, such as ``s3://bucket/some/prefix``. Construction sends no request. Thread-safe."""
-
-    parallel_reads = PARALLEL
-    shared = True
-    needs_sync = False
 
     def __init__(self, url: str, *, patience: RetryTimes | None = None) -> None:
         self._bucket = Bucket.from_url(url)
@@ -76,8 +77,12 @@ class ObjectStore:
         return (_again, (type(self), self.url, self._patience))
 
     def properties(self) -> Properties:
-        """Return what the server supports, by trying it. Cost: about ten small requests, once per process."""
-        return Properties(exclusive_create=exclusive_create(self), durable=True)
+        """See ``ByteStore``. ``put_once`` refuses a server without exclusive creation."""
+        return _PROPERTIES
+
+    def verify_exclusive_create(self) -> bool:
+        """Return whether the server has exclusive creation, by trying it. Cost: about ten small requests, once per process."""
+        return self.properties().exclusive_create and exclusive_create(self)
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``. Raise ``ConfigError`` if the server ignores "create if absent", unless the user promised a single writer."""
@@ -187,10 +192,6 @@ class ObjectStore:
         """See ``Rewrites``. The object is replaced atomically."""
         return ObjectWriter(self._put_stream, lambda path: None, self._path(key, file=True), size)
 
-    def sync(self, prefix: str) -> None:
-        """Do nothing: acknowledged objects are durable."""
-        self._path(prefix)
-
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
         path = self._path(key, file=True)
@@ -246,10 +247,6 @@ class ObjectStore:
         """See ``ByteStore``."""
         self._delete(self._path(key))
 
-    def delete_dir(self, prefix: str) -> bool:
-        """Return whether ``prefix`` has no objects: directories are only prefixes."""
-        return not any(True for _ in self.list(prefix))
-
     def uploads(self, prefix: str) -> Sequence[Upload]:
         """See ``ByteStore``. Only for S3 with boto3 installed. Azure removes old uploads itself; elsewhere, a lifecycle rule should."""
         path = self._path(prefix)
@@ -265,10 +262,6 @@ class ObjectStore:
         path, client = self._path(upload.key, file=True), boto3_client()
         if client is not None:
             self._ask("dropping an upload", path, lambda: abort_upload(client, self._bucket.name, path, upload.id))
-
-    def free_bytes(self) -> int | None:
-        """Return None: object stores report no limit."""
-        return None
 
     def versions(self, prefix: str, limit: int) -> dict[str, Version]:
         """Return all objects below ``prefix``, at any depth, by their names relative to it. Cost: a request per thousand objects.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from relight.comm.node_pace import NodePace
-from relight.store.base import PAGE, ByteStore, Reader, Writer
-from relight.store.wrapper import StoreWrapper, rewrites
+from relight.store.base import PAGE, ByteStore, Reader, Writer, rewrites
+from relight.store.wrapper import StoreWrapper
 
 SMALL_BYTES = 64 << 10
 """Largest file that is not limited when written or read at once: log records, roots."""
@@ -32,9 +32,6 @@ class PacedStore(StoreWrapper):
     def __init__(self, inner: ByteStore, writing: Bound | None, reading: Bound | None) -> None:
         super().__init__(inner)
         self.writing, self.reading = writing, reading
-
-    def _over(self, below: ByteStore) -> ByteStore:
-        return PacedStore(below, self.writing, self.reading)
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""

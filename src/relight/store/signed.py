@@ -5,11 +5,13 @@ A COMMIT record names the root by its hash, the root its parts, and the parts al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from relight.errors import CorruptCheckpoint
 from relight.format.names import is_record_key
 from relight.format.signed import apart, with_signature
 from relight.keys.signing import Ed25519Signer, HashSigner, Trust
-from relight.store.base import ByteStore
+from relight.store.base import ByteStore, Properties
 from relight.store.wrapper import StoreWrapper
 
 _ROOM = 512
@@ -22,14 +24,14 @@ class SignedStore(StoreWrapper):
     def __init__(self, inner: ByteStore, signer: Ed25519Signer | HashSigner | None, trust: Trust | None) -> None:
         super().__init__(inner)
         self._signer, self._trust = signer, trust
-        self.trusts = trust is not None
-        """Whether only records of named signers are accepted."""
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a store that signs is opened where it is used")
 
-    def _over(self, below: ByteStore) -> ByteStore:
-        return SignedStore(below, self._signer, self._trust)
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        properties = self.inner.properties()
+        return properties if self._trust is None else replace(properties, signed=True)
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""

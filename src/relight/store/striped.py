@@ -11,13 +11,14 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.names import STORE_FILE, STRIPE_FILE, parse_dir, parse_pack_file
 from relight.format.records import StripeRecord, decode_stripe, encode_stripe
 from relight.format.strict import SEALED_BYTES_MAX
-from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
+from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, StoreBase, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import TMP_PREFIX, rewritten_of, temporary_of
 from relight.store.local import LocalStore
@@ -28,14 +29,11 @@ _Seen = tuple[tuple[int, int], ...]
 _MOUNTED = "is its drive mounted?"
 
 
-class StripedStore:
+class StripedStore(StoreBase):
     """The directories ``places``, in this order, as one store. The first write creates the directories and their stripe files.
 
     Construction does not touch a disk. Thread-safe. If N places differ in free space, N times the smallest can be used.
     """
-
-    shared = True
-    needs_sync = True
 
     def __init__(
         self, places: Sequence[str | os.PathLike[str]], *, disk: Disk | None = None, direct: bool = True
@@ -53,8 +51,8 @@ class StripedStore:
         self._places = [LocalStore(root, disk=self._disk, direct=direct) for root in self._roots]
         self._known: _Seen = ()
         """Device and inode of each place's stripe file, after all were verified."""
-        self.lanes = len(self._places)
-        self.parallel_reads = READS_AT_ONCE * self.lanes
+        lanes = len(self._places)
+        self._properties = replace(self._places[0].properties(), lanes=lanes, parallel_reads=READS_AT_ONCE * lanes)
         self.url = f"{SCHEME}{','.join(self._roots)},"
 
     def __repr__(self) -> str:
@@ -75,11 +73,8 @@ class StripedStore:
         return (int(directory.id, 36) + sum(pack)) % len(self._places)
 
     def properties(self) -> Properties:
-        """Exclusive if the first place is; durable if all are."""
-        properties = [place.properties() for place in self._places]
-        return Properties(
-            properties[0].exclusive_create, all(place_properties.durable for place_properties in properties)
-        )
+        """See ``ByteStore``."""
+        return self._properties
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -151,13 +146,6 @@ class StripedStore:
         gone = all(place.delete_dir(prefix) for place in reversed(self._places))
         self._require()
         return gone
-
-    def uploads(self, prefix: str) -> Sequence[Upload]:
-        """Return nothing: directories have no uploads."""
-        return []
-
-    def drop_upload(self, upload: Upload) -> None:
-        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return the bytes that evenly distributed packs can take before the first file system is full. Two places may share one."""

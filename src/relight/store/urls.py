@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 from relight.errors import ConfigError, shown
 from relight.format.names import STRIPE_FILE
@@ -18,11 +19,19 @@ from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.object_client import SCHEMES
 from relight.store.objects import ObjectStore
+from relight.store.plugins import open_plugin, plugin_schemes
 from relight.store.signed import SignedStore
 from relight.store.striped import SCHEME, StripedStore, places_in
 from relight.store.web import WebStore
 from relight.store.wrapper import StoreWrapper
 
+_OPENERS: dict[str, Callable[[str], ByteStore]] = {
+    "file": lambda url: _local(_path_of_file(url)),
+    "memory": lambda url: MemoryStore.named(url[len("memory://") :].strip("/")),
+    **dict.fromkeys(SCHEMES, ObjectStore),
+    **dict.fromkeys(("http", "https"), WebStore),
+}
+"""Relight's own stores by the scheme of their URL. Other schemes are those of plug-ins."""
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/([^/].*)\Z", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
@@ -33,8 +42,8 @@ def open_bytes(
     """Return the store at ``url``.
 
     ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``, ``gs://``, ``az://``
-    and a bucket), or, for reading, a web server. Remote stores are read through ``cache``, or the cache of ``RELIGHT_CACHE``. Encryption,
-    signatures and anchor follow ``guard``, or the settings.
+    and a bucket), a plug-in's scheme, or, for reading, a web server. Remote stores are read through ``cache``, or the cache of
+    ``RELIGHT_CACHE``. Encryption, signatures and anchor follow ``guard``, or the settings.
     """
     store = _open(path_text(url), cache)
     guard = StoreSecurity.from_settings() if guard is None else guard
@@ -67,28 +76,34 @@ def _open(text: str, cache: BlockCache | None) -> ByteStore:
         return StripedStore([f"{os.path.expanduser(place)}{below}" for place in places])
     match = _SCHEME.match(text)
     lacking = _ONE_SLASH.match(text)
-    if lacking is not None and lacking[1].lower() in (*SCHEMES, "file", "memory"):
+    if lacking is not None and lacking[1].lower() in _OPENERS:
         raise ConfigError(
             f"{lacking[1]}:/ is no scheme", where=text, hint=f"write two slashes: {lacking[1]}://{lacking[2]}"
         )
     if match is None:
         return _local(os.path.expanduser(text))
-    scheme, rest = match[1].lower(), match[2]
-    if scheme == "file":
-        return _local(rest if rest.startswith("/") else f"/{rest.split('/', 1)[-1]}")
-    if scheme == "memory":
-        return MemoryStore.named(rest.strip("/"))
-    if scheme in SCHEMES:
-        far = (WebStore if scheme in ("http", "https") else ObjectStore)(text)
-        cache = cache or blocks_from_settings()
-        return CachedStore(far, cache) if cache is not None else far
-    known = "paths, stripe:, file://, memory://, s3://, gs://, az:// and, for reading, https://"
-    raise ConfigError(f"no store for {scheme}://", where=text, hint=f"there are {known}")
+    scheme = match[1].lower()
+    store = _OPENERS[scheme](text) if scheme in _OPENERS else open_plugin(scheme, text)
+    if store is None:
+        known = "paths, stripe:, file://, memory://, s3://, gs://, az:// and, for reading, https://"
+        plugins = "".join(f"; installed plug-ins: {name}://" for name in plugin_schemes())
+        raise ConfigError(f"no store for {scheme}://", where=text, hint=f"there are {known}{plugins}")
+    if store.properties().remote and (cache := cache or blocks_from_settings()) is not None:
+        return CachedStore(store, cache)
+    return store
 
 
 def is_stripe(url: str) -> bool:
     """Return whether ``url`` names several directories as one store."""
     return url.startswith(SCHEME)
+
+
+def local_path(url: str) -> str | None:
+    """Return the absolute path of a store in one directory; None for every other URL."""
+    path = _path_of_file(url) if url.startswith("file://") else url
+    if not path or "\0" in path or "://" in path or is_stripe(path):
+        return None
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def absolute(url: str) -> str:
@@ -100,6 +115,11 @@ def absolute(url: str) -> str:
     if not url or "://" in url or "\0" in url:
         return url.rstrip("/") if "://" in url and not url.endswith("://") else url
     return os.path.abspath(os.path.expanduser(url))
+
+
+def _path_of_file(url: str) -> str:
+    rest = url[len("file://") :]
+    return rest if rest.startswith("/") else f"/{rest.split('/', 1)[-1]}"  # the first component is a host
 
 
 def _local(path: str) -> LocalStore:

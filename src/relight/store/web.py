@@ -7,6 +7,7 @@ binary search.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from relight.errors import ConfigError
@@ -36,8 +37,8 @@ class WebStore(ObjectStore):
         """Number of records at the last listing, by log."""
 
     def properties(self) -> Properties:
-        """Return no guarantees, as the store is read-only."""
-        return Properties(exclusive_create=False, durable=False)
+        """Return no guarantees of writes, as the store is read-only."""
+        return replace(super().properties(), exclusive_create=False, durable=False)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """List a log's records and folders, found by their numbers. Other directories are empty: they cannot be listed."""

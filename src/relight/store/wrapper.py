@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 from relight.keys import StoreSecurity
 from relight.store.base import (
@@ -11,10 +11,10 @@ from relight.store.base import (
     Entry,
     Properties,
     Reader,
-    Rewrites,
     Upload,
     Writer,
     invalidate_cache,
+    rewrites,
     without_cache,
 )
 
@@ -22,48 +22,34 @@ from relight.store.base import (
 class StoreWrapper:
     """``inner``, unchanged."""
 
-    guard: StoreSecurity
+    guard: StoreSecurity | None = None
     """Encryption, signatures and anchor of all of the run's stores. Only set on the outermost wrapper."""
 
     def __init__(self, inner: ByteStore) -> None:
-        self.inner = inner
-        self.url, self.shared, self.needs_sync, self.parallel_reads = (
-            inner.url,
-            inner.shared,
-            inner.needs_sync,
-            inner.parallel_reads,
-        )
+        self.inner, self.url = inner, inner.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 
-    def __getattr__(self, name: str) -> Any:
-        some = (
-            "lanes",
-            "blocks",
-            "counts",
-            "encrypts",
-            "guard",
-            "anchored",
-            "trusts",
-        )  # attributes that only some stores have
-        if name in some and "inner" in self.__dict__:
-            return getattr(self.inner, name)
-        raise AttributeError(name)
-
-    @property
     def without_cache(self) -> ByteStore:
-        """Return this store without a local cache. See ``base.without_cache``."""
+        """See ``CachesBlocks``."""
         below = without_cache(self.inner)
-        return self if below is self.inner else self._over(below)  # type: ignore[return-value]
+        return self if below is self.inner else self._over(below)
 
     def _over(self, below: ByteStore) -> ByteStore:
         """Return an equal wrapper around another store."""
-        raise NotImplementedError
+        wrapper = object.__new__(type(self))
+        wrapper.__dict__ |= self.__dict__
+        wrapper.inner = below
+        return wrapper
 
     def properties(self) -> Properties:
         """See ``ByteStore``."""
         return self.inner.properties()
+
+    def verify_exclusive_create(self) -> bool:
+        """See ``ByteStore``."""
+        return self.inner.verify_exclusive_create()
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -114,14 +100,29 @@ class StoreWrapper:
         return self.inner.free_bytes()
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
-        """See ``invalidate_cache``."""
+        """See ``CachesBlocks``."""
         invalidate_cache(self.inner, key, offset, length)
+
+
+W = TypeVar("W", bound=StoreWrapper)
+
+
+def layer_of(store: ByteStore, kind: type[W]) -> W | None:
+    """Return the outermost wrapper of a kind around ``store``; None if there is none."""
+    while isinstance(store, StoreWrapper):
+        if isinstance(store, kind):
+            return store
+        store = store.inner
+    return None
 
 
 def guard_of(store: ByteStore) -> StoreSecurity:
     """Return the security settings with which a store was opened. All tiers of a run use the same."""
-    guard: StoreSecurity = getattr(store, "guard", None) or StoreSecurity()
-    return guard
+    while isinstance(store, StoreWrapper):
+        if store.guard is not None:
+            return store.guard
+        store = store.inner
+    return StoreSecurity()
 
 
 def unwrap(store: ByteStore) -> ByteStore:
@@ -129,13 +130,3 @@ def unwrap(store: ByteStore) -> ByteStore:
     while isinstance(store, StoreWrapper):
         store = store.inner
     return without_cache(store)
-
-
-def rewrites(store: ByteStore) -> Rewrites:
-    """Return ``store`` as ``Rewrites``. Raise ``StoreUnavailable`` if its files cannot be replaced."""
-    if not hasattr(store, "rewrite"):
-        from relight.errors import StoreUnavailable
-
-        raise StoreUnavailable("no file can take another's place in this store", where=store.url, retryable=False)
-    rewritable: Rewrites = store  # type: ignore[assignment]
-    return rewritable

@@ -187,4 +187,5 @@ def why_no_answer(error: Exception) -> str:
         error = error.reason if isinstance(error.reason, Exception) else error
     if isinstance(error, TimeoutError):
         return f"no answer within {_TIMEOUT_S:g} s"
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:160]
+    why = error.strerror if isinstance(error, OSError) else None
+    return (why or str(error) or type(error).__name__)[:160]

@@ -41,6 +41,7 @@ from relight.policy.rollback_env import SPIKES, once_back
 from relight.prediction import HORIZON_S, Alarm
 from relight.save_reason import SaveReason, preventive, requested_by
 from relight.store import open_bytes
+from relight.store.urls import local_path
 from relight.supervise import own_memory, stacks
 from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
@@ -639,7 +640,8 @@ class Supervisor:
 
     def _kernel(self) -> tuple[str, ...]:
         """Return the kernel's messages during this incarnation, without those about other jobs."""
-        places = {*_directories(), *(beat.url for beat in self.beats().values() if beat.url and "://" not in beat.url)}
+        stores = (local_path(beat.url) for beat in self.beats().values() if beat.url)
+        places = {*_directories(), *(path for path in stores if path is not None)}
         return lines_about(kernel_lines(self._began), places, self._pids.values())
 
     def _full(self) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from relight.format.names import is_pack_file
 from relight.store import ByteStore
-from relight.store.base import Entry, Properties, Reader, Writer
+from relight.store.base import Entry, Reader, Writer
+from relight.store.wrapper import StoreWrapper
 
 
 def but_packs(name: str) -> bool:
@@ -18,7 +18,7 @@ def but_packs(name: str) -> bool:
     return not is_pack_file(name)
 
 
-class CountingStore:
+class CountingStore(StoreWrapper):
     """Count the calls and bytes of ``inner``. ``apart``: predicate on file names; bytes of these files are not counted.
 
     ``asked`` counts calls. ``bytes`` counts bytes as *listed* (of names), *read* and *written*. ``on_create`` is called
@@ -32,23 +32,16 @@ class CountingStore:
         apart: Callable[[str], bool] = lambda name: False,
         on_create: Callable[[str, float], None] | None = None,
     ) -> None:
-        self.inner, self.url = inner, inner.url
+        super().__init__(inner)
         self.asked: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self._apart, self._on_create = apart, on_create
         self._lock = threading.Lock()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
     @property
     def through(self) -> int:
         """Return the number of all bytes."""
         return self.bytes.total()
-
-    def properties(self) -> Properties:
-        """See ``ByteStore``."""
-        return self.inner.properties()
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -93,10 +86,6 @@ class CountingStore:
         """See ``ByteStore``."""
         self.asked["delete_dir"] += 1
         return self.inner.delete_dir(prefix)
-
-    def free_bytes(self) -> int | None:
-        """See ``ByteStore``."""
-        return self.inner.free_bytes()
 
     def count(self, call: str, key: str, how: str, length: int) -> None:
         """Count one call, unless ``call`` is empty, and the bytes that it moved."""

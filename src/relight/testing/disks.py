@@ -563,6 +563,14 @@ class SimulatedDisk(Disk):
         parent.names[name] = file
         file.links += 1
 
+    def replace(self, source: str, target: str) -> None:
+        """See ``Disk``."""
+        parent, name = self._parent(target)
+        if name in parent.names:
+            self.unlink(target)
+        self.link(source, target)
+        self.unlink(source)
+
     def unlink(self, path: str) -> None:
         """See ``Disk``."""
         parent, name = self._parent(path)

@@ -21,9 +21,6 @@ class Mortal(StoreWrapper):
         super().__init__(inner)
         self.left = left
 
-    def _over(self, below: ByteStore) -> ByteStore:
-        return Mortal(below, self.left)
-
     def change(self) -> None:
         """Count one change. Raise ``Killed`` if none is left."""
         if self.left == 0:

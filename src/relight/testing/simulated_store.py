@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, StoreUnavailable, UnsafeContent
 from relight.format.names import LOG_DIR
-from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer
+from relight.store.base import Entry, Properties, Reader, StoreBase, Uncertain, Writer
 from relight.store.durable import TMP_PREFIX
 from relight.testing.shelf import DurableFile, DurableNames, create
 
@@ -40,6 +40,9 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "delete_dir": ("refused", "done"),
 }
 """Faults of each operation."""
+
+
+_PROPERTIES = Properties(exclusive_create=True, durable=True, parallel_reads=1)
 
 
 class Died(BaseException):
@@ -61,16 +64,12 @@ class SimulatedProcess(Protocol):
         """Return the fault of this operation: one of ``FAULTS``, or an empty string."""
 
 
-class SimulatedStore:
+class SimulatedStore(StoreBase):
     """One process's store.
 
     ``fine``: other processes may run between the steps of one call. ``torn``: whether listings of a prefix take time.
     ``undurable``: names are visible before they are durable.
     """
-
-    parallel_reads = 1
-    shared = False
-    needs_sync = True
 
     def __init__(
         self,
@@ -87,8 +86,8 @@ class SimulatedStore:
         self._fine, self._torn, self._undurable = fine, torn if fine else None, fine and undurable
 
     def properties(self) -> Properties:
-        """Return that the store has both guarantees."""
-        return Properties(exclusive_create=True, durable=True)
+        """See ``ByteStore``."""
+        return _PROPERTIES
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -181,17 +180,6 @@ class SimulatedStore:
         if fault:
             raise StoreUnavailable("no answer (and it was tried)", where=prefix)
         return is_removed
-
-    def uploads(self, prefix: str) -> Sequence[Upload]:
-        """Return an empty list: this store has no uploads."""
-        return []
-
-    def drop_upload(self, upload: Upload) -> None:
-        """Do nothing."""
-
-    def free_bytes(self) -> int | None:
-        """Return None: unknown."""
-        return None
 
     def _enter(self, operation: str, key: str) -> str:
         self._who.step(operation, key)

@@ -21,9 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from relight.comm.children import safe_spawn
+from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
+from relight.format.names import LOG_DIR, record_file
 from relight.store import PAGE, ByteStore, page_buffer, put
-from relight.store.base import Entry, Reader, Writer
+from relight.store.base import (
+    Entry,
+    Reader,
+    Rewrites,
+    Writer,
+    invalidate_cache,
+    rewrites,
+    without_cache,
+    write_whole,
+)
+from relight.store.wrapper import unwrap
 
 BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
 LARGE = (1 << 20) + 12345
@@ -77,6 +89,12 @@ def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, queue: Any) -
             won.append(store.put_once(f"log/{round_}", b"%d" % me))
     finally:
         queue.put((me, won + [False] * (rounds - len(won))))
+
+
+def _read_directory(store: ByteStore, prefix: str, queue: Any) -> None:
+    """Put the files directly below ``prefix`` into the ``queue``, and the properties of the store."""
+    names = [entry.name for entry in store.list(prefix)]
+    queue.put(({name: store.get(f"{prefix}/{name}", 99) for name in names}, store.properties()))
 
 
 class StoreSuite:
@@ -346,13 +364,90 @@ class StoreSuite:
     def test_properties_and_room(self, tmp_path: Path) -> None:
         """A store reports its guarantees and its free bytes (None if unknown), also before it exists."""
         store = self.make(tmp_path)
-        assert isinstance(store.properties().exclusive_create, bool)
-        assert isinstance(store.properties().durable, bool)
+        properties = store.properties()
+        assert store.verify_exclusive_create() is properties.exclusive_create
+        assert properties.parallel_reads >= 1 and properties.lanes >= 1
+        assert properties.shared or not (self.across_processes or properties.remote)
         for _ in range(2):
+            assert store.properties() == properties
             free_bytes = store.free_bytes()
             assert free_bytes is None or free_bytes > 0
             put(store, f"file{_}", b"x")
-        assert store.url
+        assert store.url and not (properties.remote and os.path.exists(store.url))
+
+    def test_a_shared_store_shows_its_files_to_other_processes(self, tmp_path: Path) -> None:
+        """Another process lists and reads what this one has created: at once, or after ``sync`` if names need it."""
+        store = self.make(tmp_path)
+        if not self.across_processes:
+            return
+        assert store.put_once("dir/created", b"1")
+        put(store, "dir/written", b"2")
+        if store.properties().needs_sync:
+            store.sync("dir")
+        fresh = multiprocessing.get_context("spawn")
+        with safe_spawn():
+            results = fresh.SimpleQueue()
+            child = fresh.Process(target=_read_directory, args=(store, "dir", results), daemon=True)
+            child.start()
+        assert results.get() == ({"created": b"1", "written": b"2"}, store.properties())
+        child.join()
+
+    def test_lanes_are_written_and_ranges_read_in_parallel(self, tmp_path: Path) -> None:
+        """The store takes as many writers and readers at once as it declares."""
+        store, data = self.make(tmp_path), os.urandom(LARGE)
+        with ThreadPool(store.properties().lanes, "suite") as pool:
+            list(pool.map(lambda lane: write_all(store, f"dir/{lane}", data), range(store.properties().lanes)))
+        reader, at_once = store.open("dir/0"), store.properties().parallel_reads
+        step = -(-len(data) // at_once)
+
+        def read(start: int) -> bytes:
+            into = bytearray(min(step, len(data) - start))
+            reader.read_into(start, memoryview(into))
+            return bytes(into)
+
+        try:
+            with ThreadPool(at_once, "suite") as pool:
+                assert b"".join(pool.map(read, range(0, len(data), step))) == data
+        finally:
+            reader.close()
+
+    def test_what_wraps_a_store_does_what_it_declares(self, tmp_path: Path) -> None:
+        """A wrapper that declares encryption stores no plaintext; one that declares signatures refuses unsigned records."""
+        store = self.make(tmp_path)
+        inner, properties = unwrap(store), store.properties()
+        if inner is store:
+            return
+        data = os.urandom(5000)
+        put(store, "run/file", data)
+        assert (data not in read_all(inner, "run/file")) is properties.encrypted
+        record = f"run/{LOG_DIR}/{record_file(0)}"
+        if properties.signed:
+            assert inner.put_once(record, b"{}")
+            refuses(CorruptCheckpoint, lambda: store.get(record, 99))
+
+    def test_rewrite_replaces_a_file_as_a_whole(self, tmp_path: Path) -> None:
+        """If files can be replaced, the old file is there until ``finish``, also after ``abort``, and then the new one."""
+        store = self.make(tmp_path)
+        if not isinstance(unwrap(store), Rewrites):
+            refuses(StoreUnavailable, lambda: rewrites(store).rewrite("dir/file", 4))
+            return
+        put(store, "dir/file", b"old")
+        writer = rewrites(store).rewrite("dir/file", 4)
+        writer.abort()
+        assert store.get("dir/file", 9) == b"old"
+        write_whole(rewrites(store).rewrite("dir/file", 4), b"same")
+        assert store.get("dir/file", 9) == b"same"
+        assert [entry.name for entry in store.list("dir")] == ["file"]
+
+    def test_a_cache_has_no_other_files(self, tmp_path: Path) -> None:
+        """Without its local cache, and after an invalidation, a store has the same files."""
+        store, data = self.make(tmp_path), os.urandom(5000)
+        put(store, "dir/file", data)
+        assert store.get("dir/file", 5000) == data
+        bare = without_cache(store)
+        assert (bare.get("dir/file", 5000), bare.properties(), bare.url) == (data, store.properties(), store.url)
+        invalidate_cache(store, "dir/file", 10, 20)
+        assert store.get("dir/file", 5000) == data
 
     def test_lack_of_space_is_reported_before_anything_is_written(self, tmp_path: Path) -> None:
         """A writer for a file larger than any disk raises ``NoSpace`` (or ``StoreUnavailable``) at once, and leaves no name."""

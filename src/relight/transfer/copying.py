@@ -437,7 +437,7 @@ def _sound_chunks(
     opened: Opened, pack: Pack, reader: Reader, progress: Progress | None, wanted: Callable[[int], bool]
 ) -> Iterator[memoryview]:
     for number, _, piece in each_chunk(
-        reader, pack, f"{opened.prefix}/{pack.file}", opened.store.parallel_reads, wanted
+        reader, pack, f"{opened.prefix}/{pack.file}", opened.store.properties().parallel_reads, wanted
     ):
         if isinstance(piece, CorruptCheckpoint):
             raise CorruptCheckpoint(f"chunk {number}: {piece.what}", where=piece.where) from piece

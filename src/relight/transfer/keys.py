@@ -21,6 +21,7 @@ from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
 from relight.store import ByteStore
+from relight.store.base import rewrites
 from relight.store.durable import REWRITTEN_PREFIX
 from relight.store.encrypted import EncryptedStore, is_clear
 from relight.store.keyring import (
@@ -33,7 +34,6 @@ from relight.store.keyring import (
     slots_in,
     store_id_of,
 )
-from relight.store.wrapper import rewrites
 
 COPY_BYTES = 16 << 20
 

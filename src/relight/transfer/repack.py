@@ -20,7 +20,7 @@ from relight.format.records import Body
 from relight.format.topics import REPACKED, RepackNote
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.reader.opened import Opened
-from relight.store.wrapper import rewrites
+from relight.store.base import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
 
 
