@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from relight.prediction import Alarm
 from relight.supervise import departing, launch
 from relight.supervise.classify import classify
 from relight.supervise.decide import SuperviseRules, decide
@@ -176,7 +177,7 @@ def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:
     """Its incident has the decision ``leave``: an operator sees that a node is excluded."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
-        watched._drains = "corrected errors rise"
+        watched.foresee(Alarm(0.0, "ecc", "drain node", "corrected errors rise", "so", 0.9, "rules", 0.7), drain=True)
         watched.begin([0], {})
         assert watched.ended("SIGTERM").action == "exclude_node"
     finally:

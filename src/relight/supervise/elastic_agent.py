@@ -72,7 +72,7 @@ class SupervisedAgent(LocalElasticAgent):
         self._others_s = shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._departing = departing
-        joining.over = supervisor.ended_elsewhere
+        joining.over = lambda: supervisor.recovery.stopped_elsewhere(supervisor.incarnation.began)
         self._decision: Decision | None = None
         self._settings: dict[str, str] = {}
         self._meeting = ""
@@ -103,7 +103,8 @@ class SupervisedAgent(LocalElasticAgent):
         """
         self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
-        settings = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
+        decision = self._supervisor.recovery.decision
+        settings = dict(decision.settings) if decision is not None else {}
         if count > 1 and store is not None:
             store.set(f"{_SETTINGS}/{worker_group.group_rank}", json.dumps(settings))
             if worker_group.group_rank == 0:
@@ -149,9 +150,9 @@ class SupervisedAgent(LocalElasticAgent):
         hung = ""
         try:
             hung = self._supervisor.poll()
-            if self._supervisor.steps:
+            if self._supervisor.incarnation.steps:
                 # not earlier: spares would compete with the job's own imports
-                self._spares.fill(self._supervisor.ahead_bytes)
+                self._spares.fill(self._supervisor.incarnation.ahead_bytes)
         except (OSError, RuntimeError, MemoryError) as error:
             # the ranks may train on: what this poll misses, a later one sees
             if not (limit := limit_of(error)):
@@ -168,15 +169,16 @@ class SupervisedAgent(LocalElasticAgent):
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
         """Wait for ranks that lost another rank, collect the evidence, kill the remaining ranks, and decide."""
         noticed = time.monotonic()
-        self._supervisor.is_lost()
+        self._supervisor.publish_loss()
         by_local = {worker.local_rank: worker for worker in worker_group.workers}
         died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
         states: dict[int, str] = {}
-        causes = [rank for rank, worker in by_local.items() if hung and worker.global_rank in self._supervisor.hung]
+        delaying = self._supervisor.incarnation.hung if hung else ()
+        causes = [rank for rank, worker in by_local.items() if worker.global_rank in delaying]
         _end(context, causes, states)  # only these: for the other ranks they have died by themselves
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
-            handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
+            handover_s = self._supervisor.incarnation.handing_over_s({by_local[rank].global_rank for rank in alive})
             is_known = hung or _is_cause_known(context)
             if time.monotonic() > since + max(handover_s, 0.0 if is_known else SETTLE_S):
                 break
@@ -230,7 +232,7 @@ class SupervisedAgent(LocalElasticAgent):
         if self._decision is not None and self._decision.delay_s:
             time.sleep(self._decision.delay_s)
         self._end_if_announced()
-        self._supervisor.backoff_over()
+        self._supervisor.recovery.backoff_over()
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -149,19 +149,19 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
         settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group
     )
     gauges = find_nvml() if settings.foreseen.predict else None
-    load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
+    load = Load(settings.foreseen.pause, supervisor.pages.ease, gauges if settings.foreseen.lower_power else None)
     foreseeing = PredictionThread(
         settings.foreseen,
         supervisor.seen,
-        lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain),
+        lambda alarm: supervisor.foresee(alarm, settings.foreseen.drain),
         gauges,
         socket.gethostname(),
         load,
     )
-    supervisor.on_failure = foreseeing.failed
+    supervisor.recovery.on_failure = foreseeing.failed
     if gauges is not None:
-        supervisor.devices = gauges.xids
-    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.save_now("SIGUSR1 came"))
+        supervisor.recovery.devices = gauges.xids
+    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.saves.request("SIGUSR1 came"))
     grace_s = grace_of(os.environ.get(GRACE, "")) or settings.start.grace_s
     if grace_s:
         grace_s -= kept_back(grace_s)
@@ -173,8 +173,8 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     except (OSError, RuntimeError, MemoryError) as error:  # torch's agent has ended the ranks
         if not (limit := limit_of(error)):
             raise
-        supervisor.gave_up("stop", why := shown_refusal(error, limit))
-        return JobEnd(1, f"stopped: {why}", supervisor.where)
+        supervisor.end_without_failure("stop", why := shown_refusal(error, limit))
+        return JobEnd(1, f"stopped: {why}", supervisor.recovery.log.where)
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
@@ -216,6 +216,7 @@ def _run(
     grace_s: float,
     secret: bytes,
 ) -> JobEnd:
+    log = supervisor.recovery.log
     config.run_id = config.run_id or str(uuid.uuid4())
     handled = [
         name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))
@@ -236,10 +237,10 @@ def _run(
         meeting = Meetings(parameters, secret)
         joining = Joining(meeting.handler, patience_s, meeting.seen)
     except Forged as error:
-        return JobEnd(1, f"stopped: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: {error}", log.where)
     except LOST:
         closes = False  # the other nodes may still be waiting in it
-        return JobEnd(1, f"stopped: the rendezvous at {config.rdzv_endpoint} does not answer", supervisor.where)
+        return JobEnd(1, f"stopped: the rendezvous at {config.rdzv_endpoint} does not answer", log.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
         rdzv_handler=joining, max_restarts=config.max_restarts,
@@ -259,34 +260,36 @@ def _run(
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
         if result is None:
-            return JobEnd(1, "stopped: the other nodes have ended the job without this one", supervisor.where)
+            return JobEnd(1, "stopped: the other nodes have ended the job without this one", log.where)
         if not result.is_failed():
             return JobEnd(0, "finished")
-        decision = supervisor.decision
+        decision = supervisor.recovery.decision
         if decision is not None and decision.action == "end":
             return _run_requested(supervisor, decision.reason)
         if decision is not None and decision.action == "exclude_node":
             closes = False  # the other nodes may continue, and another machine may replace this one
-            return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
-        return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
+            return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", log.where)
+        return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", log.where)
     except RendezvousClosedError:
         return JobEnd(
-            1, "stopped: another node has ended the job; the output of its relight run has the reason", supervisor.where
+            1, "stopped: another node has ended the job; the output of its relight run has the reason", log.where
         )
     except EndedElsewhere as error:
         closes = False  # the rendezvous has ended
-        return JobEnd(1, f"stopped: another node has ended the job: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: another node has ended the job: {error}", log.where)
     except RendezvousTimeoutError:
-        supervisor.gave_up("stop", why := f"fewer than {config.min_nodes} nodes came in time")
-        return JobEnd(1, f"stopped: {why}", supervisor.where)
+        supervisor.end_without_failure("stop", why := f"fewer than {config.min_nodes} nodes came in time")
+        return JobEnd(1, f"stopped: {why}", log.where)
     except Forged as error:
         closes = False  # the job's real nodes may be waiting in it
-        supervisor.gave_up("exclude_node", str(error))
-        return JobEnd(1, f"stopped: {error}", supervisor.where)
+        supervisor.end_without_failure("exclude_node", str(error))
+        return JobEnd(1, f"stopped: {error}", log.where)
     except LOST:
         closes = False  # the other nodes may still be waiting in it
-        supervisor.gave_up("exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} can no longer be reached")
-        return JobEnd(1, f"stopped: {why}", supervisor.where)
+        supervisor.end_without_failure(
+            "exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} can no longer be reached"
+        )
+        return JobEnd(1, f"stopped: {why}", log.where)
     except SignalException as signalled:
         closes = False  # a closed rendezvous could not be joined again
         supervisor.ended(signalled.sigval.name)
@@ -306,9 +309,9 @@ def _is_ignored(name: str) -> bool:
 
 def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd:
     if supervisor.drains:
-        return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.where)
-    beats = supervisor.beats().values()
-    if supervisor.saved():
+        return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.recovery.log.where)
+    beats = supervisor.incarnation.beats().values()
+    if supervisor.incarnation.is_stored(supervisor.account.reached):
         stored = (
             "the last step is stored"
             if any(beat.steps for beat in beats)
