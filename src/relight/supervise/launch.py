@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -251,9 +251,9 @@ def _run(
     )  # fmt: skip
     departing = Departing(config.min_nodes)
     agent = SupervisedAgent(
-        spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
+        spec=spec, logs_specs=config.logs_specs or DefaultLogsSpecs(), start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
-        supervisor=supervisor, spares=spares, joining=joining, departing=departing,
+        supervisor=supervisor, spares=spares, joining=joining, departing=departing, signals=handled,
     )  # fmt: skip
     closes = True
     try:
