@@ -6,6 +6,7 @@ The supervisor classifies failures and decides what to do.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import secrets
@@ -90,12 +91,8 @@ class SupervisedAgent(LocalElasticAgent):
     ) -> None:
         shutdown_timeout = SHUTDOWN_S if shutdown_timeout is None else shutdown_timeout
         self._environments, self._signals = RankEnvironments(logs_specs), tuple(signals)
-        super().__init__(
-            logs_specs=self._environments,
-            shutdown_timeout=grace_s or shutdown_timeout,  # type: ignore[arg-type]
-            **kwargs,
-        )
-        self._others_s = shutdown_timeout
+        super().__init__(logs_specs=self._environments, **kwargs)
+        self._grace_s, self._others_s = grace_s or shutdown_timeout, shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._departing = departing
         joining.over = lambda: supervisor.recovery.stopped_elsewhere(supervisor.incarnation.began)
@@ -147,13 +144,14 @@ class SupervisedAgent(LocalElasticAgent):
         self._environments.variables = {
             worker.local_rank: {**environments[worker.global_rank], **restarts} for worker in worker_group.workers
         }
+        ignored = [number for number in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_IGN]
         try:
             with worker_handlers(self._spares.take):
                 pids: dict[int, Any] = super()._start_workers(worker_group)
         except SignalException as error:  # torchrun handles signals while it starts the workers
             self._record_signal(error.sigval)
             raise
-        self._handle_signals()
+        self._handle_signals(ignored)
         self._lives += 1
         self._supervisor.started({worker.global_rank: pids[worker.local_rank] for worker in worker_group.workers})
         return pids
@@ -257,27 +255,45 @@ class SupervisedAgent(LocalElasticAgent):
         self._supervisor.recovery.backoff_over()
         super()._restart_workers(worker_group)
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
         decided, self._decision = self._decision, None
         if decided is None:  # nodes join or leave: these ranks are healthy, and may save
             self._supervisor.end_for_membership_change()
-            self._shutdown(signal.SIGTERM, self._others_s)
+            self._end_ranks(signal.SIGTERM, self._others_s)
         else:
-            self._shutdown(signal.SIGKILL, int(SETTLE_S))
+            self._end_ranks(signal.SIGKILL, SETTLE_S)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_S) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        self._end_ranks(death_sig, self._grace_s)
+
+    def _end_ranks(self, death_sig: signal.Signals, within_s: float) -> None:
+        """Send the ranks a signal. Kill those that have not ended ``within_s`` later."""
         self._ends_ranks = bool(self._supervisor.announced)
         if self._supervisor.announced and context_of(self) is not None:
             group, why = self.get_worker_group(), f"node {socket.gethostname()} ({self._supervisor.announced})"
             self._departing.announce(group.store, group.group_rank or 0, group.group_world_size or 1, why)
-        super()._shutdown(death_sig, timeout)
+        known = inspect.signature(LocalElasticAgent._shutdown).parameters
+        arguments: dict[str, Any] = {}
+        if "timeout" in known:
+            arguments["timeout"] = within_s
+        elif (context := context_of(self)) is not None:  # before torch 2.12
+            context.close(death_sig, within_s)  # type: ignore[arg-type]
+        if "is_restart" in known:  # torch 2.6: otherwise it closes the rendezvous for all nodes
+            arguments["is_restart"] = True
+        super()._shutdown(death_sig, **arguments)
 
-    def _handle_signals(self) -> None:
-        """Handle the signals that ask the job to end, in place of the handler that torchrun has just installed."""
-        if threading.current_thread() is threading.main_thread():
-            for name in self._signals:
-                if name.strip() in signal.Signals.__members__:  # torchrun has warned about the others
-                    signal.signal(signal.Signals[name.strip()], self._on_signal)
+    def _handle_signals(self, ignored: Sequence[signal.Signals]) -> None:
+        """Handle the signals that ask the job to end, in place of the handler that torchrun has just installed.
+
+        ``ignored``: signals that were ignored before. torch before 2.10 installs its handler for them as well.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        for name in self._signals:
+            if name.strip() in signal.Signals.__members__:  # torchrun has warned about the others
+                signal.signal(signal.Signals[name.strip()], self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         """Record that the job must end, then raise torchrun's exception.

@@ -43,6 +43,12 @@ SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: with its last step stored, and with only an earlier checkpoint stored."""
 LEFT = 77
 """Exit code of a machine that must not be used again: the other nodes continue without it."""
+_NEWER_OPTIONS = (
+    "event_log_handler", "numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank",
+)  # fmt: skip
+"""torchrun's options that older releases of torch lack."""
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""Signals that torchrun handles where it has no option for them, before torch 2.10."""
 JOIN_S = 600
 """torchrun's own ``join_timeout``: seconds to wait for enough nodes, and for a rendezvous after a lost connection."""
 
@@ -218,9 +224,8 @@ def _run(
 ) -> JobEnd:
     log = supervisor.recovery.log
     config.run_id = config.run_id or str(uuid.uuid4())
-    handled = [
-        name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))
-    ]  # nohup
+    signals = getattr(config, "signals_to_handle", _SIGNALS)
+    handled = [name for name in signals.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -245,20 +250,19 @@ def _run(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
         rdzv_handler=joining, max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval, master_addr=master, master_port=port, local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler, numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
+        **{name: getattr(config, name) for name in _NEWER_OPTIONS if hasattr(config, name)},
     )  # fmt: skip
     departing = Departing(config.min_nodes)
     agent = SupervisedAgent(
         spec=spec, logs_specs=config.logs_specs or DefaultLogsSpecs(), start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
+        log_line_prefix_template=config.log_line_prefix_template, grace_s=grace_s,
+        shutdown_timeout=getattr(config, "shutdown_timeout", None),
         supervisor=supervisor, spares=spares, joining=joining, departing=departing, signals=handled,
     )  # fmt: skip
     closes = True
     try:
         result = agent.run()
-        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        events.record(agent.get_event_succeeded(), getattr(config, "event_log_handler", "null"))
         if result is None:
             return JobEnd(1, "stopped: the other nodes have ended the job without this one", log.where)
         if not result.is_failed():

@@ -1,7 +1,7 @@
 """The private names of torch that ``relight run`` needs. Each has one class or function here, with the reason for it.
 
-The import fails with a clear error if torch lacks one of them, before a job starts. They were read in torch 2.12.0, 2.13.0
-and 2.14.1. The methods that ``SupervisedAgent`` overrides are not among them: torch documents those as extension
+The import fails with a clear error if torch lacks one of them, before a job starts. They were read in torch 2.6.0,
+2.9.0 to 2.13.0, and 2.14.1. The methods that ``SupervisedAgent`` overrides are not among them: torch documents those as extension
 points of its agents.
 """
 
@@ -30,7 +30,7 @@ from relight.errors import ConfigError
 _ELASTIC = "torch.distributed.elastic"
 _AGENT = f"{_ELASTIC}.agent.server"
 _DYNAMIC = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
-SUPPORTED = "2.12 to 2.14"
+SUPPORTED = "2.6 to 2.14"
 """Versions of torch that ``relight run`` supports."""
 
 
@@ -68,10 +68,8 @@ NAMES = (
         "_backend _state _cache_duration _token _dirty _last_sync_time _sanitize",
     ),
     *_names(f"{_DYNAMIC}:DynamicRendezvousHandler", "_op_executor _state_holder _stop_heartbeats"),
-    # public, but younger than torch 2.6
-    *_names("torch.distributed.launcher.api:LaunchConfig", "shutdown_timeout signals_to_handle virtual_local_rank"),
 )
-"""All names that the functions below use, and the newest public names of ``relight run``."""
+"""All names that the functions below use."""
 
 
 def check_torch(names: tuple[TorchName, ...] = NAMES) -> None:
