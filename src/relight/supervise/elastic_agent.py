@@ -272,7 +272,7 @@ class SupervisedAgent(LocalElasticAgent):
         if self._supervisor.announced and context_of(self) is not None:
             group, why = self.get_worker_group(), f"node {socket.gethostname()} ({self._supervisor.announced})"
             self._departing.announce(group.store, group.group_rank or 0, group.group_world_size or 1, why)
-        known = inspect.signature(LocalElasticAgent._shutdown).parameters
+        known = inspect.signature(super()._shutdown).parameters
         arguments: dict[str, Any] = {}
         if "timeout" in known:
             arguments["timeout"] = within_s

@@ -13,44 +13,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from importlib import import_module
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from unittest import mock
 
 import msgspec
-import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousHandler, dynamic_rendezvous
 
-from relight.errors import ConfigError
+from relight.comm.torch_private import TorchName, check_torch
 
 _ELASTIC = "torch.distributed.elastic"
 _AGENT = f"{_ELASTIC}.agent.server"
 _DYNAMIC = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
-SUPPORTED = "2.6 to 2.14"
-"""Versions of torch that ``relight run`` supports."""
-
-
-class TorchName(NamedTuple):
-    """A name that ``relight run`` needs from torch. ``owner``: a module, or ``module:Class`` for its attributes."""
-
-    owner: str
-    name: str
-
-    @property
-    def exists(self) -> bool:
-        """Whether the installed torch has it. An attribute counts if the class, or its ``__init__``, has the name."""
-        module, _, class_name = self.owner.partition(":")
-        try:
-            owner: Any = import_module(module)
-            owner = getattr(owner, class_name) if class_name else owner
-        except (ImportError, AttributeError):
-            return False
-        made = owner.__init__.__code__.co_names if class_name and hasattr(owner.__init__, "__code__") else ()
-        return hasattr(owner, self.name) or self.name in made or self.name in getattr(owner, "__annotations__", {})
 
 
 def _names(owner: str, names: str) -> tuple[TorchName, ...]:
@@ -72,21 +49,10 @@ NAMES = (
 """All names that the functions below use."""
 
 
-def check_torch(names: tuple[TorchName, ...] = NAMES) -> None:
-    """Raise ``ConfigError`` if the installed torch lacks one of the names."""
-    missing = [f"{needed.owner}.{needed.name}".replace(":", ".") for needed in names if not needed.exists]
-    if missing:
-        raise ConfigError(
-            f"relight run does not support torch {torch.__version__}: it lacks {missing[0]}",
-            details=missing[1:],
-            hint=f"install torch {SUPPORTED}, or a release of Relight that supports this one; without relight run, "
-            "start the script with torchrun",
-        )
+# before the imports below, which would fail without a hint
+check_torch(NAMES, "relight run", "; without relight run, start the script with torchrun")
 
-
-check_torch()  # before the imports below, which would fail without a hint
-
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (  # noqa: E402 - see check_torch
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (  # noqa: E402 - after check_torch
     _BackendRendezvousStateHolder,
     _NodeDesc,
     _RendezvousExitOp,
