@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
 from relight.run_records.incident_sync import DIRECTORY
 from relight.store import ByteStore, Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
+from relight.supervise.accounting import ACCOUNT_S, JobAccount
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Worker
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import Incident, read_incidents
-from relight.supervise.limits import HangTimeouts
+from relight.supervise.incidents import Incident, IncidentLog, read_accounts, read_incidents
+from relight.supervise.limits import HangTimeouts, RankObservation
 from relight.supervise.supervisor import Supervisor
 
 
@@ -220,3 +222,91 @@ def test_nodes_with_different_clocks_know_what_ended_an_incarnation(
     finally:
         for node in nodes:
             node.close()
+
+
+def observed(phase: str, steps: int, step: int) -> dict[int, RankObservation]:
+    """Return an observation of one rank."""
+    return {0: RankObservation(Heartbeat(pid=1, phase=phase, steps=steps, step=step))}
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def test_time_is_charged_to_phases_and_failures(tmp_path: Path) -> None:
+    """The start, the training, the time after a failure, and the steps done again."""
+    clock = Clock()
+    account = JobAccount("job", IncidentLog(tmp_path), clock=clock)
+
+    def after(seconds: float, phase: str, steps: int, step: int) -> None:
+        clock.now += seconds
+        account.update(observed(phase, steps, step))
+
+    account.begun()
+    clock.now += 5
+    account.started(after_failure=False)
+    after(10, "training", 10, 9)
+    account.ended(clock.now, 15.0, "killed")
+    account.begun()
+    clock.now += 3
+    account.started(after_failure=True)
+    after(4, "training", 5, 9)
+    after(1, "training", 6, 10)
+    account.update({})
+    present = account.present()
+    assert (present.spent["starting"], present.spent["training"]) == (5, 11)
+    assert present.lost == {"killed": {"stuck": 0.0, "down": 3, "again": 4}}
+    assert (present.steps, present.again, present.failures) == (11, 5, {"killed": 1})
+    assert (account.reached, account.causes) == (10, ["killed"])
+    account.close()
+    assert not list(tmp_path.iterdir()), "no account is written before the run is known"
+
+
+def test_the_account_is_written_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
+    """Each account replaces the one before."""
+    clock, store = Clock(), MemoryStore()
+    log = IncidentLog(tmp_path)
+    log.at(store, "run")
+    account = JobAccount("job", log, clock=clock)
+    account.begin_writing()
+
+    def steps() -> list[int]:
+        return [kept.steps for kept in read_accounts(store, "run")]
+
+    account.update(observed("training", 1, 0))
+    assert steps() == []
+    clock.now += ACCOUNT_S
+    account.update(observed("training", 2, 1))
+    until = time.monotonic() + 10
+    while steps() != [2] and time.monotonic() < until:
+        time.sleep(0.01)
+    clock.now += 1
+    account.update(observed("training", 3, 2))
+    assert steps() == [2]
+    account.close()
+    assert steps() == [3]
+
+
+def test_a_refused_thread_does_not_cost_the_last_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last account waited for a thread that the system had refused, and was not written."""
+    clock, store = Clock(), MemoryStore()
+    log = IncidentLog(tmp_path)
+    log.at(store, "run")
+    account = JobAccount("job", log, clock=clock)
+    account.begin_writing()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    clock.now += ACCOUNT_S
+    with monkeypatch.context() as patch:
+        patch.setattr("relight.comm.new_threads.start_thread", refuse)
+        account.update(observed("training", 2, 1))
+    account.close()
+    assert [kept.steps for kept in read_accounts(store, "run")] == [2]

@@ -14,15 +14,26 @@ import pytest
 
 from relight.commit import Attempt
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
+from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.policy.rollback_env import BEFORE, SPLIT
 from relight.store import open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Decision, Failure, FailureEvidence, Worker
 from relight.supervise.fencing_check import taken_over
-from relight.supervise.incidents import Incident, RecoveryRecord, incident_of, incidents_in, once_each, read_incidents
+from relight.supervise.incarnation import Incarnation, JobDetectors
+from relight.supervise.incidents import (
+    Incident,
+    IncidentLog,
+    RecoveryRecord,
+    incident_of,
+    incidents_in,
+    once_each,
+    read_incidents,
+)
 from relight.supervise.limits import HangTimeouts
-from relight.supervise.recovery import ELSEWHERE_EVERY_S
+from relight.supervise.recovery import ELSEWHERE_EVERY_S, Recovery, recovery_record
+from relight.supervise.shared_pages import SharedPages
 from relight.supervise.supervisor import Supervisor
 
 
@@ -309,3 +320,67 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
         assert stopped_elsewhere(mine) == reason
     finally:
         mine.close()
+
+
+INCIDENT = incident_of(
+    FailureEvidence(()),
+    Failure("killed", "why", 0, 12, 8, "words"),
+    Decision("resume", "so"),
+    job="job",
+    host="a",
+    life=1,
+)
+
+
+def test_a_recovery_is_timed_stage_by_stage() -> None:
+    """The stages add up to the time from the failure to the first step of the last rank."""
+    marks = {"died": 10.0, "noticed": 11.0, "decided": 13.0, "waited": 17.0, "started": 18.0}
+    beats = [
+        Heartbeat(pid=1, restored=9, restored_at=30.0, restore_s=4.0, first_at=31.0),
+        Heartbeat(pid=2, restored=9, restored_at=29.0, restore_s=1.0, first_at=33.0),
+    ]
+    record = recovery_record(INCIDENT, marks, beats)
+    stages = {"noticed": 1, "decided": 2, "waited": 4, "started": 1, "began": 8, "restored": 4, "stepped": 3}
+    assert record.seconds == {**stages, "all": 23} and sum(stages.values()) == 23
+    assert (record.id, record.restored, record.steps_lost) == (INCIDENT.id, 9, 3)
+
+
+@pytest.mark.parametrize(("restored_step", "lost"), [(NOT_YET, 0), (-1, 13), (12, 0), (20, 0)])
+def test_steps_are_lost_only_if_a_checkpoint_was_restored(restored_step: int, lost: int) -> None:
+    """A rank that has not restored took the state over. −1: it began from scratch."""
+    beats = [Heartbeat(pid=1, restored=restored_step, first_at=20.0)]
+    record = recovery_record(INCIDENT, {"died": 10.0, "noticed": 10.0, "decided": 10.0}, beats)
+    assert record.steps_lost == lost and record.seconds["began"] == record.seconds["stepped"] == 0
+
+
+def test_an_end_before_the_first_incarnation_is_not_recorded(tmp_path: Path) -> None:
+    """A node that was never part of the job has nothing to record about it."""
+    pages = SharedPages(tmp_path)
+    recovery = Recovery(SuperviseRules(), "job", IncidentLog(tmp_path / "log"))
+    try:
+        for number, written in ((0, 0), (1, 1)):
+            incarnation = Incarnation(pages, JobDetectors.starting(HangTimeouts()), number=number, meeting="m")
+            recovery.end_without_failure(incarnation, "exclude_node", "cut off")
+            assert len(incidents_in(tmp_path / "log")) == written
+        (incident,) = incidents_in(tmp_path / "log")
+        assert (incident.action, incident.reason, incident.meeting) == ("exclude_node", "cut off", "m ended")
+    finally:
+        pages.close()
+
+
+def test_each_failure_has_only_new_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OOM kills and drivers' lines that an earlier failure has counted are no evidence of a later one."""
+    kills, lines = [3], [["xid 79"], []]
+    monkeypatch.setattr("relight.supervise.recovery.oom_kills", lambda: kills[0])
+    pages = SharedPages(tmp_path)
+    try:
+        recovery = Recovery(SuperviseRules(), "job", IncidentLog(tmp_path / "log"))
+        recovery.devices = lambda: lines.pop(0)
+        incarnation = Incarnation(pages, JobDetectors.starting(HangTimeouts()), number=1)
+        kills[0] = 5
+        first = recovery.evidence(incarnation, [Worker(0, -9, 1.0)])
+        second = recovery.evidence(incarnation, [Worker(0, -9, 1.0)])
+        assert (first.oom_kills, second.oom_kills) == (2, 0)
+        assert "xid 79" in first.kernel and "xid 79" not in second.kernel
+    finally:
+        pages.close()

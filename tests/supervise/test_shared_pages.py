@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from relight.heartbeat import SETTING
+from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage, RiskWarning, lost_of, read_risk, request_path
 from relight.heartbeat.heartbeat_page import read_beat
+from relight.save_reason import requested_by
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.limits import HangTimeouts
-from relight.supervise.shared_pages import MARKER, directories, left_in, sweep_memory
+from relight.supervise.shared_pages import MARKER, SharedPages, directories, left_in, sweep_memory
+from relight.supervise.stacks import SETTING as STACKS
 from relight.supervise.supervisor import Supervisor
 
 
@@ -87,3 +90,62 @@ def test_a_page_that_is_not_a_regular_file_has_no_heartbeat(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "heartbeat-0")
     (tmp_path / "heartbeat-1").symlink_to("/dev/zero")
     assert read_beat(tmp_path / "heartbeat-0") is None and read_beat(tmp_path / "heartbeat-1") is None
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[SharedPages]:
+    """Make the pages of a supervisor in a directory of the test."""
+    made = SharedPages(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_rank_finds_its_pages_by_its_environment(pages: SharedPages) -> None:
+    """Each rank gets the paths of its own page and stacks, and the settings of all."""
+    environments = pages.begin([2, 3], {"A": "1"})
+    for rank in (2, 3):
+        assert environments[rank] == {
+            SETTING: environments[rank][SETTING], STACKS: str(pages.stack_file(rank)), "A": "1",
+        }  # fmt: skip
+        assert pages.beat(rank) is None
+        HeartbeatPage(environments[rank][SETTING]).write(Heartbeat(pid=rank, step=10 * rank))
+    beats = [pages.beat(rank) for rank in (2, 3)]
+    assert [beat.step for beat in beats if beat is not None] == [20, 30]
+
+
+def test_nothing_of_an_incarnation_is_left_for_the_next(pages: SharedPages) -> None:
+    """Heartbeats, a request, a warning, a loss, stacks and claims of heirs end with their incarnation."""
+    page = Path(pages.begin([0], {})[0][SETTING])
+
+    def left() -> list[object]:
+        claim = page.with_name("heir-0")
+        return [pages.beat(0), read_risk(page), request_path(page).exists(), lost_of(page).exists(), claim.exists()]
+
+    HeartbeatPage(page).write(Heartbeat(pid=1, step=3))
+    pages.warn(RiskWarning(100.0, 0.8, 1000.0, "so"))
+    pages.request_save(0, requested_by("anna"))
+    pages.publish_loss()
+    page.with_name("heir-0").touch()
+    pages.stack_file(0).write_text("File …")
+    assert all(left())
+    pages.begin([0], {})
+    assert not any(left()) and not pages.stack_file(0).exists()
+
+
+def test_pages_that_are_gone_fail_no_call(tmp_path: Path) -> None:
+    """After the end, a thread that publishes a pause or a warning gets no error: the pause is refused."""
+    pages = SharedPages(tmp_path)
+    pages.begin([0], {})
+    assert pages.ease(0.2, 1e9)
+    pages.close()
+    pages.warn(RiskWarning(100.0, 0.8, 1000.0, "so"))
+    pages.publish_loss()
+    assert not pages.ease(0.2, 1e9) and not list(tmp_path.iterdir())
+    pages.close()
+
+
+def test_a_running_supervisor_holds_its_directory(pages: SharedPages, tmp_path: Path) -> None:
+    """Its lock protects the directory even if its process id is unknown, as from another container."""
+    directory = pages.stack_file(0).parent
+    directory.rename(tmp_path / f"relight-run-4194302-{directory.name.rpartition('-')[2]}")
+    assert left_in(tmp_path) == [] == sweep_memory(tmp_path)
