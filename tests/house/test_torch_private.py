@@ -133,14 +133,14 @@ def _defined_in(cls: ast.ClassDef) -> Iterator[str]:
 
 def test_private_names_of_torch_are_listed_with_their_reason() -> None:
     """A new private name needs a function in ``torch_private.py``; a listed one that is gone leaves the list."""
-    found = {
+    users = {
         rel(path): names
         for path in SOURCES
         if rel(path) not in HOMES
         and not rel(path).startswith(WITHOUT_TORCH)
         and (names := set(private_names(ast.parse(path.read_text(encoding="utf-8")))))
     }
-    assert found == {name: names for name, (_, names) in ALLOWED.items()}
+    assert users == {name: names for name, (_, names) in ALLOWED.items()}
 
 
 def test_nothing_is_patched_elsewhere() -> None:

@@ -116,7 +116,7 @@ def test_a_node_leaves_the_rendezvous_and_serves_it_until_the_others_have_met() 
     """The machine that serves the rendezvous waits for their next round, within its grace period; another machine goes at once."""
     for endpoint, continues, meets_s, grace_s, least, most in (
         ("127.0.0.1:29400", True, 0.3, 20.0, 0.3, 10.0), ("127.0.0.1:29400", True, 60.0, 0.5, 0.5, 5.0),
-        ("127.0.0.1:29400", False, 60.0, 20.0, 0.0, 5.0), ("192.0.2.1:29400", True, 60.0, 20.0, 0.0, 5.0),
+        ("127.0.0.1", True, 0.3, 20.0, 0.3, 10.0), ("127.0.0.1:29400", False, 60.0, 20.0, 0.0, 5.0), ("192.0.2.1:29400", True, 60.0, 20.0, 0.0, 5.0),
     ):  # fmt: skip
         handler, began = Handler(meets_s), time.monotonic()
         leave(handler, endpoint, continues, grace_s)  # type: ignore[arg-type]

@@ -153,7 +153,7 @@ def test_a_handover_gets_the_time_that_it_needs(pages: SharedPages, beat: Heartb
 
 
 def test_the_evidence_has_stacks_only_after_a_hang(pages: SharedPages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacks that were taken, because a rank was late, say nothing about a crash that follows."""
+    """Stacks that were taken, because a rank was late, are no evidence of a crash that follows."""
     now = [100.0]
     made = start(pages, Heartbeat(pid=1, phase="training", steps=3, step=2, since=100.0), clock=lambda: now[0])
     monkeypatch.setattr(

@@ -94,6 +94,7 @@ def test_a_worker_is_taken_from_the_spares_first(tmp_path: Path) -> None:
         ]
     assert asked == [("sleep", "60", "1", "out", "None")] * 2
     assert handlers[0].proc is spare
+    handlers[0]._stdout.close()
     assert handlers[1].proc.poll() is None
     handlers[1].close(signal.SIGKILL)
     assert handlers[1].proc.wait() == -signal.SIGKILL

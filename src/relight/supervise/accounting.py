@@ -82,7 +82,7 @@ class JobAccount:
         self._is_written = True
 
     def learn_causes(self) -> None:
-        """Read from other nodes' incidents what ended the incarnations whose cause is still unknown."""
+        """Read from other nodes' incidents what ended each incarnation with an unknown cause."""
         self._endings.learn(self._goodput, self._log)
 
     def write(self) -> None:
