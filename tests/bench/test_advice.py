@@ -123,7 +123,7 @@ def test_no_memory_for_a_snapshot_means_waiting() -> None:
     assert "0.90 s" in setting(advice, "save")[1]
 
 
-def test_unknown_memory_is_no_reason_against_background_saves() -> None:
+def test_unknshared_pages_is_no_reason_against_background_saves() -> None:
     """If the free memory is unknown, the advice states it."""
     advice = advise(facts(available_bytes=None))
     assert setting(advice, "background")[0] == "True"

@@ -30,7 +30,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr("relight.doctor.facts_machine.memory_places", lambda: [folder])
     monkeypatch.setattr("relight.doctor.fix.memory_places", lambda: [folder])
-    monkeypatch.setattr("relight.supervise.own_memory.MEMORY", str(folder))
+    monkeypatch.setattr("relight.supervise.shared_pages.MEMORY", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
 

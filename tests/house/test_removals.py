@@ -16,8 +16,7 @@ OWN = {
     "store/disk.py": "the store's own calls, made by the modules below it",
     "store/durable.py": "a temporary file next to its target, by the random name that this call made; what is longer than a writer has written",
     "store/blocks.py": "blocks of the cache: names of digits in directories of hexadecimal names that the cache made",
-    "supervise/supervisor.py": "the supervisor's private directory in memory, made by this process",
-    "supervise/own_memory.py": "private directories of killed supervisors of this user: exact form, owner, mode and marker checked by descriptor",
+    "supervise/shared_pages.py": "the supervisor's private directory in memory, made by this process, and those of killed supervisors of this user: exact form, owner, mode and marker checked by descriptor",
     "supervise/incidents.py": "accounts and incidents by the whole names under which this process wrote them",
     "export/atomic_output.py": "the directory next to the target, by the random name that this export made, or a dead one that held its lock; weights of an earlier export",
     "drill/drive.py": "the drill's own temporary directory",
@@ -74,6 +73,6 @@ def test_no_removal_follows_a_glob() -> None:
                 }
                 if calls & CALLS:
                     result.add(name)
-    assert {path for path in result if not path.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, (
-        "a glob in a generator is found by its name: see own_memory"
+    assert {path for path in result if not path.startswith(("testing/", "bench/"))} == {"supervise/shared_pages.py"}, (
+        "a glob in a generator is found by its name: see shared_pages"
     )

@@ -25,7 +25,7 @@ from relight.serve.scope import asking
 from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, ServerTask, Tasks
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
-from relight.supervise.requests import Requests
+from relight.supervise.save_requests import LogRequests
 
 
 def over(server: Server, id_: str, within_s: float = 60.0) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def job(tmp_path: Path) -> Iterator[Run]:
     store = open_bytes(tmp_path / "runs")
     attempt = Attempt.begin(store, "live")
     attempt.save(request(1))
-    requests = Requests(
+    requests = LogRequests(
         store,
         "live",
         mine=lambda: True,

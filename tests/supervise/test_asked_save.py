@@ -31,7 +31,7 @@ from relight.run_records.save_requests import (
 )
 from relight.save_reason import requested_by
 from relight.store import open_bytes
-from relight.supervise.requests import Requests
+from relight.supervise.save_requests import LogRequests
 
 
 class Watching:
@@ -40,7 +40,7 @@ class Watching:
     def __init__(self, run: Run, mine: bool = True, cannot: str = "") -> None:
         self.obeyed: list[str] = []
         self.clock, self.now = 1000.0, time.time()
-        self.requests = Requests(
+        self.requests = LogRequests(
             run.store,
             run.name,
             mine=lambda: mine,

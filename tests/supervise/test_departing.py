@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from relight.prediction import Alarm
 from relight.supervise import departing, launch
 from relight.supervise.classify import classify
 from relight.supervise.decide import SuperviseRules, decide
@@ -115,7 +116,7 @@ def test_a_node_leaves_the_rendezvous_and_serves_it_until_the_others_have_met() 
     """The machine that serves the rendezvous waits for their next round, within its grace period; another machine goes at once."""
     for endpoint, continues, meets_s, grace_s, least, most in (
         ("127.0.0.1:29400", True, 0.3, 20.0, 0.3, 10.0), ("127.0.0.1:29400", True, 60.0, 0.5, 0.5, 5.0),
-        ("127.0.0.1:29400", False, 60.0, 20.0, 0.0, 5.0), ("192.0.2.1:29400", True, 60.0, 20.0, 0.0, 5.0),
+        ("127.0.0.1", True, 0.3, 20.0, 0.3, 10.0), ("127.0.0.1:29400", False, 60.0, 20.0, 0.0, 5.0), ("192.0.2.1:29400", True, 60.0, 20.0, 0.0, 5.0),
     ):  # fmt: skip
         handler, began = Handler(meets_s), time.monotonic()
         leave(handler, endpoint, continues, grace_s)  # type: ignore[arg-type]
@@ -176,7 +177,7 @@ def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:
     """Its incident has the decision ``leave``: an operator sees that a node is excluded."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
-        watched._drains = "corrected errors rise"
+        watched.foresee(Alarm(0.0, "ecc", "drain node", "corrected errors rise", "so", 0.9, "rules", 0.7), drain=True)
         watched.begin([0], {})
         assert watched.ended("SIGTERM").action == "exclude_node"
     finally:

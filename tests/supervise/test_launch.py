@@ -120,7 +120,8 @@ def supervisor(tmp_path: Path) -> Any:
     """Make a supervisor without ranks, with the signal handler that the agent installs."""
     made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     agent: Any = SimpleNamespace(_supervisor=made, _ends_ranks=False)
-    before = signal.signal(signal.SIGTERM, partial(SupervisedAgent._on_signal, agent, api._terminate_process_handler))
+    agent._record_signal = partial(SupervisedAgent._record_signal, agent)
+    before = signal.signal(signal.SIGTERM, partial(SupervisedAgent._on_signal, agent))
     try:
         yield made
     finally:

@@ -146,7 +146,7 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
         foreseeing = PredictionThread(
             Foreseen(predict=False),
             lambda beats=beats: {0: (7, next(beats))},
-            lambda one, drain=drain: watched.foreseen(one, drain),
+            lambda one, drain=drain: watched.foresee(one, drain),
             None,
             "h",
             Load(pause, lambda *_: True),
@@ -171,10 +171,10 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
             return pauses.after_step(page)
 
         assert step(1) == step(1) == 0
-        assert watched.ease(0.2, 150.0)
+        assert watched.pages.ease(0.2, 150.0)
         assert [step(1), step(4), step(40)] == pytest.approx([0.25, 1.0, PAUSE_MAX_S])
         assert step(10) == 0, "its time is over"
-        assert watched.ease(0.2, 1e6) and step(1) > 0 and watched.ease(0.0, 0.0) and step(1) == 0
+        assert watched.pages.ease(0.2, 1e6) and step(1) > 0 and watched.pages.ease(0.0, 0.0) and step(1) == 0
         assert slept == pytest.approx([0.25, 1.0, PAUSE_MAX_S, 0.25]) and StepPauses().after_step("") == 0
     finally:
         watched.close()

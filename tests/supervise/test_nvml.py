@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from relight.supervise import nvml as nvml_module
-from relight.supervise import own_memory
+from relight.supervise import shared_pages
 from relight.supervise.classify import classify
 from relight.supervise.facts import FailureEvidence, Worker
 from relight.supervise.nvml import Nvml, find_nvml
@@ -98,7 +98,7 @@ class Library(ModuleType):
 @pytest.fixture(autouse=True)
 def _own_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The lock file is the test's own, and the job has all devices."""
-    monkeypatch.setattr(own_memory, "memory", lambda: tmp_path)
+    monkeypatch.setattr(shared_pages, "memory", lambda: tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,8 @@ from relight.errors import NoMemory
 from relight.heartbeat import Heartbeat, HeartbeatPage
 from relight.heartbeat.heartbeat_page import make_page
 from relight.observe import Event, subscribe
-from relight.supervise import elastic_agent, launch, own_memory
+from relight.supervise import elastic_agent, launch, shared_pages
+from relight.supervise.accounting import ACCOUNT_S
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.elastic_agent import SupervisedAgent
 from relight.supervise.facts import Worker
@@ -37,7 +39,7 @@ from relight.supervise.notices import Notices
 from relight.supervise.refusals import limit_of, shown_refusal
 from relight.supervise.rendezvous_thread import Joining
 from relight.supervise.settings import RunSettings
-from relight.supervise.supervisor import ACCOUNT_S, Supervisor
+from relight.supervise.supervisor import Supervisor
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_a_refused_poll_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) ->
 
     agent: Any = SupervisedAgent.__new__(SupervisedAgent)
     agent._pcontext, agent._is_refused = SubprocessContext.__new__(SubprocessContext), False
-    agent._supervisor = SimpleNamespace(poll=refuse, announced="", steps=0)
+    agent._supervisor = SimpleNamespace(poll=refuse, announced="", incarnation=SimpleNamespace(steps=0))
     monkeypatch.setattr(elastic_agent, "_exits", lambda _: {0: None})
     emitted: list[Event] = []
     end = subscribe(emitted.append)
@@ -160,8 +162,14 @@ def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("relight.comm.new_threads.start_thread", refuse)
+    now = [time.monotonic()]
     supervisor = Supervisor(
-        SuperviseRules(), HangTimeouts(), "job", tmp_path, notices=Notices(["http://127.0.0.1:9/notice"])
+        SuperviseRules(),
+        HangTimeouts(),
+        "job",
+        tmp_path,
+        lambda: now[0],
+        notices=Notices(["http://127.0.0.1:9/notice"]),
     )
     page = supervisor.begin([0], {})[0]["RELIGHT_HEARTBEAT"]
     supervisor.started({0: os.getpid()})
@@ -169,7 +177,7 @@ def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch:
     HeartbeatPage(page).write(
         Heartbeat(pid=os.getpid(), phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run")
     )
-    supervisor._kept -= 2 * ACCOUNT_S
+    now[0] += 2 * ACCOUNT_S
     assert supervisor.poll() == ""
     assert supervisor.failed([Worker(0, -9, died_at=1.0)]).action == "resume"
     supervisor.close()
@@ -206,8 +214,8 @@ def test_pages_go_where_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, free_files: int, files: int, place: str
 ) -> None:
     """A container's /dev/shm may be tiny, or full. A file system without inodes has no limit for them."""
-    monkeypatch.setattr(own_memory, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(shared_pages, "MEMORY", str(tmp_path))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "temporary")
     status = SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
     monkeypatch.setattr(os, "statvfs", lambda _: status)
-    assert own_memory.memory() == (tmp_path if place == "memory" else Path("temporary"))
+    assert shared_pages.memory() == (tmp_path if place == "memory" else Path("temporary"))

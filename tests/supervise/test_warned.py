@@ -22,6 +22,7 @@ from relight.prediction import HORIZON_S, Alarm
 from relight.save_reason import SaveReason, of_signal
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.limits import HangTimeouts
+from relight.supervise.save_requests import FREQUENT_INTERVAL_S
 from relight.supervise.supervisor import Supervisor
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def test_the_supervisor_warns_its_ranks_until_the_incarnation_ends(tmp_path: Pat
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         page = watched.begin([0, 1], {})[1][SETTING]
-        watched.foreseen(Alarm(0.0, "disk", "preventive save", "no room", "unchanged", 0.9, "rules", 0.7), False)
+        watched.foresee(Alarm(0.0, "disk", "preventive save", "no room", "unchanged", 0.9, "rules", 0.7), False)
         warning = read_risk(page)
         assert warning is not None
         assert (warning.likely, warning.within_s, warning.why) == (0.7, HORIZON_S, "no room")
@@ -76,28 +77,29 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
     """The checkpoint of a preventive save names the alarm, a user's request has priority over it, and a bare signal
     keeps its name."""
     sent: list[int] = []
-    monkeypatch.setattr("relight.supervise.supervisor.has_handler", lambda pid, number: True)
-    monkeypatch.setattr("relight.supervise.supervisor.os.kill", lambda pid, number: sent.append(number))
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    monkeypatch.setattr("relight.supervise.save_requests.has_handler", lambda pid, number: True)
+    monkeypatch.setattr("relight.supervise.save_requests.os.kill", lambda pid, number: sent.append(number))
+    now = [1000.0]
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path, lambda: now[0])
     alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "unchanged", 0.9, "rules", 0.7)
 
     def reason() -> SaveReason:
-        watched._ask_for_save()
+        watched.saves.poll()
         return add_requester(of_signal("SIGUSR1"))
 
     try:
         monkeypatch.setenv(SETTING, watched.begin([0, 1], {})[0][SETTING])
         forget()
         watched.started({0: 4711, 1: 4712})
-        watched.foreseen(alarm, False)
+        watched.foresee(alarm, False)
         assert reason() == SaveReason("preventive", "preventive: 2.0 % of the disk are left")
-        watched._often = (watched._often[0] - 61.0, watched._often[1])
+        now[0] += FREQUENT_INTERVAL_S + 1
         assert reason().text.startswith("preventive: saving more often") and len(sent) == 2
         for order in ((1, 0), (0, 1)):
             for which in order:
-                (lambda: watched.request_save("anna"), lambda: watched.foreseen(alarm, False))[which]()
+                (lambda: watched.saves.request_for("anna"), lambda: watched.foresee(alarm, False))[which]()
             assert reason() == SaveReason("requested", "asked for by anna")
-        watched.save_now("SIGUSR1 came")
+        watched.saves.request("SIGUSR1 came")
         assert reason() == of_signal("SIGUSR1")
     finally:
         watched.close()

@@ -37,7 +37,7 @@ from relight.capture.optimizers import (
     steps_of,
     trained_by,
 )
-from relight.capture.own_loading import own_memory
+from relight.capture.own_loading import shared_pages
 from relight.capture.sharded import Flat, ShardingOf, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
@@ -248,7 +248,7 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 walker.refuse(below, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
-            own = own_memory(inner, live, value) if type(value) not in _USUAL else None
+            own = shared_pages(inner, live, value) if type(value) not in _USUAL else None
             leaf = node[key] = walker.tensor(
                 value if own is None else own, below, "param" if is_parameter else "buffer", trainable=trainable
             )

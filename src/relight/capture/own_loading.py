@@ -81,7 +81,7 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
     return not errors and key not in unexpected
 
 
-def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
+def shared_pages(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the memory of a parameter of a subclass that only adds attributes, else None.
 
     An example are bitsandbytes' packed weights. The module must have its own ``_save_to_state_dict``, which saves the

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from relight.comm.base import Communicator, SingleProcess, late
+from relight.comm.torch_private import default_store
 
 _PADDED_BYTES = 1 << 20
 """Bytes up to which all data is padded and received at once: one call is faster than many."""
@@ -40,7 +41,7 @@ class TorchCommunicator:
 
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = timeout_s
-        self._store = dist.distributed_c10d._get_default_store()
+        self._store = default_store()
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="relight")
         self._proposal: tuple[Any, Any] | None = None
         self._calls = 0

@@ -19,8 +19,8 @@ from relight.doctor.facts import LiveProcess, Machine, Package
 from relight.heartbeat import read_beat
 from relight.supervise.classify import kernel_kind
 from relight.supervise.kernel_log import kernel_lines
-from relight.supervise.own_memory import directories, left_in
 from relight.supervise.procfs import sample_process
+from relight.supervise.shared_pages import directories, left_in
 
 _LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK, "open files": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE,

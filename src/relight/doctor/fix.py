@@ -11,7 +11,7 @@ from relight.doctor.facts_machine import memory_places
 from relight.doctor.finding import Finding
 from relight.reclaim import SweepPlan, execute_sweep, plan_sweep
 from relight.store import ByteStore
-from relight.supervise.own_memory import left_in, sweep_memory
+from relight.supervise.shared_pages import left_in, sweep_memory
 
 
 @dataclass(frozen=True, slots=True)

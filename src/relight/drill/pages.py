@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.drill.processes import is_below
 from relight.heartbeat import Heartbeat, read_beat
 from relight.store.urls import absolute
-from relight.supervise.own_memory import directories
+from relight.supervise.shared_pages import directories
 
 _PAGE = "heartbeat-"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from relight.api import Store, load, save
 from relight.checkpointer import Checkpointer
@@ -81,11 +81,20 @@ def loaders_in(data: Any) -> dict[str, object]:
     """Return the loaders and stateful objects in a framework's nested data, as components ``data_0``, …"""
     loaders = [
         leaf
-        for leaf in tree_leaves(data)
+        for leaf in _leaves(data)
         if isinstance(leaf, torch.utils.data.DataLoader)
         or (hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict"))
     ]
     return {f"data_{index}": loader for index, loader in enumerate(loaders)}
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    """Yield what is in nested containers, in order. An object with a state of its own is no container."""
+    if not isinstance(data, (dict, list, tuple, deque)) or hasattr(data, "state_dict"):
+        yield data
+        return
+    for child in data.values() if isinstance(data, dict) else data:
+        yield from _leaves(child)
 
 
 def write_as_file(path: str | os.PathLike[str], value: object, step: int, options: Mapping[str, Any]) -> None:

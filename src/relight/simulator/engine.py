@@ -29,7 +29,7 @@ from relight.simulator.scenario import FAILURES_MAX, Failing, Scenario
 from relight.simulator.schedules import bound_of, schedule_of
 from relight.supervise.decide import Past, decide
 from relight.supervise.facts import Decision, Failure
-from relight.supervise.supervisor import INCIDENT_COUNTS_S
+from relight.supervise.recovery import INCIDENT_COUNTS_S
 
 _TRAINING, _STALLED, _DOWN, _RESTARTING = range(4)
 _FAILURE, _DUE, _SEALED, _PEERED, _DURABLE, _COPIED, _READY, _UP, _REPAIRED, _FOUND, _AGAIN, _ALARM, _SETTLE = range(13)

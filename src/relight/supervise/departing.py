@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
-from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from relight.comm import new_threads
 from relight.supervise.facts import Departure
+from relight.supervise.torch_private import Membership
 
 _KEY = "relight/leaving"
 _ANSWER_S = 2.0
@@ -71,23 +73,27 @@ def leave(handler: RendezvousHandler, endpoint: str, others_continue: bool, grac
     The rendezvous ends with the process that serves it. If this process does, wait at most ``grace_s`` until the others
     have met again. Other handlers have no such state.
     """
-    executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
-    stop = getattr(handler, "_stop_heartbeats", None)
-    if executor is None or holder is None or stop is None:
+    membership = Membership.of(handler)
+    if membership is None:
         return
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
-
-    def go() -> None:
-        stop()
-        executor.run(_RendezvousExitOp(), time.monotonic() + _ANSWER_S)
-
-    round_left = holder.state.round
-    _within(_ANSWER_S, go)
-    if others_continue and _matches_machine_hostname(endpoint.rpartition(":")[0].strip("[]")):
+    _within(_ANSWER_S, lambda: membership.leave(_ANSWER_S))
+    if others_continue and is_own_address(parse_rendezvous_endpoint(endpoint, 0)[0]):
         until = time.monotonic() + grace_s
-        while time.monotonic() < until and not (holder.state.complete and holder.state.round > round_left):
+        while time.monotonic() < until and not membership.have_others_met:
             time.sleep(0.25)
-            _within(_ANSWER_S, holder.sync)
+            _within(_ANSWER_S, membership.sync)
+
+
+def is_own_address(host: str) -> bool:
+    """Return whether an address or name is this machine's: a socket can be bound to it."""
+    if host == socket.gethostname():
+        return True
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return True
+    return False
 
 
 def _leaving(store: Any, nodes: int) -> list[str]:

@@ -6,26 +6,23 @@ The supervisor classifies failures and decides what to do.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import secrets
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import ProcessFailure
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from relight.observe import emit
 from relight.supervise.classify import is_a_loss
@@ -37,6 +34,7 @@ from relight.supervise.refusals import limit_of, shown_refusal
 from relight.supervise.rendezvous_thread import LOST, Joining
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
+from relight.supervise.torch_private import allow_restart, context_of, worker_handlers
 
 SETTLE_S = 1.0
 """Seconds after the loss of a rank in which other ranks can notice it and end by themselves. Then they are killed.
@@ -50,10 +48,32 @@ _SETTINGS, _MEETING = "relight/told", "relight/meeting"
 CONTINUING = ("resume", "roll back", "smaller batch")
 
 
+class RankEnvironments(LogsSpecs):
+    """torchrun's logs, and further environment variables of the ranks, which torchrun passes to ``reify``."""
+
+    def __init__(self, logs: LogsSpecs) -> None:
+        super().__init__()
+        self._logs = logs
+        self.variables: Mapping[int, Mapping[str, str]] = {}
+        """The variables of the next incarnation, by local rank."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Add the variables to ``envs``, and return where the logs are written."""
+        for rank, variables in self.variables.items():
+            envs[rank].update(variables)
+        return self._logs.reify(envs)
+
+    @property
+    def root_log_dir(self) -> str:
+        """See torch's."""
+        return self._logs.root_log_dir
+
+
 class SupervisedAgent(LocalElasticAgent):
     """torchrun's agent of one node. It calls ``supervisor`` at each poll and at each failure.
 
     ``grace_s``: seconds that ranks have to end when the job is asked to end. With 0, ``shutdown_timeout`` counts.
+    ``signals``: names of the signals that ask the job to end.
     """
 
     def __init__(
@@ -65,14 +85,17 @@ class SupervisedAgent(LocalElasticAgent):
         departing: Departing,
         grace_s: float,
         shutdown_timeout: int | None,
+        signals: Sequence[str],
+        logs_specs: LogsSpecs,
         **kwargs: Any,
     ) -> None:
         shutdown_timeout = SHUTDOWN_S if shutdown_timeout is None else shutdown_timeout
-        super().__init__(shutdown_timeout=grace_s or shutdown_timeout, **kwargs)  # type: ignore[arg-type]
-        self._others_s = shutdown_timeout
+        self._environments, self._signals = RankEnvironments(logs_specs), tuple(signals)
+        super().__init__(logs_specs=self._environments, **kwargs)
+        self._grace_s, self._others_s = grace_s or shutdown_timeout, shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._departing = departing
-        joining.over = supervisor.ended_elsewhere
+        joining.over = lambda: supervisor.recovery.stopped_elsewhere(supervisor.incarnation.began)
         self._decision: Decision | None = None
         self._settings: dict[str, str] = {}
         self._meeting = ""
@@ -82,7 +105,7 @@ class SupervisedAgent(LocalElasticAgent):
         """Whether the system has refused a poll what it needs: reported once."""
         self._ends_ranks = False
         """Whether the job was asked to end, and its ranks are signalled: no signal interrupts the wait for them."""
-        self._remaining_restarts = 1  # the supervisor decides about a restart, not a counter
+        allow_restart(self, is_allowed=True)  # the supervisor decides about a restart, not a counter
 
     # -- an incarnation
 
@@ -103,7 +126,8 @@ class SupervisedAgent(LocalElasticAgent):
         """
         self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
-        settings = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
+        decision = self._supervisor.recovery.decision
+        settings = dict(decision.settings) if decision is not None else {}
         if count > 1 and store is not None:
             store.set(f"{_SETTINGS}/{worker_group.group_rank}", json.dumps(settings))
             if worker_group.group_rank == 0:
@@ -116,27 +140,24 @@ class SupervisedAgent(LocalElasticAgent):
         environments = self._supervisor.begin(
             [worker.global_rank for worker in worker_group.workers], self._settings, self._meeting
         )
-        start: Any = vars(local_elastic_agent)["start_processes"]
-        torchruns: Any = vars(multiprocessing_api)["_terminate_process_handler"]
-
-        def with_settings(**arguments: Any) -> Any:
-            for worker in worker_group.workers:
-                restarts = {"TORCHELASTIC_RESTART_COUNT": str(self._lives)}
-                arguments["envs"][worker.local_rank].update({**environments[worker.global_rank], **restarts})
-            return start(**arguments)
-
-        with (
-            mock.patch.object(local_elastic_agent, "start_processes", with_settings),
-            mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_WorkerHandler, self._spares)),
-            mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(self._on_signal, torchruns)),
-        ):
-            pids: dict[int, Any] = super()._start_workers(worker_group)
+        restarts = {"TORCHELASTIC_RESTART_COUNT": str(self._lives)}
+        self._environments.variables = {
+            worker.local_rank: {**environments[worker.global_rank], **restarts} for worker in worker_group.workers
+        }
+        ignored = [number for number in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_IGN]
+        try:
+            with worker_handlers(self._spares.take):
+                pids: dict[int, Any] = super()._start_workers(worker_group)
+        except SignalException as error:  # torchrun handles signals while it starts the workers
+            self._record_signal(error.sigval)
+            raise
+        self._handle_signals(ignored)
         self._lives += 1
         self._supervisor.started({worker.global_rank: pids[worker.local_rank] for worker in worker_group.workers})
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        context = self._pcontext
+        context = context_of(self)
         torch_monitor: Callable[[WorkerGroup], RunResult] = super()._monitor_workers
         if not isinstance(context, SubprocessContext):
             return torch_monitor(worker_group)
@@ -149,9 +170,9 @@ class SupervisedAgent(LocalElasticAgent):
         hung = ""
         try:
             hung = self._supervisor.poll()
-            if self._supervisor.steps:
+            if self._supervisor.incarnation.steps:
                 # not earlier: spares would compete with the job's own imports
-                self._spares.fill(self._supervisor.ahead_bytes)
+                self._spares.fill(self._supervisor.incarnation.ahead_bytes)
         except (OSError, RuntimeError, MemoryError) as error:
             # the ranks may train on: what this poll misses, a later one sees
             if not (limit := limit_of(error)):
@@ -168,15 +189,16 @@ class SupervisedAgent(LocalElasticAgent):
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
         """Wait for ranks that lost another rank, collect the evidence, kill the remaining ranks, and decide."""
         noticed = time.monotonic()
-        self._supervisor.is_lost()
+        self._supervisor.publish_loss()
         by_local = {worker.local_rank: worker for worker in worker_group.workers}
         died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
         states: dict[int, str] = {}
-        causes = [rank for rank, worker in by_local.items() if hung and worker.global_rank in self._supervisor.hung]
+        delaying = self._supervisor.incarnation.hung if hung else ()
+        causes = [rank for rank, worker in by_local.items() if worker.global_rank in delaying]
         _end(context, causes, states)  # only these: for the other ranks they have died by themselves
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
-            handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
+            handover_s = self._supervisor.incarnation.handing_over_s({by_local[rank].global_rank for rank in alive})
             is_known = hung or _is_cause_known(context)
             if time.monotonic() > since + max(handover_s, 0.0 if is_known else SETTLE_S):
                 break
@@ -223,65 +245,79 @@ class SupervisedAgent(LocalElasticAgent):
 
     def _decide(self, decision: Decision) -> None:
         self._decision = decision
-        self._remaining_restarts = 1 if decision.action in CONTINUING else 0
+        allow_restart(self, is_allowed=decision.action in CONTINUING)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        self._remaining_restarts = 1
+        allow_restart(self, is_allowed=True)
         if self._decision is not None and self._decision.delay_s:
             time.sleep(self._decision.delay_s)
         self._end_if_announced()
-        self._supervisor.backoff_over()
+        self._supervisor.recovery.backoff_over()
         super()._restart_workers(worker_group)
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
         decided, self._decision = self._decision, None
         if decided is None:  # nodes join or leave: these ranks are healthy, and may save
             self._supervisor.end_for_membership_change()
-            self._shutdown(signal.SIGTERM, self._others_s)
+            self._end_ranks(signal.SIGTERM, self._others_s)
         else:
-            self._shutdown(signal.SIGKILL, int(SETTLE_S))
+            self._end_ranks(signal.SIGKILL, SETTLE_S)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_S) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        self._end_ranks(death_sig, self._grace_s)
+
+    def _end_ranks(self, death_sig: signal.Signals, within_s: float) -> None:
+        """Send the ranks a signal. Kill those that have not ended ``within_s`` later."""
         self._ends_ranks = bool(self._supervisor.announced)
-        if self._supervisor.announced and self._pcontext is not None:
-            group, why = self._worker_group, f"node {socket.gethostname()} ({self._supervisor.announced})"
+        if self._supervisor.announced and context_of(self) is not None:
+            group, why = self.get_worker_group(), f"node {socket.gethostname()} ({self._supervisor.announced})"
             self._departing.announce(group.store, group.group_rank or 0, group.group_world_size or 1, why)
-        super()._shutdown(death_sig, timeout)
+        known = inspect.signature(super()._shutdown).parameters
+        arguments: dict[str, Any] = {}
+        if "timeout" in known:
+            arguments["timeout"] = within_s
+        elif (context := context_of(self)) is not None:  # before torch 2.12
+            context.close(death_sig, within_s)  # type: ignore[arg-type]
+        if "is_restart" in known:  # torch 2.6: otherwise it closes the rendezvous for all nodes
+            arguments["is_restart"] = True
+        super()._shutdown(death_sig, **arguments)
 
-    def _on_signal(self, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
-        """Record that the job must end, then call torchrun's handler.
+    def _handle_signals(self, ignored: Sequence[signal.Signals]) -> None:
+        """Handle the signals that ask the job to end, in place of the handler that torchrun has just installed.
 
-        torchrun's handler raises an exception wherever the main thread is. During a request to a store, the exception
-        may be handled as an error of the store, and the job would continue. The recorded signal is checked again at
-        each poll.
+        ``ignored``: signals that were ignored before. torch before 2.10 installs its handler for them as well.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        for name in self._signals:
+            if name.strip() in signal.Signals.__members__:  # torchrun has warned about the others
+                signal.signal(signal.Signals[name.strip()], self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        """Record that the job must end, then raise torchrun's exception.
+
+        The exception is raised wherever the main thread is. During a request to a store, it may be handled as an error
+        of the store, and the job would continue. The recorded signal is checked again at each poll.
 
         While the ranks are ended, a further signal raises nothing: ``relight run`` would end before they have stored
         the last step. A second SIGINT is passed on to the ranks, which end at once by it.
         """
-        name = signal.Signals(number).name
+        received = signal.Signals(number)
         if self._ends_ranks:
-            is_repeated = number == signal.SIGINT and self._supervisor.announced == f"{name} came"
-            if is_repeated and isinstance(self._pcontext, SubprocessContext):
-                for handler in self._pcontext.subprocess_handlers.values():
+            is_repeated = received == signal.SIGINT and self._supervisor.announced == f"{received.name} came"
+            context = context_of(self)
+            if is_repeated and isinstance(context, SubprocessContext):
+                for handler in context.subprocess_handlers.values():
                     handler.proc.send_signal(signal.SIGINT)
             return
+        self._record_signal(received)
+        raise SignalException(f"process {os.getpid()} received {received.name}", sigval=received)
+
+    def _record_signal(self, received: signal.Signals) -> None:
         if not self._supervisor.announced:  # else this process has sent the signal itself
-            self._supervisor.end_signal = f"{name} came"
-        torchruns(number, frame)
-
-    def _get_fq_hostname(self) -> str:
-        return socket.gethostname()  # not a name server's answer, which may take seconds
-
-
-class _WorkerHandler(SubprocessHandler):
-    """torchrun's handler of one worker process. It uses a spare, if one is ready, instead of starting a process."""
-
-    def __init__(self, spares: Spares, *args: Any, **kwargs: Any) -> None:
-        self._spares = spares
-        super().__init__(*args, **kwargs)
-
-    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        return self._spares.take(args, env, self._stdout, self._stderr) or super()._popen(args, env)
+            self._supervisor.end_signal = f"{received.name} came"
 
 
 def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -> None:

@@ -55,7 +55,7 @@ class Goodput:
     def __init__(self, now: float) -> None:
         self._began = self._last = now
         self._spent: dict[tuple[int, str], float] = defaultdict(float)
-        self._causes = [FIRST]
+        self.causes = [FIRST]
         """The kind that ended each incarnation, by its number; at index 0 ``FIRST``."""
         self._cause = 0
         self.reached = -1
@@ -89,27 +89,27 @@ class Goodput:
         """
         part = AGAIN if self._cause else TRAINING
         self._spent[self._cause, part] -= self._unfinished_s
-        self._causes.append(kind)
-        self._cause, self._ended = len(self._causes) - 1, 0
+        self.causes.append(kind)
+        self._cause, self._ended = len(self.causes) - 1, 0
         self._spent[self._cause, "stuck"] += self._unfinished_s + max(0.0, now - self._last)
         self._last, self._unfinished_s = max(self._last, now), 0.0
         return self._cause
 
     def set_kind(self, number: int, kind: str) -> None:
         """Set the kind of failure that ended the incarnation of that number, as known from another node."""
-        self._causes[number] = kind
+        self.causes[number] = kind
 
     def account(self, job: str, began: str) -> Account:
         """Return the account up to the last ``update``."""
         by_kind: dict[str, dict[str, float]] = {FIRST: {}}
         for (number, part), seconds in self._spent.items():
-            into = by_kind.setdefault(self._causes[number], {})
+            into = by_kind.setdefault(self.causes[number], {})
             into[part] = into.get(part, 0.0) + seconds
         lost = {
             kind: {part: round(max(0.0, seconds), 3) for part, seconds in parts.items()}
             for kind, parts in by_kind.items()
         }
-        failures = dict(Counter(kind for kind in self._causes if kind != FIRST))
+        failures = dict(Counter(kind for kind in self.causes if kind != FIRST))
         return Account(
             job, began, round(self._last - self._began, 3), lost.pop(FIRST), lost, failures, self._steps, self._again
         )

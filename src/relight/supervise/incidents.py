@@ -27,6 +27,8 @@ from relight.supervise.fencing_check import taken_over
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job
 
+CLOCKS_S = 3600.0
+"""Seconds by which nodes' clocks may differ."""
 _STACKS_MAX = 64 << 10
 _TAIL = 40
 _LOST = "network"

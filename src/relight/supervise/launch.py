@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -43,6 +43,12 @@ SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: with its last step stored, and with only an earlier checkpoint stored."""
 LEFT = 77
 """Exit code of a machine that must not be used again: the other nodes continue without it."""
+_NEWER_OPTIONS = (
+    "event_log_handler", "numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank",
+)  # fmt: skip
+"""torchrun's options that older releases of torch lack."""
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""Signals that torchrun handles where it has no option for them, before torch 2.10."""
 JOIN_S = 600
 """torchrun's own ``join_timeout``: seconds to wait for enough nodes, and for a rendezvous after a lost connection."""
 
@@ -149,19 +155,19 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
         settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group
     )
     gauges = find_nvml() if settings.foreseen.predict else None
-    load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
+    load = Load(settings.foreseen.pause, supervisor.pages.ease, gauges if settings.foreseen.lower_power else None)
     foreseeing = PredictionThread(
         settings.foreseen,
         supervisor.seen,
-        lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain),
+        lambda alarm: supervisor.foresee(alarm, settings.foreseen.drain),
         gauges,
         socket.gethostname(),
         load,
     )
-    supervisor.on_failure = foreseeing.failed
+    supervisor.recovery.on_failure = foreseeing.failed
     if gauges is not None:
-        supervisor.devices = gauges.xids
-    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.save_now("SIGUSR1 came"))
+        supervisor.recovery.devices = gauges.xids
+    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.saves.request("SIGUSR1 came"))
     grace_s = grace_of(os.environ.get(GRACE, "")) or settings.start.grace_s
     if grace_s:
         grace_s -= kept_back(grace_s)
@@ -173,8 +179,8 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     except (OSError, RuntimeError, MemoryError) as error:  # torch's agent has ended the ranks
         if not (limit := limit_of(error)):
             raise
-        supervisor.gave_up("stop", why := shown_refusal(error, limit))
-        return JobEnd(1, f"stopped: {why}", supervisor.where)
+        supervisor.end_without_failure("stop", why := shown_refusal(error, limit))
+        return JobEnd(1, f"stopped: {why}", supervisor.recovery.log.where)
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
@@ -216,10 +222,10 @@ def _run(
     grace_s: float,
     secret: bytes,
 ) -> JobEnd:
+    log = supervisor.recovery.log
     config.run_id = config.run_id or str(uuid.uuid4())
-    handled = [
-        name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))
-    ]  # nohup
+    signals = getattr(config, "signals_to_handle", _SIGNALS)
+    handled = [name for name in signals.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -236,57 +242,58 @@ def _run(
         meeting = Meetings(parameters, secret)
         joining = Joining(meeting.handler, patience_s, meeting.seen)
     except Forged as error:
-        return JobEnd(1, f"stopped: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: {error}", log.where)
     except LOST:
         closes = False  # the other nodes may still be waiting in it
-        return JobEnd(1, f"stopped: the rendezvous at {config.rdzv_endpoint} does not answer", supervisor.where)
+        return JobEnd(1, f"stopped: the rendezvous at {config.rdzv_endpoint} does not answer", log.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
         rdzv_handler=joining, max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval, master_addr=master, master_port=port, local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler, numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
+        **{name: getattr(config, name) for name in _NEWER_OPTIONS if hasattr(config, name)},
     )  # fmt: skip
     departing = Departing(config.min_nodes)
     agent = SupervisedAgent(
-        spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
-        supervisor=supervisor, spares=spares, joining=joining, departing=departing,
+        spec=spec, logs_specs=config.logs_specs or DefaultLogsSpecs(), start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template, grace_s=grace_s,
+        shutdown_timeout=getattr(config, "shutdown_timeout", None),
+        supervisor=supervisor, spares=spares, joining=joining, departing=departing, signals=handled,
     )  # fmt: skip
     closes = True
     try:
         result = agent.run()
-        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        events.record(agent.get_event_succeeded(), getattr(config, "event_log_handler", "null"))
         if result is None:
-            return JobEnd(1, "stopped: the other nodes have ended the job without this one", supervisor.where)
+            return JobEnd(1, "stopped: the other nodes have ended the job without this one", log.where)
         if not result.is_failed():
             return JobEnd(0, "finished")
-        decision = supervisor.decision
+        decision = supervisor.recovery.decision
         if decision is not None and decision.action == "end":
             return _run_requested(supervisor, decision.reason)
         if decision is not None and decision.action == "exclude_node":
             closes = False  # the other nodes may continue, and another machine may replace this one
-            return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
-        return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
+            return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", log.where)
+        return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", log.where)
     except RendezvousClosedError:
         return JobEnd(
-            1, "stopped: another node has ended the job; the output of its relight run has the reason", supervisor.where
+            1, "stopped: another node has ended the job; the output of its relight run has the reason", log.where
         )
     except EndedElsewhere as error:
         closes = False  # the rendezvous has ended
-        return JobEnd(1, f"stopped: another node has ended the job: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: another node has ended the job: {error}", log.where)
     except RendezvousTimeoutError:
-        supervisor.gave_up("stop", why := f"fewer than {config.min_nodes} nodes came in time")
-        return JobEnd(1, f"stopped: {why}", supervisor.where)
+        supervisor.end_without_failure("stop", why := f"fewer than {config.min_nodes} nodes came in time")
+        return JobEnd(1, f"stopped: {why}", log.where)
     except Forged as error:
         closes = False  # the job's real nodes may be waiting in it
-        supervisor.gave_up("exclude_node", str(error))
-        return JobEnd(1, f"stopped: {error}", supervisor.where)
+        supervisor.end_without_failure("exclude_node", str(error))
+        return JobEnd(1, f"stopped: {error}", log.where)
     except LOST:
         closes = False  # the other nodes may still be waiting in it
-        supervisor.gave_up("exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} can no longer be reached")
-        return JobEnd(1, f"stopped: {why}", supervisor.where)
+        supervisor.end_without_failure(
+            "exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} can no longer be reached"
+        )
+        return JobEnd(1, f"stopped: {why}", log.where)
     except SignalException as signalled:
         closes = False  # a closed rendezvous could not be joined again
         supervisor.ended(signalled.sigval.name)
@@ -306,9 +313,9 @@ def _is_ignored(name: str) -> bool:
 
 def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd:
     if supervisor.drains:
-        return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.where)
-    beats = supervisor.beats().values()
-    if supervisor.saved():
+        return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.recovery.log.where)
+    beats = supervisor.incarnation.beats().values()
+    if supervisor.incarnation.is_stored(supervisor.account.reached):
         stored = (
             "the last step is stored"
             if any(beat.steps for beat in beats)

@@ -18,7 +18,7 @@ from typing import Any
 from relight.comm.new_threads import start
 from relight.observe import emit
 from relight.prediction import Accelerator
-from relight.supervise import own_memory
+from relight.supervise import shared_pages
 
 XIDS_KEPT = 256
 FIND_S = 30.0
@@ -125,7 +125,7 @@ class Nvml:
             return True
         try:
             descriptor = os.open(
-                own_memory.memory() / TURN, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                shared_pages.memory() / TURN, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
         except OSError:
             return False

@@ -22,9 +22,6 @@ from relight.prediction import Alarm, FailurePredictor, Gauges, HostGauges, Rank
 from relight.supervise.load import Load
 
 EVERY_S = 1.0
-FREQUENT_INTERVAL_S = 60.0
-"""Seconds between two saves while saves are made more often."""
-FREQUENT_FOR_S = 600.0
 CLOSE_S = 2.0
 """Seconds to wait for the thread at the end, and then for a driver that must restore power limits."""
 

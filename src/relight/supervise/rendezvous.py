@@ -7,12 +7,9 @@ that reaches the store's port may write to it. Here the state is JSON, and all v
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import msgspec
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -23,26 +20,20 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStateError,
     RendezvousStoreInfo,
-    dynamic_rendezvous,
 )
 from torch.distributed.elastic.rendezvous import registry as torch_registry
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    _BackendRendezvousStateHolder,
-    _NodeDesc,
-    _RendezvousState,
-)
 
 from relight.decode import from_json_bytes
 from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal
 from relight.supervise.rendezvous_port import with_own_port
 from relight.supervise.static_nodes import LOOPBACK, StaticNodes, served_store
+from relight.supervise.torch_private import PickleFreeStateHolder, StateFields, state_holders
 
 _DYNAMIC = ("c10d", "etcd-v2")
 _REPLACED = (*_DYNAMIC, "etcd", "static")
 """torch's own back ends. A job of one node uses ``OneNode`` instead."""
 _STATE_BYTES_MAX = 8 << 20
-_PATCHING = threading.Lock()
 _STATE = "state"
 _STATIC_S = 600
 """torch's own: seconds that nodes of a static rendezvous have to arrive."""
@@ -80,7 +71,7 @@ class Meetings:
             holders.append(StateHolder(self._seal, *arguments, **named))
             return holders[-1]
 
-        with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
+        with state_holders(holder):
             handler = torch_registry.get_rendezvous_handler(parameters)
         if len(holders) > 1 or (parameters.backend in _DYNAMIC and not holders):
             raise InternalError(
@@ -198,21 +189,7 @@ def loopback_store(port: int = 0) -> TCPStore:
     return served_store(LOOPBACK, port)
 
 
-class _State(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of torch's state. A node is its address, process and number there."""
-
-    version: int
-    round: int
-    complete: bool
-    deadline: datetime | None
-    closed: bool
-    participants: list[tuple[tuple[str, int, int], int]]
-    wait_list: list[tuple[str, int, int]]
-    redundancy_list: list[tuple[str, int, int]]
-    last_heartbeats: list[tuple[tuple[str, int, int], datetime]]
-
-
-class StateHolder(_BackendRendezvousStateHolder):
+class StateHolder(PickleFreeStateHolder):
     """torch's state holder, with the state as JSON with a seal and a version.
 
     Raise ``Forged`` if a state is older than one read before.
@@ -222,66 +199,24 @@ class StateHolder(_BackendRendezvousStateHolder):
         super().__init__(*arguments, **keywords)
         self._seal, self._version = seal, 0
 
-    @property
-    def round(self) -> int:
-        """Return the round that was read last."""
-        return self._state.round
+    def encoded(self) -> bytes:
+        """Return the present state as sealed JSON, with the next version."""
+        return self._seal.close(_STATE, msgspec.json.encode(self.fields(self._version + 1)))
 
-    def sync(self) -> bool | None:
-        """Write the state if it has changed, else read it. Return whether a change was written; None without a change.
-
-        Differs from torch's method only in the encoding of the state.
-        """
-        known_version = self._version
-        written: bool | None = None
-        if self._dirty:
-            written = False
-            answer = self._backend.set_state(self._encoded(known_version + 1), self._token)
-            data, token, written = answer if answer is not None else (None, None, False)
-        else:
-            if self._cache_duration > 0 and self._last_sync_time >= max(time.monotonic() - self._cache_duration, 0):
-                return None
-            data, token = self._backend.get_state() or (None, None)
-        if data is None and known_version:
-            raise Forged("an empty state")
-        self._state = _RendezvousState() if data is None else self._decoded(data, known_version)
-        self._token, self._dirty, self._last_sync_time = token, False, time.monotonic()
-        self._sanitize()
-        return written
-
-    def _encoded(self, version: int) -> bytes:
-        state = self._state
-        fields = _State(
-            version, state.round, state.complete, state.deadline, state.closed,
-            [(_of(node), rank) for node, rank in state.participants.items()], sorted(map(_of, state.wait_list)),
-            sorted(map(_of, state.redundancy_list)), [(_of(node), last) for node, last in state.last_heartbeats.items()],
-        )  # fmt: skip
-        return self._seal.close(_STATE, msgspec.json.encode(fields))
-
-    def _decoded(self, data: bytes, seen: int) -> _RendezvousState:
+    def decoded(self, data: bytes | None) -> StateFields | None:
+        """Return the state in sealed JSON; None if nothing was written yet."""
+        if data is None:
+            if self._version:
+                raise Forged("an empty state")
+            return None
         try:
-            fields = from_json_bytes(self._seal.open(_STATE, data[:_STATE_BYTES_MAX]), _State)
+            fields = from_json_bytes(self._seal.open(_STATE, data[:_STATE_BYTES_MAX]), StateFields)
         except (ValueError, msgspec.MsgspecError) as error:
             raise Forged("the state") from error
-        if fields.version < seen:
+        if fields.version < self._version:
             raise Forged("an earlier state")
-        self._version = max(self._version, fields.version)
-        state = _RendezvousState()
-        state.round, state.complete, state.deadline, state.closed = (
-            fields.round,
-            fields.complete,
-            fields.deadline,
-            fields.closed,
-        )
-        state.participants = {_NodeDesc(*node): rank for node, rank in fields.participants}
-        state.wait_list = {_NodeDesc(*node) for node in fields.wait_list}
-        state.redundancy_list = {_NodeDesc(*node) for node in fields.redundancy_list}
-        state.last_heartbeats = {_NodeDesc(*node): last for node, last in fields.last_heartbeats}
-        return state
-
-
-def _of(node: _NodeDesc) -> tuple[str, int, int]:
-    return node.addr, node.pid, node.local_id
+        self._version = fields.version
+        return fields
 
 
 class SealedStore:

@@ -1,5 +1,6 @@
-"""Makes supervisors' private directories in memory (tmpfs), finds them, and removes those of killed supervisors.
+"""Supervisors' private directories in memory (tmpfs), with the pages that a supervisor shares with its ranks.
 
+Makes a directory, finds those of running supervisors, and removes those of killed ones.
 A directory is a supervisor's only if its name has the exact form, it belongs to this user alone, and it has the marker
 that supervisors write. All checks use a descriptor that was opened without following links.
 """
@@ -13,10 +14,26 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from relight.heartbeat import (
+    SETTING,
+    Heartbeat,
+    RiskWarning,
+    lost_of,
+    make_rank_state,
+    rank_state_path,
+    read_beat,
+    risk_path,
+    write_request,
+    write_risk,
+)
+from relight.heartbeat.ease import Eased, write_ease
+from relight.heartbeat.heartbeat_page import make_page
 from relight.observe.own_files import check_unexchangeable
+from relight.save_reason import SaveReason
+from relight.supervise import stacks
 from relight.supervise.procfs import sample_process
 
 MEMORY = "/dev/shm"  # noqa: S108 - each supervisor makes a private directory there
@@ -25,6 +42,84 @@ LEAST_BYTES, LEAST_FILES = 1 << 20, 128
 PREFIX = "relight-run-"
 MARKER = ".relight-supervisor"
 _FORM = re.compile(r"relight-run-([0-9]{1,9})-[a-z0-9_]{8}", re.ASCII)
+
+
+class SharedPages:
+    """The directory that one supervisor shares with its ranks: their heartbeats, and what it asks of them.
+
+    The main thread makes the object and closes it, and owns both attributes, which never change between. Any thread may
+    read pages. Each writing method replaces one file: the main thread calls all of them, and the prediction thread
+    ``ease`` and ``warn``.
+    """
+
+    def __init__(self, top: Path) -> None:
+        """Make a directory in ``top``, and remove there those of killed supervisors."""
+        sweep_memory(top)
+        self._directory, self._lock_fd = make_directory(top)
+
+    def begin(self, ranks: Iterable[int], settings: Mapping[str, str]) -> dict[int, dict[str, str]]:
+        """Make the pages of an incarnation with these ranks. Return the environment variables of each rank.
+
+        ``settings``: further variables for all ranks.
+        """
+        environments: dict[int, dict[str, str]] = {}
+        for claim in self._directory.glob("heir-*"):
+            claim.unlink(missing_ok=True)
+        lost_of(self._page(0)).unlink(missing_ok=True)
+        # the predicted failure has happened, or the prediction was for the last incarnation
+        risk_path(self._page(0)).unlink(missing_ok=True)
+        for rank in ranks:
+            page = self._page(rank)
+            make_page(page)
+            write_request(page, None)
+            for ahead in (False, True):
+                make_rank_state(rank_state_path(page, rank, ahead))
+            self.stack_file(rank).unlink(missing_ok=True)
+            environments[rank] = {SETTING: str(page), stacks.SETTING: str(self.stack_file(rank)), **settings}
+        return environments
+
+    def beat(self, rank: int) -> Heartbeat | None:
+        """Return a rank's last heartbeat; None before the first."""
+        return read_beat(self._page(rank))
+
+    def stack_file(self, rank: int) -> Path:
+        """Return the file to which a rank writes its stacks."""
+        return self._directory / f"stacks-{rank}"
+
+    def request_save(self, rank: int, reason: SaveReason | None) -> None:
+        """Write the reason of the next requested save where ``rank`` reads it. None: the signal is the reason."""
+        write_request(self._page(rank), reason)
+
+    def publish_loss(self) -> None:
+        """Publish that a rank has failed. The others read it when their step ends, if no collective fails before."""
+        with contextlib.suppress(OSError):
+            lost_of(self._page(0)).touch()
+
+    def warn(self, warning: RiskWarning) -> None:
+        """Publish that this node is likely to fail."""
+        with contextlib.suppress(OSError):
+            write_risk(self._page(0), warning)
+
+    def ease(self, share: float, until: float) -> bool:
+        """Have this node's ranks pause for a share of the time until ``until``; 0: no pause.
+
+        Return whether that could be published.
+        """
+        try:
+            write_ease(self._page(0), Eased(share, until) if share else None)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Remove the directory, and release its lock."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _page(self, rank: int) -> Path:
+        return self._directory / f"heartbeat-{rank}"
 
 
 def memory() -> Path:
