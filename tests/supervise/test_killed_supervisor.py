@@ -43,6 +43,7 @@ from relight.heartbeat import is_supervisor_gone
 from relight.supervise import worker
 
 def answer(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # the kernel may send it for each thread of the parent that ends
     gone = is_supervisor_gone()
     if os.fork() == 0:
         os.write(1, b"child %d\\n" % is_supervisor_gone())
