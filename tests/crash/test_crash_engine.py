@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relight.testing import crash
+from proofs import crash
 
 pytestmark = pytest.mark.crash
 

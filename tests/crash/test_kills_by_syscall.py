@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relight.testing import kills
+from proofs import kills
 
 pytestmark = pytest.mark.crash
 

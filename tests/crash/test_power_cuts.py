@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from proofs import acknowledged, block_log, fuse_file
+from proofs.block_log import LEFT, DiskSession, choose, find_points, leave
+from proofs.child_processes import MUTATIONS, AcknowledgedFact, store_in, victims
+from proofs.fuse_file import DiskEntry
+from proofs.images import PLAIN, copy_image
 from relight.errors import StoreUnavailable
 from relight.store import Disk, LocalStore
 from relight.store.durable import sync_dir
-from relight.testing import acknowledged, block_log, fuse_file
-from relight.testing.block_log import LEFT, DiskSession, choose, find_points, leave
-from relight.testing.child_processes import MUTATIONS, AcknowledgedFact, store_in, victims
-from relight.testing.fuse_file import DiskEntry
-from relight.testing.images import PLAIN, copy_image
 from relight.testing.scenario import RUN, Fact
 
 pytestmark = pytest.mark.crash
@@ -34,7 +34,7 @@ SECTOR = 512
 
 
 def _run(engine: str, *options: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", f"relight.testing.{engine}", "--json", *options]
+    command = [sys.executable, "-m", f"proofs.{engine}", "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 2:
         pytest.skip(done.stderr.strip().splitlines()[-1])
@@ -92,7 +92,7 @@ CUT_BEFORE_AN_FSYNC = """
 import sys
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
-from relight.testing.images import MountUnavailable, cut_power, kinds_called, make_image, mount, private_mounts, scratch, unmount
+from proofs.images import MountUnavailable, cut_power, kinds_called, make_image, mount, private_mounts, scratch, unmount
 
 class Cut(Disk):
     def open_dir(self, path):

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from relight.testing.mutation_check import PROOFS
-from relight.testing.mutations import MUTATIONS, Mutation
+from proofs.mutation_check import PROOFS
+from proofs.mutations import MUTATIONS, Mutation
 
 pytestmark = pytest.mark.crash
 
 
 def _bite(*options: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "relight.testing.mutation_check", "--json", *options],
+        [sys.executable, "-m", "proofs.mutation_check", "--json", *options],
         capture_output=True,
         text=True,
         check=False,
@@ -67,7 +67,7 @@ def test_an_undetected_mutation_survives() -> None:
     An edit of a missing line is reported as not tried.
     """
     code = (
-        "from relight.testing import mutation_check, mutations\n"
+        "from proofs import mutation_check, mutations\n"
         "mutation_check.PROOFS = {'rules': mutation_check._rules}\n"
         "print(mutation_check.bite(mutations.Mutation('a comment', mutations.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
         "print(mutation_check.bite(mutations.Mutation('nothing', mutations.DURABLE, 'no such line', '', 'rules')).output)\n"

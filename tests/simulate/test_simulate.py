@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from relight.testing import schedules
-from relight.testing.schedule_explorer import Action
-from relight.testing.schedules import find, main, play, trace
-from relight.testing.seeded_bugs import PLANTED, planted
-from relight.testing.simulate import KINDS
-from relight.testing.simulated_store import FAULTS
+from proofs import schedules
+from proofs.schedule_explorer import Action
+from proofs.schedules import find, main, play, trace
+from proofs.seeded_bugs import PLANTED, planted
+from proofs.simulate import KINDS
+from proofs.simulated_store import FAULTS
 
 SEEDS = 200
 SURELY = 5000
@@ -49,7 +49,7 @@ def test_a_seed_repeats_a_schedule() -> None:
     for seed in range(20):
         assert trace(seed) == trace(seed)
     done = subprocess.run(
-        [sys.executable, "-m", "relight.testing.schedules", "--count", "1", "--seed", "7", "--json"],
+        [sys.executable, "-m", "proofs.schedules", "--count", "1", "--seed", "7", "--json"],
         capture_output=True,
         check=True,
         timeout=60,
@@ -73,7 +73,7 @@ def test_a_rare_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_bug_is_planted_and_taken_out_again(bug: str) -> None:
     """Each edit finds its line. Afterwards the product is unchanged."""
-    from relight.testing.seeded_bugs import _function
+    from proofs.seeded_bugs import _function
 
     functions = [_function(edit.function) for edit in PLANTED[bug].edits]
     before = [function.__code__ for function in functions]

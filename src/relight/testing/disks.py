@@ -232,7 +232,10 @@ class ShortDisk(HookedDisk):
 
 
 class QuotaDisk(HookedDisk):
-    """Room for ``bytes_max`` bytes in whole pages, a page for each directory; then ``errno`` (``ENOSPC`` or ``EDQUOT``). Deleting frees space."""
+    """Room for ``bytes_max`` bytes in whole pages, a page for each directory; then ``errno``: ``ENOSPC`` or ``EDQUOT``.
+
+    Deleting frees space.
+    """
 
     def __init__(self, bytes_max: int, errno: int = codes.ENOSPC, *, inner: Disk | None = None) -> None:
         super().__init__(inner)

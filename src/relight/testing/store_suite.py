@@ -313,7 +313,8 @@ class StoreSuite:
         assert self.top(store) == []
 
     def test_no_key_leaves_the_store(self, tmp_path: Path) -> None:
-        """Keys that are empty, climb, start at the root, or hold a zero byte are refused by every operation that would make or read a file."""
+        """Every operation that would make or read a file refuses keys that are empty, climb, start at the root, or
+        hold a zero byte."""
         store = self.make(tmp_path / "store")
         put(store, "a/b", b"x")
         for key in BAD_KEYS:

@@ -1,6 +1,6 @@
 """Log every write that reaches a disk, and build from the log the disks that a power cut could leave.
 
-``python -m relight.testing.block_log --count 5000``. A victim process (``child_processes``) runs saves on ext4 on a
+``python -m proofs.block_log --count 5000``. A victim process (``child_processes``) runs saves on ext4 on a
 loop device. The device's file logs each write and each flush (``fuse_file``). Each acknowledgement is recorded with
 the number of log entries at that time. Then disks are built for each place in the log. A disk has everything that was
 written before the last flush. Of later writes it has what a drive's cache may have brought to the medium, which is
@@ -35,11 +35,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from relight.store import LocalStore
-from relight.testing.acknowledged import check, count_acknowledged, progress_of
-from relight.testing.child_processes import COUNTER_BYTES, MUTATIONS, AcknowledgedFact, Victims, store_in, victims
-from relight.testing.fuse_file import DiskEntry, logged_file, read_log
-from relight.testing.images import (
+from proofs.acknowledged import check, count_acknowledged, progress_of
+from proofs.child_processes import COUNTER_BYTES, MUTATIONS, AcknowledgedFact, Victims, store_in, victims
+from proofs.fuse_file import DiskEntry, logged_file, read_log
+from proofs.images import (
     FileSystem,
     MountUnavailable,
     attached,
@@ -53,6 +52,7 @@ from relight.testing.images import (
     scratch,
     unmount,
 )
+from relight.store import LocalStore
 from relight.testing.scenario import prepared
 
 SUPERBLOCK = range(1024, 2048)
@@ -397,9 +397,7 @@ def show(report: BlockReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no disk can be logged here."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m proofs.block_log", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sessions", type=int, help=f"recordings; one for each {DISKS_PER_SESSION} disks by default")

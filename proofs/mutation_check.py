@@ -1,6 +1,6 @@
 """Negative controls: remove one fsync, link or check from the product. Some proof must then fail.
 
-``python -m relight.testing.mutation_check`` prints the table. A mutation is an edit of the source, applied at its
+``python -m proofs.mutation_check`` prints the table. A mutation is an edit of the source, applied at its
 import in a process of its own. Then the proofs run, the likeliest first, until one fails. If none fails, the mutation
 survives: a check is missing, or the line was superfluous. If a line has left the source, that is a failure, too:
 keep the table up to date.
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
-from relight.testing.mutations import MUTATIONS, Mutation
+from proofs.mutations import MUTATIONS, Mutation
 
 SECONDS_MAX = 300
 """Time limit of one mutation. All proofs together take 52 s of CPU, and several times that on a busy machine."""
@@ -88,7 +88,7 @@ def _takeovers() -> Iterator[str]:
 
 
 def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
-    from relight.testing.crash import CrashReport, CrashSampler, simulate
+    from proofs.crash import CrashReport, CrashSampler, simulate
     from relight.testing.scenario import prepared
 
     compiled = re.compile(pattern)
@@ -106,7 +106,7 @@ def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
 
 def _faults() -> Iterator[str]:
     """Let each call of a save fail."""
-    from relight.testing.faults import fail_at, positions
+    from proofs.faults import fail_at, positions
     from relight.testing.scenario import prepared
 
     trials = list(positions())
@@ -118,7 +118,7 @@ def _faults() -> Iterator[str]:
 
 def _rules() -> Iterator[str]:
     """Check the rules of the log, of commits and of reclaiming."""
-    from relight.testing.invariants import broken
+    from proofs.invariants import broken
 
     yield from broken()
 
@@ -211,7 +211,7 @@ def unmutated() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every mutation is caught, 1 if one survives."""
     parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.mutation_check", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m proofs.mutation_check", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument(
         "--only", default="", help="only mutations with this text in their description, module or proof"

@@ -1,4 +1,4 @@
-"""Run many schedules: ``python -m relight.testing.schedules --count 1000000 --seed 0 --jobs 2``.
+"""Run many schedules: ``python -m proofs.schedules --count 1000000 --seed 0 --jobs 2``.
 
 Each schedule is a run's life among many processes, see ``simulate``; a seed repeats it exactly. ``--mutation`` plants
 a bug first. ``--mutation all`` plants one after the other, each until it is found. ``--count 1`` prints the trace.
@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 
+from proofs.schedule_explorer import Action
+from proofs.seeded_bugs import PLANTED, planted
+from proofs.simulate import KINDS, ScheduleOutcome, simulate
+from proofs.staged import staged
 from relight.comm.children import safe_spawn
-from relight.testing.schedule_explorer import Action
-from relight.testing.seeded_bugs import PLANTED, planted
-from relight.testing.simulate import KINDS, ScheduleOutcome, simulate
-from relight.testing.staged import staged
 
 OPEN: frozenset[str] = frozenset()
 """Faults that the product does not survive yet.
@@ -193,7 +193,7 @@ def _every_mutation(first: int, count: int, kinds: frozenset[str], as_json: bool
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m relight.testing.schedules", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m proofs.schedules", description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule; the others follow it")
     parser.add_argument(

@@ -24,9 +24,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from relight.comm.children import child_command
-from relight.testing.mutation_check import mutate
-from relight.testing.mutations import DURABLE, SAVE, Mutation
+from proofs.engine_process import start_engine
+from proofs.mutation_check import mutate
+from proofs.mutations import DURABLE, SAVE, Mutation
 
 COUNTER_BYTES = 8
 NEIGHBOURS = 0.4
@@ -102,10 +102,12 @@ class Victims:
 def victims(*, mutation: str | None = None, counter: str | None = None) -> Iterator[Victims]:
     """Start a server of lives. ``mutation``: a key of ``MUTATIONS``. ``counter``: a path."""
     read_end, write_end = os.pipe()
-    command = child_command("relight.testing.child_processes", "--facts", str(write_end))
-    command += ["--mutation", mutation] if mutation else []
-    command += ["--counter", counter] if counter else []
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write_end,))
+    options = ["--mutation", mutation] if mutation else []
+    options += ["--counter", counter] if counter else []
+    process = start_engine(
+        "child_processes", "--facts", str(write_end), *options,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write_end,),
+    )  # fmt: skip
     os.close(write_end)
     try:
         assert process.stdout
@@ -157,8 +159,8 @@ def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_ma
 
     The process then waits until it is killed.
     """
+    from proofs.acknowledged import live_on
     from relight.store import LocalStore
-    from relight.testing.acknowledged import live_on
     from relight.testing.scenario import prepared
 
     def report(*fact: str) -> None:
@@ -208,7 +210,7 @@ def _disturb(where: str, rng: random.Random) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that starts the server."""
     parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.child_processes", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m proofs.child_processes", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--facts", type=int, required=True, metavar="FD")
     parser.add_argument("--mutation", choices=MUTATIONS)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import proofs.durability_oracle as truth_module
+import proofs.promises as promises_module
 import relight.commit.multi_rank as together_module
 import relight.commit.pack_writer as pack_writer_module
 import relight.commit.save as save_module
@@ -22,12 +24,10 @@ import relight.log.truncated as truncated_module
 import relight.reader.chunk_reader as read_module
 import relight.reader.opened as opened_module
 import relight.reclaim.sweep as sweep_module
-import relight.testing.durability_oracle as truth_module
-import relight.testing.promises as promises_module
+from proofs.schedule_explorer import Crew
 from relight.commit import Attempt
 from relight.format import PartRef, Root
 from relight.testing.scenario import Names, patched, prepared
-from relight.testing.schedule_explorer import Crew
 
 PAUSES_S = truncated_module.PAUSES_S
 """Unchanged from the product, because listings may be stale here, and a second listing may show more."""

@@ -1,6 +1,6 @@
 """The crash engine: kill a run, or cut the power, at every call to its disk. Every acknowledgement must still hold.
 
-``python -m relight.testing.crash --points 100000 --seed 0``. Two engines:
+``python -m proofs.crash --points 100000 --seed 0``. Two engines:
 
 - *simulated*: one run on a ``SimulatedDisk``. At each call the disk is copied as a death or a power cut would leave
   it, and the copy is checked. Cheap, and the only engine that knows which bytes were not durable.
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from proofs.disk_scenario import ROOT, check_lost_log, fresh_disk, short_folders
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 from relight.testing.disks import (
@@ -42,19 +43,7 @@ from relight.testing.disks import (
     SimulatedDisk,
     torn_length,
 )
-from relight.testing.scenario import (
-    ROOT,
-    Fact,
-    Names,
-    check,
-    check_lost_log,
-    fresh_disk,
-    life,
-    perform,
-    prepared,
-    resume,
-    short_folders,
-)
+from relight.testing.scenario import Fact, Names, check, life, perform, prepared, resume
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -567,9 +556,7 @@ def show(report: CrashReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held at every point, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.crash", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m proofs.crash", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")

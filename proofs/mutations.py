@@ -1,4 +1,4 @@
-"""Edits of the source, one at a time, that some proof must detect: the table of ``relight.testing.mutation_check``."""
+"""Edits of the source, one at a time, that some proof must detect: the table of ``proofs.mutation_check``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Endings of training jobs with data loader workers: signals to a whole process group, and what is saved by then.
 
-``python -m relight.testing.endings --trials 200``. A trial starts a small training as a process group of its own,
+``python -m proofs.endings --trials 200``. A trial starts a small training as a process group of its own,
 ends it at a random moment in one of five ways, and checks: every step that the script completed is saved, the exit
 code is correct, and no process is left. All 200 trials of each cell take about 15 hours of one core, so ``--first``
 and ``--trials`` select a slice: trials 0 to 19, then 20 to 39.
@@ -27,11 +27,11 @@ from itertools import product
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from proofs.warm import IMPORTED, Child, Warm
 from relight.catalog.run import Run
 from relight.comm.children import child_command, script_command
 from relight.errors import RelightError
 from relight.store import open_bytes
-from relight.testing.warm import IMPORTED, Child, Warm
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -176,9 +176,7 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every trial held, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.endings", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m proofs.endings", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="trials of each cell")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--seed", type=int, default=0)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+from proofs.disk_scenario import ROOT, fresh_disk
 from relight.catalog.run import Run
 from relight.commit import Attempt, delete_directory
 from relight.errors import CheckpointNotFound, Fenced, RelightError, StoreUnavailable
@@ -23,7 +24,7 @@ from relight.reader import verify_checkpoint, verify_log
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, put
 from relight.testing.disks import HookedDisk, SimulatedDisk
-from relight.testing.scenario import ROOT, RUN, Fact, examine, fresh_disk, no_rereads, perform, save
+from relight.testing.scenario import RUN, Fact, examine, no_rereads, perform, save
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -539,7 +540,7 @@ def listing_creates_no_run() -> list[str]:
 
 def all_rules() -> list[Rule]:
     """Return all rules, with those of the other files."""
-    from relight.testing import rules_lines, rules_store, rules_summaries  # they add their rules; they import this file
+    from proofs import rules_lines, rules_store, rules_summaries  # they add their rules; they import this file
 
     assert rules_lines.rule is rule is rules_summaries.rule is rules_store.rule
     return RULES

@@ -1,6 +1,6 @@
 """Real power cuts: shut down a mounted ext4 while a process saves to it. What was acknowledged must still be there.
 
-``python -m relight.testing.power_cuts --count 3000``. A victim process (``child_processes``) saves runs on a file
+``python -m proofs.power_cuts --count 3000``. A victim process (``child_processes``) saves runs on a file
 system in an image file and reports each acknowledgement. Immediately after an acknowledgement, or at a random time,
 the shutdown ioctl cuts the power. Nothing reaches the image after that, sometimes except the journal. The victim is
 killed. The image is unmounted and mounted again, which replays the journal, and ``acknowledged.check`` checks it.
@@ -24,10 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from relight.store import LocalStore
-from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged, progress_of
-from relight.testing.child_processes import MUTATIONS, AcknowledgedFact, Victims, store_in, victims
-from relight.testing.images import (
+from proofs.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged, progress_of
+from proofs.child_processes import MUTATIONS, AcknowledgedFact, Victims, store_in, victims
+from proofs.images import (
     FileSystem,
     MountUnavailable,
     copy_image,
@@ -39,6 +38,7 @@ from relight.testing.images import (
     scratch,
     unmount,
 )
+from relight.store import LocalStore
 from relight.testing.scenario import Fact, prepared
 
 LIFE_S = 0.12
@@ -242,9 +242,7 @@ def show(report: CutReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no power can be cut here."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.power_cuts", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m proofs.power_cuts", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

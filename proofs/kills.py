@@ -1,7 +1,7 @@
 """Real SIGKILLs without the code's cooperation: strace kills a saving process at its n-th openat, pwrite64, fsync,
 link, close …
 
-``python -m relight.testing.kills --count 5000``. A small server process imports the product once, and strace attaches
+``python -m proofs.kills --count 5000``. A small server process imports the product once, and strace attaches
 to it. Each process that it forks runs ``scenario.life``. The kernel kills the process when it enters its n-th system
 call of one kind (strace counts in each process from 1). Death before call n+1 is death after call n. Acknowledgements
 are kept in shared memory. ``scenario.check`` then checks what is left on the disk.
@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relight.comm.children import child_command
+from proofs.disk_scenario import save_large
+from proofs.engine_process import start_engine
 from relight.store import LocalStore
-from relight.testing.scenario import Fact, Names, check, life, prepared, save_large
+from relight.testing.scenario import Fact, Names, check, life, prepared
 
 SYSCALLS = {
     "fsync": 157,
@@ -204,8 +205,7 @@ def _server() -> Iterator[_ForkServer]:
     Path(path).write_bytes(bytes(JOURNAL_BYTES))
     with open(path, "r+b") as file:
         journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
-    command = child_command("relight.testing.kills", "--serve", path)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start_engine("kills", "--serve", path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout
         if process.stdout.readline() != b"ready\n":
@@ -282,9 +282,7 @@ def show(report: KillReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held, 1 if not, 2 if processes cannot be killed this way here."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.kills", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m proofs.kills", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

@@ -1,0 +1,23 @@
+"""Start a module of ``proofs`` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from relight.comm.children import child_command, child_environment
+
+ROOT_DIRECTORY = str(Path(__file__).resolve().parents[1])
+
+
+def start_engine(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the module ``proofs.<module>`` with this Relight. ``options``: of ``subprocess.Popen``.
+
+    The child's path never has the working directory, so ``PYTHONPATH`` names the directory of ``proofs``.
+    """
+    path = os.pathsep.join([ROOT_DIRECTORY, os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        child_command(f"proofs.{module}", *arguments), env=child_environment(PYTHONPATH=path), **options
+    )
