@@ -104,7 +104,7 @@ simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and
 	$(BIN)/python -m proofs.schedules --count 1000000 --seed 0 --jobs 2
 
 ranks: $(STAMP) ## 500 times one rank of several is killed, stopped or without room, at each point of a save
-	$(BIN)/python tests/ranks/storm.py --count 500
+	$(BIN)/python -m tests.ranks.storm --count 500
 
 nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and nonce comes twice
 	$(BIN)/python tests/encryption/nonces.py --saves 10000
@@ -137,7 +137,7 @@ link: $(STAMP) ## the share of a network link that a save takes, with and withou
 	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
-	$(BIN)/python tests/agent/storm.py --count 600
+	$(BIN)/python -m tests.agent.storm --count 600
 
 readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
 	$(BIN)/python -m tests.serve.storm --seconds 60

@@ -27,11 +27,13 @@ from typing import NamedTuple
 from proofs.engine_process import start_engine
 from proofs.mutation_check import mutate
 from proofs.mutations import DURABLE, SAVE, Mutation
+from proofs.report import engine_parser
 
 COUNTER_BYTES = 8
 NEIGHBOURS = 0.4
 """Share of the lives that have a second writer on their disk."""
 NEIGHBOUR_BYTES = 1 << 20
+VIOLATIONS_MAX = 20
 MUTATIONS = {
     "file": Mutation("fsync of every new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
     "pack": Mutation(
@@ -205,6 +207,23 @@ def _disturb(where: str, rng: random.Random) -> None:
             elif os.path.exists(name):
                 os.unlink(name)
             time.sleep(rng.uniform(0, 0.004))
+
+
+def victims_parser(module: str, doc: str | None, count: int) -> argparse.ArgumentParser:
+    """Return the parser of an engine that saves in victims."""
+    parser = engine_parser(module, doc, count)
+    parser.add_argument(
+        "--file-system",
+        default="ext4",
+        metavar="WORD",
+        help="use file systems with names that begin with this: ext4, xfs",
+    )
+    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
+    parser.add_argument(
+        "--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost"
+    )
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each disk that lost something")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

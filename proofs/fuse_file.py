@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 from proofs.child_processes import COUNTER_BYTES
 from proofs.engine_process import start_engine
-from proofs.images import MountUnavailable, mount_any, unmount
+from proofs.images import mount_any, unmount
+from proofs.report import EngineUnavailable
 
 WRITE_BYTES_MAX = 1 << 20
 _MAJOR, _MINOR = 7, 31
@@ -77,7 +78,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise MountUnavailable(f"there is no FUSE: {error}") from error
+        raise EngineUnavailable(f"there is no FUSE: {error}") from error
     for path, size in ((where, 0), (log, 0), (counter, COUNTER_BYTES)):
         with open(path, "wb") as file:
             file.truncate(size)
@@ -85,7 +86,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
         mount_any("relight", where, "fuse", f"fd={fd},rootmode={stat.S_IFREG | 0o600:o},user_id=0,group_id=0")
         process = start_engine("fuse_file", str(fd), disk, log, counter, pass_fds=(fd,))
     except OSError as error:
-        raise MountUnavailable(f"FUSE does not mount here: {error}") from error
+        raise EngineUnavailable(f"FUSE does not mount here: {error}") from error
     finally:
         os.close(fd)
     try:

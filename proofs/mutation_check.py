@@ -88,12 +88,12 @@ def _takeovers() -> Iterator[str]:
 
 
 def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
-    from proofs.crash import CrashReport, CrashSampler, simulate
+    from proofs.crash import CrashSampler, crash_report, simulate
     from relight.testing.scenario import prepared
 
     compiled = re.compile(pattern)
     for seed in range(lives):
-        report = CrashReport(seed)
+        report = crash_report(seed)
         with prepared() as names:
             simulate(
                 seed,

@@ -17,11 +17,13 @@ from proofs.mutation_check import PROOFS
 from proofs.mutations import MUTATIONS, Mutation
 
 pytestmark = pytest.mark.crash
+ROOT = Path(__file__).parents[2]
 
 
 def _bite(*options: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "proofs.mutation_check", "--json", *options],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -72,6 +74,6 @@ def test_an_undetected_mutation_survives() -> None:
         "print(mutation_check.bite(mutations.Mutation('a comment', mutations.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
         "print(mutation_check.bite(mutations.Mutation('nothing', mutations.DURABLE, 'no such line', '', 'rules')).output)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "None"
     assert "no such line any more" in done.stdout.splitlines()[1]
