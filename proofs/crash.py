@@ -20,7 +20,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import zlib
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 from proofs.disk_scenario import ROOT, check_lost_log, fresh_disk, short_folders
+from proofs.engine_process import scratch_directory
 from proofs.report import Report, engine_parser, run_engine
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
@@ -434,7 +434,7 @@ def run(
     shares = {"simulated": 1 - fork_share, "fork": fork_share} if len(engines) > 1 else dict.fromkeys(engines, 1.0)
     began = time.perf_counter()
     gc.freeze()
-    with prepared() as names, _scratch() as directory:
+    with prepared() as names, scratch_directory("relight-crash-") as directory:
         for engine in engines:
             limit = points - report.total if engine == engines[-1] else round(points * shares[engine])
             watch = CrashSampler(report, share=share, limit=limit)
@@ -455,24 +455,12 @@ def replay(point: str) -> Report:
     seed, engine, *_ = point.split(":")
     report = crash_report(int(seed))
     watch = CrashSampler(report, limit=1, choose=lambda name: name == point)
-    with prepared() as names, _scratch() as directory, report.timed(engine):
+    with prepared() as names, scratch_directory("relight-crash-") as directory, report.timed(engine):
         if engine == "fork":
             fork(int(seed), watch, names, directory)
         else:
             simulate(int(seed), watch, names)
     return report
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    """Make a scratch directory, in memory if possible: the test is about the order of calls, not about the medium."""
-    memory = "/dev/shm"
-    base = memory if os.path.isdir(memory) and os.access(memory, os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix="relight-crash-", dir=base)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,10 +16,10 @@ import shutil
 import stat
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from proofs.engine_process import scratch_directory
 from proofs.report import EngineUnavailable
 
 IMAGE_BYTES = 64 << 20
@@ -238,18 +238,12 @@ def cut_power(where: str, how: str) -> None:
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[str]:
-    """Make a scratch directory with a mount point, in memory if possible.
-
-    Unmount what is still mounted there at the end.
-    """
-    memory = "/dev/shm"
-    base = memory if os.path.isdir(memory) and os.access(memory, os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix=prefix, dir=base)
-    where = f"{directory}/mounted"
-    os.mkdir(where)
-    try:
-        yield directory
-    finally:
-        with contextlib.suppress(OSError):
-            unmount(where)
-        shutil.rmtree(directory, ignore_errors=True)
+    """Make a scratch directory with a mount point. Unmount what is still mounted there at the end."""
+    with scratch_directory(prefix) as directory:
+        where = f"{directory}/mounted"
+        os.mkdir(where)
+        try:
+            yield directory
+        finally:
+            with contextlib.suppress(OSError):
+                unmount(where)

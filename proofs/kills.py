@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proofs.disk_scenario import save_large
-from proofs.engine_process import start_engine
+from proofs.engine_process import scratch_directory, start_engine
 from proofs.report import EngineUnavailable, Report, engine_parser, run_engine
 from relight.store import LocalStore
 from relight.testing.scenario import Fact, Names, check, life, prepared
@@ -153,22 +153,20 @@ class _ForkServer:
 
 @contextlib.contextmanager
 def _server() -> Iterator[_ForkServer]:
-    base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix="relight-kills-", dir=base)
-    path = f"{directory}/journal"
-    Path(path).write_bytes(bytes(JOURNAL_BYTES))
-    with open(path, "r+b") as file:
-        journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
-    process = start_engine("kills", "--serve", path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("the server did not start")
-        yield _ForkServer(process, directory, journal)
-    finally:
-        process.kill()
-        process.communicate()
-        shutil.rmtree(directory, ignore_errors=True)
+    with scratch_directory("relight-kills-") as directory:
+        path = f"{directory}/journal"
+        Path(path).write_bytes(bytes(JOURNAL_BYTES))
+        with open(path, "r+b") as file:
+            journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
+        process = start_engine("kills", "--serve", path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the server did not start")
+            yield _ForkServer(process, directory, journal)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def serve(path: str) -> None:
