@@ -468,7 +468,13 @@ def damaged_bytes_are_never_restored() -> list[str]:
         # a restore does not read the header, which verify does
         unread = 6 if entry.name.endswith(".safetensors") else 0
         flips = [functools.partial(flip, where=part / 8) for part in range(unread, 9)]
-        for change in (*flips, lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""):
+        changes: tuple[Callable[[bytes], bytes], ...] = (
+            *flips,
+            lambda data: data[:-1],
+            lambda data: data + b"\0",
+            lambda data: b"",
+        )
+        for change in changes:
             damaged = disk.clone()
             rewrite(damaged, f"{ROOT}/{directory}/{entry.name}", change)
             sick = LocalStore(ROOT, disk=damaged)
@@ -542,7 +548,11 @@ def all_rules() -> list[Rule]:
     """Return all rules, with those of the other files."""
     from proofs import rules_lines, rules_store, rules_summaries  # they add their rules; they import this file
 
-    assert rules_lines.rule is rule is rules_summaries.rule is rules_store.rule
+    assert {check.__module__ for check in RULES} > {
+        rules_lines.__name__,
+        rules_store.__name__,
+        rules_summaries.__name__,
+    }
     return RULES
 
 

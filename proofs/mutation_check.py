@@ -102,7 +102,7 @@ def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
                 names,
             )
         for violation in report.violations:
-            yield f"{violation.wrong[0]} ({violation.point})"
+            yield f"{violation.wrong[0]} ({violation.trial})"
 
 
 def _faults() -> Iterator[str]:

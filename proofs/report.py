@@ -59,9 +59,9 @@ class Report:
     """Groups of counts, by name."""
     violations: list[Violation] = field(default_factory=list)
     violated: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of each part that ``timed`` measured."""
-    cpu_seconds: Counter[str] = field(default_factory=Counter)
+    cpu_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """CPU time of this process and its ended children, by part."""
     began: float = field(default_factory=time.perf_counter)
     _printed: float = 0.0
@@ -130,7 +130,7 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Return the report for ``--json``."""
-        seconds = self.seconds.total()
+        seconds = sum(self.seconds.values())
         return {
             "ok": self.ok,
             "seed": self.seed,
@@ -140,7 +140,7 @@ class Report:
             "counts": dict(sorted(self.counts.items())),
             **{name: dict(sorted(table.items())) for name, table in sorted(self.tables.items())},
             "seconds": round(seconds, 1),
-            "cpu_seconds": round(self.cpu_seconds.total(), 1),
+            "cpu_seconds": round(sum(self.cpu_seconds.values()), 1),
             "a_second": round(self.total / seconds, 1) if seconds else 0.0,
             "violations": self.violated,
             "first": [vars(violation) for violation in self.violations[:JSON_VIOLATIONS]],
@@ -148,7 +148,7 @@ class Report:
 
     def show(self) -> str:
         """Return the report as text."""
-        seconds, cpu_seconds = self.seconds.total(), self.cpu_seconds.total()
+        seconds, cpu_seconds = sum(self.seconds.values()), sum(self.cpu_seconds.values())
         rate = self.total / max(seconds, 1e-9)
         lines = [f"{self._head()}, {seconds:.0f} s ({cpu_seconds:.0f} s of CPU), {rate:.1f} a second"]
         if len(self.seconds) > 1:

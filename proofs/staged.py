@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -26,7 +27,7 @@ import relight.reader.opened as opened_module
 import relight.reclaim.sweep as sweep_module
 from proofs.schedule_explorer import Crew
 from relight.commit import Attempt
-from relight.format import PartRef, Root
+from relight.format import PartRef, Root, decode_part, decode_record
 from relight.testing.scenario import Names, patched, prepared
 
 PAUSES_S = truncated_module.PAUSES_S
@@ -103,14 +104,15 @@ def staged() -> Iterator[tuple[Crew, Names]]:
     collection is off.
     """
     clocks: list[dict[str, Any]] = [
-        function.__kwdefaults__ for function in (chain_module.Log.__init__, Attempt.begin.__func__)
+        function.__kwdefaults__
+        for function in (chain_module.Log.__init__, Attempt.begin.__func__)  # type: ignore[attr-defined]
     ]
     now = clocks[0]["now"]
     changes: list[tuple[Any, str, Any]] = [
         (save_module, "now_text", _then),
         (identity_module, "now_text", _then),
         (socket, "gethostname", lambda: "simulated"),
-        (chain_module.os, "getpid", lambda: 1),
+        (os, "getpid", lambda: 1),
         (chain_module, "sleep", _no_rest),
         (truncated_module, "sleep", _no_rest),
         (truncated_module, "PAUSES_S", PAUSES_S),
@@ -118,10 +120,10 @@ def staged() -> Iterator[tuple[Crew, Names]]:
         (pack_writer_module, "page_buffer", _buffer),
         (read_module, "page_buffer", _buffer),
         (read_module, "ThreadPool", _AtOnce),
-        (chain_module, "decode_record", _remembered(chain_module.decode_record)),
+        (chain_module, "decode_record", _remembered(decode_record)),
         (chain_module.Log, "_shared", staticmethod(_same)),
-        (opened_module, "decode_part", _remembered_part(opened_module.decode_part)),
-        (save_module, "decode_part", _remembered_part(save_module.decode_part)),
+        (opened_module, "decode_part", _remembered_part(decode_part)),
+        (save_module, "decode_part", _remembered_part(decode_part)),
         *((module, name, functools.lru_cache(maxsize=1 << 12)(getattr(module, name))) for module, name in _PURE),
     ]
     with prepared() as names, patched(*changes):

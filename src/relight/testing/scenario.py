@@ -11,7 +11,7 @@ import contextlib
 import functools
 import random
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -151,7 +151,7 @@ def sweep(store: ByteStore) -> Iterator[Fact]:
     yield ("swept", *report.deleted)
 
 
-def life(store: ByteStore, seed: int) -> Iterator[Fact]:
+def life(store: ByteStore, seed: int) -> Generator[Fact]:
     """Run two attempts: saves, a tag, retention, a second attempt that fences the first, a sweep, more saves.
 
     Varies with ``seed``.
