@@ -50,8 +50,8 @@ demo: $(STAMP) ## train, kill, resume, compare: two minutes
 test: check unit ## all that CI runs
 
 check: $(STAMP) docs ## lint, types, layers, docs
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check --quiet src tests benchmarks examples
+	$(BIN)/ruff check src proofs tests benchmarks examples
+	$(BIN)/ruff format --check --quiet src proofs tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -82,24 +82,24 @@ long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs
 	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)
 
 crash: $(STAMP) ## 100,000 crash points
-	$(BIN)/python -m relight.testing.crash --points 100000
+	$(BIN)/python -m proofs.crash --points 100000
 
 slips: $(STAMP) ## an ordinary user's slips, each as a script: nothing lost, nothing hidden
 	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m "slow or not slow" tests/slips
 
 endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved
-	$(BIN)/python -m relight.testing.endings --trials 200 --jobs 4
+	$(BIN)/python -m proofs.endings --trials 200 --jobs 4
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
-	$(BIN)/python -m relight.testing.kills --count 5000
+	$(BIN)/python -m proofs.kills --count 5000
 
 powercuts: $(STAMP) ## 3,000 power cuts under a saving process on ext4, 500 on XFS: by root, on loop devices
-	$(BIN)/python -m relight.testing.power_cuts --count 3000
-	$(BIN)/python -m relight.testing.power_cuts --count 500 --file-system xfs
+	$(BIN)/python -m proofs.power_cuts --count 3000
+	$(BIN)/python -m proofs.power_cuts --count 500 --file-system xfs
 
 blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 1,000 on XFS, made of a log of blocks: by root, with FUSE
-	$(BIN)/python -m relight.testing.block_log --count 5000
-	$(BIN)/python -m relight.testing.block_log --count 1000 --file-system xfs
+	$(BIN)/python -m proofs.block_log --count 5000
+	$(BIN)/python -m proofs.block_log --count 1000 --file-system xfs
 
 clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 failures each
 	$(BIN)/python -m pytest -m slow -n0 tests/cost_model
@@ -114,10 +114,10 @@ layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every 
 	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
 
 simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and deletion on a store that fails: two to three hours
-	$(BIN)/python -m relight.testing.schedules --count 1000000 --seed 0 --jobs 2
+	$(BIN)/python -m proofs.schedules --count 1000000 --seed 0 --jobs 2
 
 ranks: $(STAMP) ## 500 times one rank of several is killed, stopped or without room, at each point of a save
-	$(BIN)/python tests/ranks/storm.py --count 500
+	$(BIN)/python -m tests.ranks.storm --count 500
 
 nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and nonce comes twice
 	$(BIN)/python tests/encryption/nonces.py --saves 10000
@@ -150,13 +150,13 @@ link: $(STAMP) ## the share of a network link that a save takes, with and withou
 	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
-	$(BIN)/python tests/agent/storm.py --count 600
+	$(BIN)/python -m tests.agent.storm --count 600
 
 readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
 	$(BIN)/python -m tests.serve.storm --seconds 60
 
 teeth: $(STAMP) ## remove each fsync, link and check once: something must fail
-	$(BIN)/python -m relight.testing.mutation_check
+	$(BIN)/python -m proofs.mutation_check
 
 grid: $(STAMP) ## exact resume over the whole grid
 	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m grid tests/exact

@@ -1,4 +1,4 @@
-"""Scripts of tests as processes that import nothing again: see ``relight.testing.warm``."""
+"""Scripts of tests as processes that import nothing again: see ``proofs.warm``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
+from proofs.warm import IMPORTED, Warm
 from relight.comm.ports import free_port
-from relight.testing.warm import IMPORTED, Warm
 
 
 @functools.cache

@@ -13,10 +13,8 @@ every other trial the trainer itself sends it, at a certain point of a certain s
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
-import json
 import mmap
 import os
 import random
@@ -26,7 +24,6 @@ import struct
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 os.environ["RELIGHT_BACKGROUND"] = "1"
@@ -37,6 +34,7 @@ import psutil
 import torch
 
 import relight
+from proofs.report import Report, engine_parser, run_engine
 from relight.agent import Agent, reach
 from relight.arena import Slot
 from relight.checkpointer.background import Background
@@ -282,40 +280,17 @@ def kill_at_random(rng: random.Random, pid: int, victim: str, promises: Promises
         os.kill(pid, signal.SIGKILL)
 
 
-def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
+def storm(count: int, seed: int) -> Report:
     """Run ``count`` trials."""
     torch.set_num_threads(1)  # a thread pool would not survive the forks
-    kills: Counter[str] = Counter()
-    violations = []
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="relight-storm-") as base:
+    report = Report("kills", seed, "--seed {} --count 1", expected=count)
+    with report.timed(), tempfile.TemporaryDirectory(prefix="relight-storm-") as base:
         for number in range(seed, seed + count):
-            victim, wrong = trial(number, base)
-            kills[victim] += 1
-            violations += [{"seed": number, "victim": victim, "wrong": problem} for problem in wrong]
-            for problem in wrong:
-                print(f"\nseed {number}, {victim}: {problem}", file=sys.stderr, flush=True)
-            if progress:
-                done = number - seed + 1
-                print(
-                    f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s",
-                    end="",
-                    file=sys.stderr,
-                )
-    if progress:
-        print(file=sys.stderr)
-    return {
-        "kills": dict(sorted(kills.items())),
-        "violations": violations,
-        "seconds": round(time.monotonic() - started, 1),
-    }
+            kind, wrong = trial(number, base)
+            report.add(str(number), kind, wrong, kind)
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    report = storm(options.count, options.seed, progress=True)
-    print(json.dumps(report, indent=1))
-    sys.exit(1 if report["violations"] else 0)
+    command = engine_parser("tests.agent.storm", __doc__, 500)
+    sys.exit(run_engine(command, lambda options: storm(options.count, options.seed)))

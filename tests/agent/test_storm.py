@@ -10,11 +10,9 @@ from pathlib import Path
 
 def test_kills_lose_nothing_and_leave_nothing() -> None:
     """After two kills from a seed, promised checkpoints exist undamaged, and no agent is left."""
-    script = Path(__file__).with_name("storm.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "--count", "2", "--seed", "1000"], capture_output=True, text=True, timeout=280
-    )
+    command = [sys.executable, "-m", "tests.agent.storm", "--count", "2", "--seed", "1000", "--json"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
-    assert result["violations"] == []
-    assert sum(result["kills"].values()) == 2
+    assert result["first"] == []
+    assert result["ok"] and result["total"] == 2

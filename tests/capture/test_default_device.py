@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 import relight
 
 SOURCE = Path(relight.__file__).parent
-OWN_PROCESSES = {"bench", "demo", "drill", "testing", "prediction"}
+OWN_PROCESSES = {"bench", "demo", "drill", "prediction"}
 """Packages that make tensors only in processes of their own, never in a user's process."""
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.scripts import run_script
 
 import relight
-from relight.testing import endings
-from relight.testing.warm import Warm
+from proofs import endings
+from proofs.warm import Warm
 
 HEAD = """
 import multiprocessing, os, signal, subprocess, sys, time, torch, relight

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from proofs.disk_scenario import ROOT, fresh_disk
+from proofs.faults import fail_at, positions
 from relight.commit import Attempt
 from relight.errors import NoSpace
 from relight.log import Log, fold
 from relight.store import LocalStore
 from relight.testing.disks import QuotaDisk, ShortDisk
-from relight.testing.faults import fail_at, positions
-from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, perform, prepared, save
+from relight.testing.scenario import RUN, Fact, Names, check, examine, perform, prepared, save
 
 TRIALS = list(positions())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relight.testing import crash
+from proofs import crash
 
 pytestmark = pytest.mark.crash
 
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.crash
 def test_simulated_deaths_and_power_cuts() -> None:
     """At every call of a run, a death, an interrupt, a takeover or a power cut breaks no invariant."""
     report = crash.run(1500, 1000, ["simulated"], share=0.15)
-    assert not report.violations, crash.show(report)
+    assert not report.violations, report.show()
     assert report.total >= 1500
-    assert {name.split()[1] for name in report.points} >= {
+    assert {name.split()[1] for name in report.trials} >= {
         "before",
         "after",
         "half",
@@ -29,7 +29,7 @@ def test_simulated_deaths_and_power_cuts() -> None:
 def test_real_processes_that_kill_themselves() -> None:
     """At every call of a run, a real SIGKILL breaks no invariant."""
     report = crash.run(600, 2000, ["fork"], share=0.5)
-    assert not report.violations, crash.show(report)
+    assert not report.violations, report.show()
     assert report.total >= 600
 
 
@@ -50,7 +50,7 @@ def test_points_are_the_same_again() -> None:
     """Equal seeds give the same points with the same calls: a violation can be reproduced."""
     watched = []
     for _ in range(2):
-        report = crash.CrashReport(5)
+        report = crash.crash_report(5)
         calls: list[str] = []
         with crash.prepared() as names:
             watch = crash.CrashSampler(report, choose=lambda point: ":after:" in point)

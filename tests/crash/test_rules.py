@@ -1,10 +1,10 @@
-"""The rules that ``relight.testing.invariants`` states, one test each."""
+"""The rules that ``proofs.invariants`` states, one test each."""
 
 from __future__ import annotations
 
 import pytest
 
-from relight.testing.invariants import Rule, all_rules
+from proofs.invariants import Rule, all_rules
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.__name__)

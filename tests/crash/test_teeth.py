@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from relight.testing.mutation_check import PROOFS
-from relight.testing.mutations import MUTATIONS, Mutation
+from proofs.mutation_check import PROOFS
+from proofs.mutations import MUTATIONS, Mutation
 
 pytestmark = pytest.mark.crash
+ROOT = Path(__file__).parents[2]
 
 
 def _bite(*options: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "relight.testing.mutation_check", "--json", *options],
+        [sys.executable, "-m", "proofs.mutation_check", "--json", *options],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -67,11 +69,11 @@ def test_an_undetected_mutation_survives() -> None:
     An edit of a missing line is reported as not tried.
     """
     code = (
-        "from relight.testing import mutation_check, mutations\n"
+        "from proofs import mutation_check, mutations\n"
         "mutation_check.PROOFS = {'rules': mutation_check._rules}\n"
         "print(mutation_check.bite(mutations.Mutation('a comment', mutations.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
         "print(mutation_check.bite(mutations.Mutation('nothing', mutations.DURABLE, 'no such line', '', 'rules')).output)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "None"
     assert "no such line any more" in done.stdout.splitlines()[1]

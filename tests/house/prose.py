@@ -72,12 +72,12 @@ class Hit(NamedTuple):
 
 @cache
 def files() -> dict[str, list[Path]]:
-    """Return the files of each room: a folder of the package, ``package`` for the files at its top, tests, benchmarks, examples, docs, notes."""
+    """Return the files of each room: a folder of the package, ``package`` for the files at its top, proofs, tests, benchmarks, examples, docs, notes."""
     rooms: dict[str, list[Path]] = {}
     for path in sorted(ROOT.glob("src/relight/**/*.py")):
         parts = path.relative_to(ROOT / "src/relight").parts
         rooms.setdefault(parts[0] if len(parts) > 1 else "package", []).append(path)
-    for room in ("tests", "benchmarks", "examples"):
+    for room in ("proofs", "tests", "benchmarks", "examples"):
         rooms[room] = sorted(ROOT.glob(f"{room}/**/*.py"))
     rooms["notes"] = sorted(ROOT.glob("docs/notes/*.md"))
     rooms["docs"] = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md")])
@@ -113,9 +113,9 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def repeated_classes() -> dict[str, list[str]]:
-    """Return the names that stand for more than one class of the package, each with the files that define it."""
+    """Return the names that stand for more than one class of the package and its proofs, each with the files that define it."""
     places: dict[str, list[str]] = {}
-    for path in sorted(ROOT.glob("src/relight/**/*.py")):
+    for path in sorted([*ROOT.glob("src/relight/**/*.py"), *ROOT.glob("proofs/**/*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))

@@ -86,8 +86,6 @@ OTHERS: dict[str, tuple[str, str]] = {
     ),
     "supervise/torch_private.py": ("torch's rendezvous handlers", "_op_executor _state_holder"),
     "supervise/nvml.py": ("an error of NVIDIA's library", "value"),
-    "testing/schedules.py": ("os: on Linux only", "sched_setaffinity"),
-    "testing/seeded_bugs.py": ("functions and class methods of Python", "__func__"),
 }
 """For each file: the objects of others that it asks, and the names of the attributes."""
 

@@ -163,14 +163,16 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_files_and_targets_that_pages_name_are_there() -> None:
-    """A proof that is named can be run: ``tests/…`` or ``examples/…`` holds something, ``make …`` is a target,
-    ``relight.…`` imports."""
+    """A proof that is named can be run: ``tests/…`` or ``examples/…`` holds something, ``make …`` is a target, ``relight.…`` and
+    ``proofs.…`` import."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     known_files = files()
     missing = []
     for here in PAGES:
         text = here.read_text(encoding="utf-8")
-        for name in re.findall(r"`((?:tests|examples|benchmarks|docs|requirements|src|changelog\.d)/[\w./-]*)`", text):
+        for name in re.findall(
+            r"`((?:proofs|tests|examples|benchmarks|docs|requirements|src|changelog\.d)/[\w./-]*)`", text
+        ):
             named = ROOT / name
             if not any(file.is_relative_to(named) for file in known_files):
                 missing.append(f"{here.name}: {name}")
@@ -185,6 +187,9 @@ def test_files_and_targets_that_pages_name_are_there() -> None:
             known = attribute.is_file() and re.search(rf"\b{module.name}\b", attribute.read_text(encoding="utf-8"))
             if not (module.is_dir() or module.with_suffix(".py").is_file() or known):
                 missing.append(f"{here.name}: relight.{name}")
+        for name in re.findall(r"(?:`|-m )proofs\.([a-z_]+)", text):
+            if not (ROOT / "proofs" / f"{name}.py").is_file():
+                missing.append(f"{here.name}: proofs.{name}")
     assert missing == []
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "relight"
+from tree import ENGINES, SOURCES, rel
+
 KINDS = ("dict", "set", "list", "deque", "WeakSet", "WeakKeyDictionary", "WeakValueDictionary")
 
 
@@ -42,8 +42,8 @@ def _is_empty_container(value: ast.expr | None) -> bool:
 def test_every_state_of_a_process_has_its_reason() -> None:
     """A container or variable that lives as long as the process states why it is not handed down as a value."""
     missing = [
-        f"{path.relative_to(SOURCES)}: {name}"
-        for path in sorted(SOURCES.rglob("*.py"))
+        f"{rel(path)}: {name}"
+        for path in [*SOURCES, *ENGINES]
         for name in unexplained(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not missing, "\n".join(["add a docstring with the reason:", *missing])

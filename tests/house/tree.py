@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "src" / "relight"
+PROOFS = ROOT / "proofs"
 SOURCES = sorted(PRODUCT.rglob("*.py"))
+ENGINES = sorted(PROOFS.rglob("*.py"))
+"""The files of ``proofs``: the rules of the source hold for them, too."""
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -18,8 +21,8 @@ MADE = {".venv", "build", "dist", "out", "runs", "__pycache__", ".git", ".hypoth
 
 
 def rel(path: Path) -> str:
-    """Return a source file's path in the package."""
-    return path.relative_to(PRODUCT).as_posix()
+    """Return a source file's path in the package, or that of a proof engine in the repository."""
+    return path.relative_to(PRODUCT if path.is_relative_to(PRODUCT) else ROOT).as_posix()
 
 
 def files() -> list[Path]:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proofs.disk_scenario import ROOT
+from proofs.invariants import commit_body, directory_of, flip, record, rewrite, saves, simulated
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, Fenced, UnsafeContent
 from relight.format.names import record_file
@@ -15,8 +17,7 @@ from relight.format.records import Body, CommitBody, FenceBody, NoteBody, Record
 from relight.log import History, Log, fold, read_store
 from relight.store import ByteStore, LocalStore, MemoryStore
 from relight.testing.disks import SimClock
-from relight.testing.invariants import commit_body, directory_of, flip, record, rewrite, saves, simulated
-from relight.testing.scenario import ROOT, RUN, examine, perform, save
+from relight.testing.scenario import RUN, examine, perform, save
 
 IDS = [letter * 10 for letter in "abc"]
 bodies = st.one_of(

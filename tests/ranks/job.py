@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proofs.warm import Warm
 from relight.comm.ports import free_port
-from relight.testing.warm import Warm
 
 HERE = Path(__file__).parent
 

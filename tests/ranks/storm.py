@@ -11,11 +11,9 @@ Relight could hold them up, and save every other step. What must hold for the ot
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import faulthandler
-import json
 import logging
 import mmap
 import os
@@ -26,7 +24,6 @@ import struct
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 import relight
+from proofs.report import Report, engine_parser, run_engine
 from relight.agent import reach
 from relight.checkpointer.background import Background
 from relight.commit import multi_rank
@@ -278,40 +276,17 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     return f"{way} {phase}, 1 of {world}, {where} writes", wrong
 
 
-def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
+def storm(count: int, seed: int) -> Report:
     """Run ``count`` trials."""
     torch.set_num_threads(1)  # a thread pool would not survive the forks
-    kinds: Counter[str] = Counter()
-    violations = []
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="relight-ranks-") as base:
+    report = Report("trials", seed, "--seed {} --count 1", expected=count)
+    with report.timed(), tempfile.TemporaryDirectory(prefix="relight-storm-") as base:
         for number in range(seed, seed + count):
             kind, wrong = trial(number, base)
-            kinds[kind] += 1
-            violations += [{"seed": number, "kind": kind, "wrong": problem} for problem in wrong]
-            for problem in wrong:
-                print(f"\nseed {number}, {kind}: {problem}", file=sys.stderr, flush=True)
-            if progress:
-                done = number - seed + 1
-                print(
-                    f"\r{done}/{count} trials, {len(violations)} violations, {time.monotonic() - started:.0f} s",
-                    end="",
-                    file=sys.stderr,
-                )
-    if progress:
-        print(file=sys.stderr)
-    return {
-        "trials": dict(sorted(kinds.items())),
-        "violations": violations,
-        "seconds": round(time.monotonic() - started, 1),
-    }
+            report.add(str(number), kind, wrong, kind)
+    return report
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    report = storm(options.count, options.seed, progress=True)
-    print(json.dumps(report, indent=1))
-    sys.exit(1 if report["violations"] else 0)
+    command = engine_parser("tests.ranks.storm", __doc__, 500)
+    sys.exit(run_engine(command, lambda options: storm(options.count, options.seed)))

@@ -15,10 +15,8 @@ pytestmark = pytest.mark.distributed
 def test_the_others_train_on_and_nothing_is_lost() -> None:
     """In a seeded trial no step takes longer than the deadline, durable checkpoints exist, and the next job
     continues."""
-    script = Path(__file__).with_name("storm.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "--count", "1", "--seed", "104"], capture_output=True, text=True, timeout=280
-    )
+    command = [sys.executable, "-m", "tests.ranks.storm", "--count", "1", "--seed", "104", "--json"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
-    assert result["violations"] == [] and sum(result["trials"].values()) == 1
+    assert result["ok"] and result["first"] == [] and result["total"] == 1

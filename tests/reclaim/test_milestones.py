@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proofs.invariants import saves
 from relight.policy import Candidate, decide_keep, keep
 from relight.policy.tiers import Tier, owed, safe_on
 from relight.reclaim import plan_prune
 from relight.store import MemoryStore
-from relight.testing.invariants import saves
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proofs.invariants import saves
 from relight.catalog.branches import set_tag
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
@@ -20,7 +21,6 @@ from relight.policy.keep import RULES
 from relight.reclaim import execute, plan_prune
 from relight.run_records.holds import hold, holds_of, release
 from relight.store import MemoryStore, Reader
-from relight.testing.invariants import saves
 
 METRICS = st.sampled_from([0.0, 1.0, 1.5, -2.0, math.nan, math.inf, -math.inf])
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.slips.slip import STEPS, Slip, error_in, plain
 
-from relight.testing.warm import Warm
+from proofs.warm import Warm
 
 HERE = Path(__file__).parent
 PARTS = HERE / "parts"

@@ -232,7 +232,10 @@ class ShortDisk(HookedDisk):
 
 
 class QuotaDisk(HookedDisk):
-    """Room for ``bytes_max`` bytes in whole pages, a page for each directory; then ``errno`` (``ENOSPC`` or ``EDQUOT``). Deleting frees space."""
+    """Room for ``bytes_max`` bytes in whole pages, a page for each directory; then ``errno``: ``ENOSPC`` or ``EDQUOT``.
+
+    Deleting frees space.
+    """
 
     def __init__(self, bytes_max: int, errno: int = codes.ENOSPC, *, inner: Disk | None = None) -> None:
         super().__init__(inner)
@@ -663,10 +666,8 @@ def _after_cut(file: _DiskFile, rng: random.Random, mode: str) -> bytes:
     if not file.dirty or mode == "data":
         return bytes(file.data)
     fate = rng.choice(("all", "none", "prefix", "zeros")) if mode == "mixed" else "zeros" if mode == "zeros" else "none"
-    if fate == "all":
-        return bytes(file.data)
-    if fate == "none":
-        return file.synced
+    if fate in ("all", "none"):
+        return bytes(file.data) if fate == "all" else file.synced
     if fate == "zeros":
         return (file.synced + bytes(max(0, len(file.data) - len(file.synced))))[: len(file.data)]
     pages = rng.randrange(-(-len(file.data) // PAGE) + 1)

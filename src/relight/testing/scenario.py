@@ -11,31 +11,26 @@ import contextlib
 import functools
 import random
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import relight.commit.save as save_module
-import relight.format.names as names_module
 import relight.log.log as chain_module
-import relight.log.summary as summary_module
 import relight.log.truncated as truncated_module
 import relight.reader.opened as opened_module
-import relight.reclaim.sweep as sweep_module
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, RelightError
+from relight.errors import CheckpointNotFound, Fenced, RelightError
 from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, LogView, fold
-from relight.log.identity import checkpoint_dirs
 from relight.policy import Compact, keep
 from relight.policy.compact import Experience
 from relight.reader import open_checkpoint, read_tensors
-from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore
-from relight.testing.disks import SimulatedDisk
 
 Fact: TypeAlias = tuple[str, ...]
 RUN = "run"
@@ -44,8 +39,6 @@ PACK_BYTES_MAX = 9000
 
 LARGE_BYTES = (1 << 20) + 4 * 1111
 """Large enough for direct I/O, and not a multiple of a page."""
-ROOT = "/disk/above/store"
-"""Path on the simulated disk. ``/disk`` exists and is durable; the run makes the directories below it."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +151,7 @@ def sweep(store: ByteStore) -> Iterator[Fact]:
     yield ("swept", *report.deleted)
 
 
-def life(store: ByteStore, seed: int) -> Iterator[Fact]:
+def life(store: ByteStore, seed: int) -> Generator[Fact]:
     """Run two attempts: saves, a tag, retention, a second attempt that fences the first, a sweep, more saves.
 
     Varies with ``seed``.
@@ -197,13 +190,6 @@ def _begin(store: ByteStore, seed: int, reason: str) -> Attempt:
     if seed % 2:
         attempt.make_smaller(Compact(codecs="always"), Experience(equal=1.0))
     return attempt
-
-
-def save_large(store: ByteStore, seed: int) -> Iterator[Fact]:
-    """Begin an attempt that saves one state, large enough for direct I/O."""
-    attempt = Attempt.begin(store, RUN, reason="large")
-    yield ("begun", str(attempt.epoch))
-    yield from save(attempt, f"{seed}/large", 0)
 
 
 def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
@@ -277,11 +263,12 @@ def examine(store: ByteStore, log: Log, acknowledged: Sequence[Fact]) -> list[st
     history = fold(view)
     problems += _compare(history, facts)
     for checkpoint in history.live:
-        problems += _restore(store, view, checkpoint, facts, "I2: a live")
+        problems += check_restore(store, view, checkpoint, facts, "I2: a live")
     return problems
 
 
-def _restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
+def check_restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
+    """Restore a checkpoint. Return what is wrong with it; ``which`` begins each message."""
     try:
         key, state = read_state(store, view, checkpoint)
     except RelightError as error:
@@ -341,53 +328,6 @@ def check(store: ByteStore, acknowledged: Sequence[Fact], seed: int) -> list[str
     return list(dict.fromkeys(problems))
 
 
-def check_lost_log(store: ByteStore, acknowledged: Sequence[Fact]) -> list[str]:
-    """Delete and rebuild the run's log. Return what is wrong.
-
-    Wrong is: an attempt begins without the log, a file is gone, the rebuilt log lacks a checkpoint that was live, or
-    a checkpoint does not restore.
-    """
-    log, facts = Log(store, RUN), KnownFacts.from_facts(acknowledged)
-    try:
-        before = {checkpoint.id for checkpoint in fold(log.read()).live}
-    except RelightError:
-        return []
-    for key in log_files(store):
-        store.delete(key)
-        store.delete_dir(key.rpartition("/")[0])
-    directories = checkpoint_dirs(store, RUN)
-    files = sorted(f"{name}/{entry.name}" for name in directories for entry in store.list(f"{RUN}/{name}"))
-    if not directories:
-        return []
-    try:
-        Attempt.begin(store, RUN)
-        return ["I1: an attempt has begun though the log is missing"]
-    except CorruptCheckpoint:
-        pass
-    try:
-        execute_rebuild(plan_rebuild(store, RUN), store)
-    except CorruptCheckpoint:
-        return ["I1: the log could not be rebuilt"] if before else []  # no directory has a root
-    view = Log(store, RUN).read()
-    history = fold(view)
-    problems = [
-        f"I1: checkpoint {lost} is not listed by the rebuilt log" for lost in sorted(before - history.by_id.keys())
-    ]
-    for checkpoint in history.live:
-        problems += _restore(store, view, checkpoint, facts, "I2: a rebuilt")
-    now = sorted(
-        f"{name}/{entry.name}" for name in checkpoint_dirs(store, RUN) for entry in store.list(f"{RUN}/{name}")
-    )
-    return problems + ([] if now == files else ["I1: rebuilding the log has removed or added files"])
-
-
-def fresh_disk() -> SimulatedDisk:
-    """Return a simulated disk with one durable directory."""
-    disk = SimulatedDisk()
-    disk.mkdir("/disk")
-    return disk.sync()
-
-
 def perform(facts: Iterable[Fact], acknowledged: list[Fact]) -> None:
     """Exhaust ``facts`` and append each to ``acknowledged``."""
     for fact in facts:
@@ -439,33 +379,6 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 def no_rereads() -> contextlib.AbstractContextManager[None]:
     """Within the block, a log that lacks records is not read again after a pause: a simulated disk does not change."""
     return patched((chain_module, "MISSING_PAUSES_S", ()), (truncated_module, "PAUSES_S", ()))
-
-
-@contextlib.contextmanager
-def short_folders(seed: int) -> Iterator[None]:
-    """Within the block, for an odd seed: a summary after each third record, and folders of five records.
-
-    All records have one time, as a summary's name has its hash: a point must have the same calls each time.
-    """
-    if not seed % 2:
-        yield
-        return
-    clocks: list[dict[str, Any]] = [chain_module.Log.__init__.__kwdefaults__, Attempt.begin.__func__.__kwdefaults__]  # type: ignore[attr-defined, list-item]
-    now = clocks[0]["now"]
-    short = patched(
-        (summary_module, "SUMMARY_EVERY", 3),
-        (names_module, "FOLDER_RECORDS", 5),
-        (sweep_module, "FOLDERS_SWEPT", 99),
-        (save_module, "now_text", lambda: "2026-01-01T00:00:00Z"),
-    )
-    for defaults in clocks:
-        defaults["now"] = lambda: "2026-01-01T00:00:00Z"
-    try:
-        with short:
-            yield
-    finally:
-        for defaults in clocks:
-            defaults["now"] = now
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Endings of training jobs with data loader workers: signals to a whole process group, and what is saved by then.
 
-``python -m relight.testing.endings --trials 200``. A trial starts a small training as a process group of its own,
+``python -m proofs.endings --trials 200``. A trial starts a small training as a process group of its own,
 ends it at a random moment in one of five ways, and checks: every step that the script completed is saved, the exit
 code is correct, and no process is left. All 200 trials of each cell take about 15 hours of one core, so ``--first``
 and ``--trials`` select a slice: trials 0 to 19, then 20 to 39.
@@ -8,8 +8,6 @@ and ``--trials`` select a slice: trials 0 to 19, then 20 to 39.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
@@ -20,18 +18,18 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from proofs.report import Report, engine_parser, run_engine
+from proofs.warm import IMPORTED, Child, Warm
 from relight.catalog.run import Run
 from relight.comm.children import child_command, script_command
 from relight.errors import RelightError
 from relight.store import open_bytes
-from relight.testing.warm import IMPORTED, Child, Warm
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -94,15 +92,6 @@ class Cell(NamedTuple):
         return f"{self.way:8} {self.workers} workers {kind:10} {'relight run' if self.supervised else 'alone'}"
 
 
-@dataclass
-class EndingReport:
-    """Outcomes of trials, by cell."""
-
-    held: dict[str, int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
 def cells() -> Iterator[Cell]:
     """Yield the whole matrix. Torch refuses persistent workers without workers."""
     for way, (workers, persistent), supervised in product(
@@ -140,14 +129,14 @@ def run(
     seed: int,
     chosen: Sequence[Cell],
     jobs: int = 1,
-    progress: Callable[[EndingReport], None] = lambda report: None,
     first: int = 0,
-) -> EndingReport:
+) -> Report:
     """Run the trials ``first`` to ``first + trials - 1`` of each cell, ``jobs`` at a time.
 
     The seed, the cell and the trial's number decide every random choice of a trial.
     """
-    report, began, lock = EndingReport(), time.monotonic(), threading.Lock()
+    lock = threading.Lock()
+    report = Report("trials", seed, f"--seed {seed} {{}}", expected=trials * len(chosen))
     waiting = ((cell, number) for number in range(first, first + trials) for cell in chosen)
 
     def work() -> None:
@@ -163,12 +152,10 @@ def run(
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
                 with lock:
-                    report.held[str(cell)] = report.held.get(str(cell), 0) + (not problems)
-                    report.wrong += [problems] if problems else []
-                    report.seconds = time.monotonic() - began
-                    progress(report)
+                    name = f"--only '{cell}' --first {number} --trials 1"
+                    report.add(name, str(cell), [problems] if problems else [], str(cell))
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with report.timed(), ThreadPoolExecutor(jobs) as pool:
         for done in [pool.submit(work) for _ in range(jobs)]:
             done.result()
     return report
@@ -176,47 +163,24 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every trial held, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.endings", description=(__doc__ or "").split("\n\n")[0]
-    )
-    parser.add_argument("--trials", type=int, default=200, help="trials of each cell")
-    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = engine_parser("proofs.endings", __doc__, 200, option="--trials")
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial of each cell")
     parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument("--only", default="", help="only cells with this text in their name")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
         if signal.getsignal(number) is signal.SIG_IGN:  # by a shell's background or nohup; a job would inherit that
             signal.signal(number, handler)
-    chosen = [cell for cell in cells() if options.only in str(cell)]
-
-    def progress(report: EndingReport) -> None:
-        print(
-            f"{sum(report.held.values())} of {sum(report.held.values()) + len(report.wrong)} held",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    report = run(options.trials, options.seed, chosen, options.jobs, progress, options.first)
-    if options.json:
-        print(
-            json.dumps(
-                {
-                    "first": options.first,
-                    "trials": options.trials,
-                    "held": report.held,
-                    "wrong": report.wrong,
-                    "seconds": report.seconds,
-                },
-                indent=1,
-            )
-        )
-    else:
-        print(
-            "\n".join([*(f"{name}: {count} of {options.trials}" for name, count in report.held.items()), *report.wrong])
-        )
-    return 1 if report.wrong else 0
+    return run_engine(
+        parser,
+        lambda options: run(
+            options.count,
+            options.seed,
+            [cell for cell in cells() if options.only in str(cell)],
+            options.jobs,
+            options.first,
+        ),
+        arguments,
+    )
 
 
 # -- inside

@@ -110,9 +110,9 @@ class DurableNames:
         share = rng.choice((0.3, 0.7, 1.0))
         dropped = [key for key in sorted(self.loose) if rng.random() < share]
         for key in dropped:
-            for file in [path for path in self.files if path == key or path.startswith(f"{key}/")]:
-                del self.files[file]
-                self._forget(file)
+            for name in [path for path in self.files if path == key or path.startswith(f"{key}/")]:
+                del self.files[name]
+                self._forget(name)
             for folder in [path for path in self.dirs if path == key or path.startswith(f"{key}/")]:
                 del self.dirs[folder]
                 self._forget(folder)

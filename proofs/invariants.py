@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+from proofs.disk_scenario import ROOT, fresh_disk
 from relight.catalog.run import Run
 from relight.commit import Attempt, delete_directory
 from relight.errors import CheckpointNotFound, Fenced, RelightError, StoreUnavailable
@@ -23,7 +24,7 @@ from relight.reader import verify_checkpoint, verify_log
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, put
 from relight.testing.disks import HookedDisk, SimulatedDisk
-from relight.testing.scenario import ROOT, RUN, Fact, examine, fresh_disk, no_rereads, perform, save
+from relight.testing.scenario import RUN, Fact, examine, no_rereads, perform, save
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -467,7 +468,13 @@ def damaged_bytes_are_never_restored() -> list[str]:
         # a restore does not read the header, which verify does
         unread = 6 if entry.name.endswith(".safetensors") else 0
         flips = [functools.partial(flip, where=part / 8) for part in range(unread, 9)]
-        for change in (*flips, lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""):
+        changes: tuple[Callable[[bytes], bytes], ...] = (
+            *flips,
+            lambda data: data[:-1],
+            lambda data: data + b"\0",
+            lambda data: b"",
+        )
+        for change in changes:
             damaged = disk.clone()
             rewrite(damaged, f"{ROOT}/{directory}/{entry.name}", change)
             sick = LocalStore(ROOT, disk=damaged)
@@ -539,9 +546,13 @@ def listing_creates_no_run() -> list[str]:
 
 def all_rules() -> list[Rule]:
     """Return all rules, with those of the other files."""
-    from relight.testing import rules_lines, rules_store, rules_summaries  # they add their rules; they import this file
+    from proofs import rules_lines, rules_store, rules_summaries  # they add their rules; they import this file
 
-    assert rules_lines.rule is rule is rules_summaries.rule is rules_store.rule
+    assert {check.__module__ for check in RULES} > {
+        rules_lines.__name__,
+        rules_store.__name__,
+        rules_summaries.__name__,
+    }
     return RULES
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import proofs.durability_oracle as truth_module
+import proofs.promises as promises_module
 import relight.commit.multi_rank as together_module
 import relight.commit.pack_writer as pack_writer_module
 import relight.commit.save as save_module
@@ -22,12 +25,10 @@ import relight.log.truncated as truncated_module
 import relight.reader.chunk_reader as read_module
 import relight.reader.opened as opened_module
 import relight.reclaim.sweep as sweep_module
-import relight.testing.durability_oracle as truth_module
-import relight.testing.promises as promises_module
+from proofs.schedule_explorer import Crew
 from relight.commit import Attempt
-from relight.format import PartRef, Root
+from relight.format import PartRef, Root, decode_part, decode_record
 from relight.testing.scenario import Names, patched, prepared
-from relight.testing.schedule_explorer import Crew
 
 PAUSES_S = truncated_module.PAUSES_S
 """Unchanged from the product, because listings may be stale here, and a second listing may show more."""
@@ -103,14 +104,15 @@ def staged() -> Iterator[tuple[Crew, Names]]:
     collection is off.
     """
     clocks: list[dict[str, Any]] = [
-        function.__kwdefaults__ for function in (chain_module.Log.__init__, Attempt.begin.__func__)
+        function.__kwdefaults__
+        for function in (chain_module.Log.__init__, Attempt.begin.__func__)  # type: ignore[attr-defined]
     ]
     now = clocks[0]["now"]
     changes: list[tuple[Any, str, Any]] = [
         (save_module, "now_text", _then),
         (identity_module, "now_text", _then),
         (socket, "gethostname", lambda: "simulated"),
-        (chain_module.os, "getpid", lambda: 1),
+        (os, "getpid", lambda: 1),
         (chain_module, "sleep", _no_rest),
         (truncated_module, "sleep", _no_rest),
         (truncated_module, "PAUSES_S", PAUSES_S),
@@ -118,10 +120,10 @@ def staged() -> Iterator[tuple[Crew, Names]]:
         (pack_writer_module, "page_buffer", _buffer),
         (read_module, "page_buffer", _buffer),
         (read_module, "ThreadPool", _AtOnce),
-        (chain_module, "decode_record", _remembered(chain_module.decode_record)),
+        (chain_module, "decode_record", _remembered(decode_record)),
         (chain_module.Log, "_shared", staticmethod(_same)),
-        (opened_module, "decode_part", _remembered_part(opened_module.decode_part)),
-        (save_module, "decode_part", _remembered_part(save_module.decode_part)),
+        (opened_module, "decode_part", _remembered_part(decode_part)),
+        (save_module, "decode_part", _remembered_part(decode_part)),
         *((module, name, functools.lru_cache(maxsize=1 << 12)(getattr(module, name))) for module, name in _PURE),
     ]
     with prepared() as names, patched(*changes):

@@ -1,4 +1,4 @@
-"""Edits of the source, one at a time, that some proof must detect: the table of ``relight.testing.mutation_check``."""
+"""Edits of the source, one at a time, that some proof must detect: the table of ``proofs.mutation_check``."""
 
 from __future__ import annotations
 
@@ -231,7 +231,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "suite",
     ),
     Mutation(
-        "the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"
+        "the limit of small files",
+        "relight.store.base",
+        "            if reader.size > limit:\n",
+        "            if False:\n",
+        "suite",
     ),
     # the log
     Mutation(

@@ -1,7 +1,7 @@
 """Real SIGKILLs without the code's cooperation: strace kills a saving process at its n-th openat, pwrite64, fsync,
 link, close …
 
-``python -m relight.testing.kills --count 5000``. A small server process imports the product once, and strace attaches
+``python -m proofs.kills --count 5000``. A small server process imports the product once, and strace attaches
 to it. Each process that it forks runs ``scenario.life``. The kernel kills the process when it enters its n-th system
 call of one kind (strace counts in each process from 1). Death before call n+1 is death after call n. Acknowledgements
 are kept in shared memory. ``scenario.check`` then checks what is left on the disk.
@@ -20,14 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from relight.comm.children import child_command
+from proofs.disk_scenario import save_large
+from proofs.engine_process import scratch_directory, start_engine
+from proofs.report import EngineUnavailable, Report, engine_parser, run_engine
 from relight.store import LocalStore
-from relight.testing.scenario import Fact, Names, check, life, prepared, save_large
+from relight.testing.scenario import Fact, Names, check, life, prepared
 
 SYSCALLS = {
     "fsync": 157,
@@ -50,60 +50,19 @@ JOURNAL_BYTES = 1 << 20
 WAIT_S = 60.0
 
 
-class KillsUnavailable(RuntimeError):
-    """Processes cannot be killed this way here: no strace, or no permission to trace."""
-
-
-@dataclass
-class KillReport:
-    """Kills by system call, and violations."""
-
-    seed: int
-    kills: Counter[str] = field(default_factory=Counter)
-    survived: int = 0
-    violations: list[dict[str, object]] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def total(self) -> int:
-        """Return the number of kills."""
-        return sum(self.kills.values())
-
-    @property
-    def ok(self) -> bool:
-        """Return whether every invariant held after every kill, and at least one process was killed."""
-        return not self.violations and self.total > 0
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report for ``--json``."""
-        return {
-            "ok": self.ok,
-            "seed": self.seed,
-            "kills": self.total,
-            "by_syscall": dict(self.kills),
-            "seconds": round(self.seconds, 1),
-            "violations": len(self.violations),
-            "first": self.violations[:20],
-        }
-
-
-def run(count: int, seed: int = 0, *, progress: Callable[[KillReport, int], None] | None = None) -> KillReport:
-    """Kill about ``count`` processes, and check after each. Raise ``KillsUnavailable`` if that is impossible here."""
+def run(count: int, seed: int = 0, *, progress: bool = False) -> Report:
+    """Kill about ``count`` processes, and check after each. Raise ``EngineUnavailable`` if that is impossible here."""
     if shutil.which("strace") is None:
-        raise KillsUnavailable("strace is not installed")
-    report = KillReport(seed)
-    began = time.perf_counter()
+        raise EngineUnavailable("strace is not installed")
+    report = Report("processes killed", seed, expected=count if progress else 0)
     share = max(1.0, count / len(SYSCALLS))
-    with prepared() as names, _server() as server:
+    with prepared() as names, _server() as server, report.timed():
         while report.total < count:
             for syscall, calls in SYSCALLS.items():
                 lives = min(LIVES_MAX, max(1, round(share / calls)))
                 step = max(1, round(calls / share))
-                _kill_at_each(
-                    server, syscall, 1 + seed % step, step, range(seed, seed + lives), report, names, count, progress
-                )
+                _kill_at_each(server, syscall, 1 + seed % step, step, range(seed, seed + lives), report, names, count)
             seed += LIVES_MAX
-    report.seconds = time.perf_counter() - began
     return report
 
 
@@ -113,10 +72,9 @@ def _kill_at_each(
     first: int,
     step: int,
     seeds: Sequence[int],
-    report: KillReport,
+    report: Report,
     names: Names,
     count: int,
-    progress: Callable[[KillReport, int], None] | None,
 ) -> None:
     """Kill a life of each seed at call ``first``, ``first + step``, … of that kind, until no life makes that many calls."""
     n, alive = first, list(seeds)
@@ -125,19 +83,16 @@ def _kill_at_each(
             ended = [(seed, *server.live(seed)) for seed in alive]
         for seed, directory, code, facts in ended:
             if code == -signal.SIGKILL:
-                report.kills[syscall.split(",")[0]] += 1
+                kind = syscall.split(",")[0]
                 names.seed(f"after {seed}")
                 problems = check(LocalStore(f"{directory}/above/store"), facts, seed)
-                if problems:
-                    report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": problems[:5]})
+                report.add(f"seed {seed}", kind, problems, f"{kind} {n}")
             elif code == 0:
-                report.survived += 1
+                report.counts["survived"] += 1
                 alive.remove(seed)
             else:
                 raise RuntimeError(f"the life of seed {seed} ended with {code}")
             shutil.rmtree(directory)
-        if progress:
-            progress(report, count)
         n += step
 
 
@@ -177,9 +132,9 @@ class _ForkServer:
                 return
             if strace is not None and strace.poll() is not None:
                 message = strace.stderr.read().decode(errors="replace").strip() if strace.stderr else ""
-                raise KillsUnavailable(f"strace cannot trace here: {message}")
+                raise EngineUnavailable(f"strace cannot trace here: {message}")
             time.sleep(0.001)
-        raise KillsUnavailable("strace did not attach in time")
+        raise EngineUnavailable("strace did not attach in time")
 
     def live(self, seed: int) -> tuple[str, int, list[Fact]]:
         """Run one life in a new directory. Return ``(directory, exit code, facts)``."""
@@ -198,23 +153,20 @@ class _ForkServer:
 
 @contextlib.contextmanager
 def _server() -> Iterator[_ForkServer]:
-    base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix="relight-kills-", dir=base)
-    path = f"{directory}/journal"
-    Path(path).write_bytes(bytes(JOURNAL_BYTES))
-    with open(path, "r+b") as file:
-        journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
-    command = child_command("relight.testing.kills", "--serve", path)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("the server did not start")
-        yield _ForkServer(process, directory, journal)
-    finally:
-        process.kill()
-        process.communicate()
-        shutil.rmtree(directory, ignore_errors=True)
+    with scratch_directory("relight-kills-") as directory:
+        path = f"{directory}/journal"
+        Path(path).write_bytes(bytes(JOURNAL_BYTES))
+        with open(path, "r+b") as file:
+            journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
+        process = start_engine("kills", "--serve", path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the server did not start")
+            yield _ForkServer(process, directory, journal)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def serve(path: str) -> None:
@@ -266,48 +218,15 @@ def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
     yield from life(store, seed)
 
 
-def show(report: KillReport) -> str:
-    """Return the report as text."""
-    seconds_each = report.seconds / max(report.total, 1) * 1000
-    lines = [
-        f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {seconds_each:.0f} ms a kill"
-    ]
-    lines += [f"  {name:12} {count:>7,}" for name, count in report.kills.items()]
-    lines += [
-        f"  {violation['syscall']} {violation['n']} of seed {violation['seed']}: {violation['wrong']}"
-        for violation in report.violations[:10]
-    ]
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held, 1 if not, 2 if processes cannot be killed this way here."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.kills", description=(__doc__ or "").split("\n\n")[0]
-    )
-    parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser = engine_parser("proofs.kills", __doc__, 5000)
     parser.add_argument("--serve", metavar="JOURNAL", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
         serve(options.serve)
         return 0
-
-    def progress(report: KillReport, count: int) -> None:
-        if sys.stderr.isatty():
-            text = f"\r{report.total:,} of {count:,} killed, {len(report.violations)} violations "
-            print(text, end="", file=sys.stderr, flush=True)
-
-    try:
-        report = run(options.count, options.seed, progress=progress)
-    except KillsUnavailable as error:
-        print(f"no process was killed: {error}", file=sys.stderr)
-        return 2
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    print(json.dumps(report.to_dict(), indent=1) if options.json else show(report))
-    return 0 if report.ok else 1
+    return run_engine(parser, lambda options: run(options.count, options.seed, progress=True), arguments)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Bug:
 SAVE, TOGETHER, ATTEMPT = "relight.commit.save", "relight.commit.multi_rank", "relight.commit.attempt"
 CHAIN, HISTORY, TRUNCATED = "relight.log.log", "relight.log.history", "relight.log.truncated"
 PRUNE, SWEEP, RECALL = "relight.reclaim.prune", "relight.reclaim.sweep", "relight.reclaim.recall"
-SHELF = "relight.testing.shelf"
+SHELF = "proofs.shelf"
 
 _FENCED = "    if history.epoch > epoch:\n"
 _VOIDED = (

@@ -1,6 +1,6 @@
 """The crash engine: kill a run, or cut the power, at every call to its disk. Every acknowledgement must still hold.
 
-``python -m relight.testing.crash --points 100000 --seed 0``. Two engines:
+``python -m proofs.crash --points 100000 --seed 0``. Two engines:
 
 - *simulated*: one run on a ``SimulatedDisk``. At each call the disk is copied as a death or a power cut would leave
   it, and the copy is checked. Cheap, and the only engine that knows which bytes were not durable.
@@ -20,15 +20,15 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from proofs.disk_scenario import ROOT, check_lost_log, fresh_disk, short_folders
+from proofs.engine_process import scratch_directory
+from proofs.report import Report, engine_parser, run_engine
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 from relight.testing.disks import (
@@ -42,19 +42,7 @@ from relight.testing.disks import (
     SimulatedDisk,
     torn_length,
 )
-from relight.testing.scenario import (
-    ROOT,
-    Fact,
-    Names,
-    check,
-    check_lost_log,
-    fresh_disk,
-    life,
-    perform,
-    prepared,
-    resume,
-    short_folders,
-)
+from relight.testing.scenario import Fact, Names, check, life, perform, prepared, resume
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,50 +60,9 @@ KILL_CUTS = 2
 """Power cuts after each death, while the next process runs."""
 
 
-@dataclass
-class Violation:
-    """A point at which an invariant did not hold."""
-
-    point: str
-    call: str
-    wrong: list[str]
-
-
-@dataclass
-class CrashReport:
-    """Points done, by engine and mode, and violations."""
-
-    seed: int
-    points: Counter[str] = field(default_factory=Counter)
-    violations: list[Violation] = field(default_factory=list)
-    lives: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
-    cpu_seconds: Counter[str] = field(default_factory=Counter)
-    """CPU time of this process and its children."""
-
-    @property
-    def total(self) -> int:
-        """Return the number of points."""
-        return sum(self.points.values())
-
-    @property
-    def ok(self) -> bool:
-        """Return whether every invariant held at every point, and at least one point was done."""
-        return not self.violations and self.total > 0
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report for ``--json``."""
-        return {
-            "ok": self.ok,
-            "seed": self.seed,
-            "points": self.total,
-            "by_mode": dict(sorted(self.points.items())),
-            "lives": dict(self.lives),
-            "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
-            "cpu_seconds": {name: round(value, 1) for name, value in self.cpu_seconds.items()},
-            "violations": len(self.violations),
-            "first": [vars(violation) for violation in self.violations[:20]],
-        }
+def crash_report(seed: int, expected: int = 0) -> Report:
+    """Return an empty report of points."""
+    return Report("points", seed, "--replay {}", expected=expected)
 
 
 class CrashSampler:
@@ -126,25 +73,23 @@ class CrashSampler:
 
     def __init__(
         self,
-        report: CrashReport,
+        report: Report,
         *,
         share: float = 1.0,
         limit: int | None = None,
         stop: int | None = None,
         choose: Callable[[str], bool] | None = None,
-        tick: Callable[[], None] | None = None,
     ) -> None:
         self.report, self.share, self.stop = report, share, stop
         self.left = limit
         self._choose = choose
         self._rng = random.Random(f"points {report.seed}")
-        self._tick = tick
 
     @property
     def done(self) -> bool:
         """Return whether the limit of points or of violations is reached."""
         return (self.left is not None and self.left <= 0) or (
-            self.stop is not None and len(self.report.violations) >= self.stop
+            self.stop is not None and self.report.violated >= self.stop
         )
 
     def wants(self, point: str) -> bool:
@@ -156,13 +101,9 @@ class CrashSampler:
     def put(self, point: str, call: DiskCall, wrong: list[str]) -> None:
         """Record that a point was done, and what was wrong."""
         _, engine, mode, *_ = point.split(":")
-        self.report.points[f"{engine} {mode}"] += 1
         if self.left is not None:
             self.left -= 1
-        if wrong:
-            self.report.violations.append(Violation(point, f"{call.name} {call.path}", wrong))
-        if self._tick:
-            self._tick()
+        self.report.add(point, f"{engine} {mode}", wrong, f"{call.name} {call.path}")
 
 
 class Observed(HookedDisk):
@@ -249,7 +190,7 @@ def _simulate(seed: int, watch: CrashSampler, names: Names) -> None:
         if call.name in CHANGING:
             changing += 1
             _interrupted(seed, changing, watch, names, prefix)
-    watch.report.lives["simulated"] += 1
+    watch.report.counts["simulated lives"] += 1
 
 
 def _number(point: str) -> int:
@@ -372,7 +313,7 @@ def fork(seed: int, watch: CrashSampler, names: Names, directory: str) -> None:
         stretch += 1
     facts.close()
     shutil.rmtree(original)
-    watch.report.lives["fork"] += 1
+    watch.report.counts["fork lives"] += 1
 
 
 class _Elsewhere(Disk):
@@ -480,47 +421,41 @@ def run(
     *,
     share: float = 1.0,
     fork_share: float = 0.3,
-    progress: Callable[[CrashReport, int], None] | None = None,
+    progress: bool = False,
     violations_max: int = 50,
     seconds_max: float = float("inf"),
-) -> CrashReport:
+) -> Report:
     """Do ``points`` points, of as many lives as needed. If both engines run, the fork engine does ``fork_share`` of
     them.
 
     Stops early after ``violations_max`` violations or ``seconds_max`` seconds.
     """
-    report = CrashReport(seed)
+    report = crash_report(seed, points if progress else 0)
     shares = {"simulated": 1 - fork_share, "fork": fork_share} if len(engines) > 1 else dict.fromkeys(engines, 1.0)
     began = time.perf_counter()
     gc.freeze()
-    with prepared() as names, _scratch() as directory:
+    with prepared() as names, scratch_directory("relight-crash-") as directory:
         for engine in engines:
-            started, started_cpu = time.perf_counter(), _cpu()
             limit = points - report.total if engine == engines[-1] else round(points * shares[engine])
-            watch = CrashSampler(
-                report, share=share, limit=limit, tick=(lambda: progress(report, points)) if progress else None
-            )
+            watch = CrashSampler(report, share=share, limit=limit)
             number = seed
-            while (
-                not watch.done and len(report.violations) < violations_max and time.perf_counter() - began < seconds_max
-            ):
-                if engine == "fork":
-                    fork(number, watch, names, directory)
-                else:
-                    simulate(number, watch, names)
-                number += 1
-            report.seconds[engine] += time.perf_counter() - started
-            report.cpu_seconds[engine] += _cpu() - started_cpu
+            with report.timed(engine):
+                while not watch.done and report.violated < violations_max and time.perf_counter() - began < seconds_max:
+                    if engine == "fork":
+                        fork(number, watch, names, directory)
+                    else:
+                        simulate(number, watch, names)
+                    number += 1
     gc.unfreeze()
     return report
 
 
-def replay(point: str) -> CrashReport:
+def replay(point: str) -> Report:
     """Run one point again."""
     seed, engine, *_ = point.split(":")
-    report = CrashReport(int(seed))
+    report = crash_report(int(seed))
     watch = CrashSampler(report, limit=1, choose=lambda name: name == point)
-    with prepared() as names, _scratch() as directory:
+    with prepared() as names, scratch_directory("relight-crash-") as directory, report.timed(engine):
         if engine == "fork":
             fork(int(seed), watch, names, directory)
         else:
@@ -528,74 +463,22 @@ def replay(point: str) -> CrashReport:
     return report
 
 
-def _cpu() -> float:
-    times = os.times()
-    return sum(times[:4])
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    """Make a scratch directory, in memory if possible: the test is about the order of calls, not about the medium."""
-    memory = "/dev/shm"
-    base = memory if os.path.isdir(memory) and os.access(memory, os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix="relight-crash-", dir=base)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def show(report: CrashReport) -> str:
-    """Return the report as text."""
-    lines = [f"{report.total:,} points, {len(report.violations)} violations"]
-    for engine in ENGINES:
-        if report.lives[engine]:
-            done = sum(count for name, count in report.points.items() if name.startswith(engine))
-            lines.append(
-                f"  {engine}: {done:,} points in {report.lives[engine]} lives, {report.seconds[engine]:.0f} s, "
-                f"{report.seconds[engine] / max(done, 1) * 1000:.1f} ms a point ({report.cpu_seconds[engine]:.0f} s of CPU)"
-            )
-    for name, count in sorted(report.points.items()):
-        lines.append(f"    {name:32} {count:>8,}")
-    for violation in report.violations[:10]:
-        lines += [
-            f"  at {violation.call}   replay: --replay {violation.point}",
-            *(f"    {text}" for text in violation.wrong[:5]),
-        ]
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if every invariant held at every point, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.crash", description=(__doc__ or "").split("\n\n")[0]
-    )
-    parser.add_argument("--points", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = engine_parser("proofs.crash", __doc__, 100_000, option="--points")
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
     parser.add_argument(
         "--share", type=float, default=1.0, help="share of the points of a life; a smaller share means more lives"
     )
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--replay", metavar="SEED:ENGINE:MODE:AT", help="run one point again")
-    options = parser.parse_args(arguments)
-    if options.replay:
-        report = replay(options.replay)
-    else:
-        began = time.perf_counter()
 
-        def progress(report: CrashReport, points: int) -> None:
-            if report.total % 500 == 0 and sys.stderr.isatty():
-                rate = (time.perf_counter() - began) / report.total
-                text = f"\r{report.total:,} of {points:,} points, {len(report.violations)} violations, {rate * 1000:.1f} ms each "
-                print(text, end="", file=sys.stderr, flush=True)
-
+    def chosen(options: argparse.Namespace) -> Report:
+        if options.replay:
+            return replay(options.replay)
         engines = ENGINES if options.engine == "both" else (options.engine,)
-        report = run(options.points, options.seed, engines, share=options.share, progress=progress)
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
-    print(json.dumps(report.to_dict(), indent=1) if options.json else show(report))
-    return 0 if report.ok else 1
+        return run(options.count, options.seed, engines, share=options.share, progress=True)
+
+    return run_engine(parser, chosen, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rules about files and directories: links, replies that were lost, durable names, packs. ``relight.testing.invariants`` lists them."""
+"""Rules about files and directories: links, replies that were lost, durable names, packs. ``proofs.invariants`` lists them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from proofs.disk_scenario import ROOT, fresh_disk
+from proofs.invariants import rule, saves, simulated
+from proofs.racing_disks import AfterLinks, MadeByTheDead
 from relight.commit import Attempt, plan_save, write_pack
 from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.format.digest import digest
@@ -19,9 +22,7 @@ from relight.log import Log
 from relight.store import LocalStore, MemoryStore, put
 from relight.store.durable import create_once
 from relight.testing.disks import CUTS, FailNth, HookedDisk
-from relight.testing.invariants import rule, saves, simulated
-from relight.testing.racing_disks import AfterLinks, MadeByTheDead
-from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, examine, fresh_disk, state_of
+from relight.testing.scenario import LARGE_BYTES, RUN, examine, state_of
 
 
 @rule

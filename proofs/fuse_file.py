@@ -24,9 +24,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from relight.comm.children import child_command
-from relight.testing.child_processes import COUNTER_BYTES
-from relight.testing.images import MountUnavailable, mount_any, unmount
+from proofs.child_processes import COUNTER_BYTES
+from proofs.engine_process import start_engine
+from proofs.images import mount_any, unmount
+from proofs.report import EngineUnavailable
 
 WRITE_BYTES_MAX = 1 << 20
 _MAJOR, _MINOR = 7, 31
@@ -77,16 +78,15 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise MountUnavailable(f"there is no FUSE: {error}") from error
+        raise EngineUnavailable(f"there is no FUSE: {error}") from error
     for path, size in ((where, 0), (log, 0), (counter, COUNTER_BYTES)):
         with open(path, "wb") as file:
             file.truncate(size)
     try:
         mount_any("relight", where, "fuse", f"fd={fd},rootmode={stat.S_IFREG | 0o600:o},user_id=0,group_id=0")
-        command = child_command("relight.testing.fuse_file", str(fd), disk, log, counter)
-        process = subprocess.Popen(command, pass_fds=(fd,))
+        process = start_engine("fuse_file", str(fd), disk, log, counter, pass_fds=(fd,))
     except OSError as error:
-        raise MountUnavailable(f"FUSE does not mount here: {error}") from error
+        raise EngineUnavailable(f"FUSE does not mount here: {error}") from error
     finally:
         os.close(fd)
     try:

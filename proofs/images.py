@@ -1,7 +1,7 @@
 """Make, attach, mount and cut the power of file systems in image files. Uses system calls directly, because thousands
 of cuts use it.
 
-Needs root, Linux and loop devices; ``MountUnavailable`` names what is missing. Mounts are made in a namespace of this
+Needs root, Linux and loop devices; ``EngineUnavailable`` names what is missing. Mounts are made in a namespace of this
 process (``private_mounts``). They end with the process, however it ends, and so do their loop devices.
 """
 
@@ -16,9 +16,11 @@ import shutil
 import stat
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from proofs.engine_process import scratch_directory
+from proofs.report import EngineUnavailable
 
 IMAGE_BYTES = 64 << 20
 """Twice the size of the largest of some thousand lives. A full disk loses nothing, so it would test nothing."""
@@ -36,10 +38,6 @@ _TRIES = 50
 PIECE_BYTES = 1 << 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class MountUnavailable(RuntimeError):
-    """File systems cannot be mounted this way here."""
 
 
 class FileSystem(NamedTuple):
@@ -102,12 +100,12 @@ checksum. So blocks are written as a whole or not at all.
 def kinds_called(word: str) -> list[FileSystem]:
     """Return the kinds with names that begin with ``word`` and that can be made here.
 
-    Raise ``MountUnavailable`` if there are none.
+    Raise ``EngineUnavailable`` if there are none.
     """
     kinds = [kind for kind in (*EXT4, XFS) if kind.name.startswith(word)]
     able = [kind for kind in kinds if shutil.which(kind.make[0])]
     if not able:
-        raise MountUnavailable(
+        raise EngineUnavailable(
             f"{kinds[0].make[0]} is not installed" if kinds else f"no file system is called {word!r}"
         )
     return able
@@ -116,12 +114,12 @@ def kinds_called(word: str) -> list[FileSystem]:
 def private_mounts() -> None:
     """Make later mounts visible only to this process and its children.
 
-    Raise ``MountUnavailable`` without permission.
+    Raise ``EngineUnavailable`` without permission.
     """
     if not os.path.exists("/dev/loop-control"):
-        raise MountUnavailable("there are no loop devices")
+        raise EngineUnavailable("there are no loop devices")
     if _libc.unshare(_CLONE_NEWNS) or _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
-        raise MountUnavailable(f"mounting is not allowed: {os.strerror(ctypes.get_errno())}")
+        raise EngineUnavailable(f"mounting is not allowed: {os.strerror(ctypes.get_errno())}")
 
 
 def make_image(path: str, kind: FileSystem) -> None:
@@ -131,7 +129,7 @@ def make_image(path: str, kind: FileSystem) -> None:
         file.truncate(kind.size)
     done = subprocess.run([*kind.make, whole], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MountUnavailable(f"{kind.make[0]} fails: {done.stderr.strip()}")
+        raise EngineUnavailable(f"{kind.make[0]} fails: {done.stderr.strip()}")
     copy_image(whole, path, zeros=True)
     os.unlink(whole)
 
@@ -190,7 +188,7 @@ def _attach(backing: int) -> tuple[str, int]:
             try:
                 number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
             except OSError as error:
-                raise MountUnavailable(f"no loop device is free: {error}") from error
+                raise EngineUnavailable(f"no loop device is free: {error}") from error
             device = f"/dev/loop{number}"
             if not os.path.exists(device):
                 with contextlib.suppress(FileExistsError):
@@ -206,7 +204,7 @@ def _attach(backing: int) -> tuple[str, int]:
                 return device, loop
     finally:
         os.close(control)
-    raise MountUnavailable("every free loop device was taken by another process")
+    raise EngineUnavailable("every free loop device was taken by another process")
 
 
 def mount(image: str, where: str, kind: FileSystem) -> None:
@@ -240,18 +238,12 @@ def cut_power(where: str, how: str) -> None:
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[str]:
-    """Make a scratch directory with a mount point, in memory if possible.
-
-    Unmount what is still mounted there at the end.
-    """
-    memory = "/dev/shm"
-    base = memory if os.path.isdir(memory) and os.access(memory, os.W_OK) else None
-    directory = tempfile.mkdtemp(prefix=prefix, dir=base)
-    where = f"{directory}/mounted"
-    os.mkdir(where)
-    try:
-        yield directory
-    finally:
-        with contextlib.suppress(OSError):
-            unmount(where)
-        shutil.rmtree(directory, ignore_errors=True)
+    """Make a scratch directory with a mount point. Unmount what is still mounted there at the end."""
+    with scratch_directory(prefix) as directory:
+        where = f"{directory}/mounted"
+        os.mkdir(where)
+        try:
+            yield directory
+        finally:
+            with contextlib.suppress(OSError):
+                unmount(where)

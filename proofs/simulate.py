@@ -25,6 +25,11 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
+from proofs.durability_oracle import LOG, RUN
+from proofs.promises import FROZEN, ROW, AcknowledgedSave, Promises
+from proofs.schedule_explorer import Actor, Crew, ScheduleStage, Weather
+from proofs.shelf import DurableNames, create
+from proofs.simulated_store import SimulatedStore
 from relight.catalog import candidates
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest, plan_save
@@ -39,12 +44,7 @@ from relight.policy import Compact, Keep, keep
 from relight.policy.compact import Experience
 from relight.reader import verify_checkpoint
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
-from relight.testing.durability_oracle import LOG, RUN
-from relight.testing.promises import FROZEN, ROW, AcknowledgedSave, Promises
 from relight.testing.scenario import Names
-from relight.testing.schedule_explorer import Actor, Crew, ScheduleStage, Weather
-from relight.testing.shelf import DurableNames, create
-from relight.testing.simulated_store import SimulatedStore
 
 KINDS = frozenset(
     {

@@ -11,13 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Protocol
 
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest, plan_save
@@ -35,6 +32,8 @@ from relight.testing.scenario import RUN, Fact, KnownFacts, check_history, lefto
 
 ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired", "recalled")
 """The kinds of fact that promise something."""
+CHECKED = "acknowledgements checked"
+"""Name of a count: an acknowledgement counts again at each later check of its store."""
 TAGS = ("gold", "silver")
 PACK_BYTES_MAX = (9_000, 300_000, 64 << 30)
 LARGE_BYTES = (1 << 20, (1 << 20) + 4 * 1111, (5 << 19) + 12)
@@ -304,31 +303,3 @@ def known_facts(history: History, digests: dict[str, str]) -> list[Fact]:
         facts += [("retiring", *history.retired), ("retired", *history.retired)]
     facts += [("tagged", name, checkpoint_id) for name, checkpoint_id in history.tags.items()]
     return facts
-
-
-class GrowingReport(Protocol):
-    """A report that grows."""
-
-    violations: list[dict[str, object]]
-
-    @property
-    def total(self) -> int:
-        """Return the number of points done."""
-
-
-def progress_of(what: str) -> Callable[[GrowingReport, int], None]:
-    """Return a callback that prints the progress and rate to stderr: at each call on a terminal, otherwise every 500 points."""
-    began = time.perf_counter()
-
-    def progress(report: GrowingReport, count: int) -> None:
-        if sys.stderr.isatty() or report.total % 500 == 0:
-            rate = report.total / (time.perf_counter() - began)
-            text = f"{report.total:,} of {count:,} {what}, {len(report.violations)} violations, {rate:.1f} a second"
-            print(
-                ("\r" if sys.stderr.isatty() else "") + text,
-                end="" if sys.stderr.isatty() else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    return progress

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from proofs.shelf import DurableNames
 from relight.format import hexdigest
 from relight.format.names import LOG_DIR, STORE_FILE, parse_dir, parse_record_file
-from relight.testing.shelf import DurableNames
 
 RUN = "run"
 LOG = f"{RUN}/{LOG_DIR}"

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from proofs.simulated_store import FAULTS, Died
 from relight.format.names import LOG_DIR
-from relight.testing.simulated_store import FAULTS, Died
 
 STEPS_MAX = 20_000
 """Steps after which a schedule counts as endless: more than any schedule needs."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from proofs.disk_scenario import ROOT, fresh_disk
 from relight.commit import Attempt
 from relight.errors import NoSpace, RelightError
 from relight.format.names import LOG_DIR
@@ -18,7 +19,7 @@ from relight.store import Disk, LocalStore
 from relight.store.base import Uncertain
 from relight.store.durable import temporary_of
 from relight.testing.disks import CHANGING, CountingDisk, DiskCall, FailNth, SimulatedDisk
-from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, perform, prepared, save
+from relight.testing.scenario import RUN, Fact, Names, check, examine, perform, prepared, save
 
 ERRORS = (codes.EIO, codes.ENOSPC, codes.EDQUOT, codes.EROFS)
 READS = frozenset({"open_read", "open_dir", "lstat", "fstat", "preadv", "scan"})

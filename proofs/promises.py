@@ -9,6 +9,9 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from proofs.durability_oracle import LOG, RUN, Truth
+from proofs.shelf import DurableNames
+from proofs.simulated_store import FaultFreeProcess, SimulatedStore
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
@@ -26,9 +29,6 @@ from relight.reader import open_checkpoint, read_tensors, verify_checkpoint
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of
-from relight.testing.durability_oracle import LOG, RUN, Truth
-from relight.testing.shelf import DurableNames
-from relight.testing.simulated_store import FaultFreeProcess, SimulatedStore
 
 ROW = 8
 FROZEN = b"\x17" * ROW

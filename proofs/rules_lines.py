@@ -1,10 +1,11 @@
 """Rules about lost logs and lines of descent: what must stay visible and undeleted after a user's mistake.
 
-``relight.testing.invariants`` lists them.
+``proofs.invariants`` lists them.
 """
 
 from __future__ import annotations
 
+from proofs.invariants import rule, saves, simulated
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format.names import is_record_key
@@ -12,7 +13,6 @@ from relight.log import Log, fold, line_of, newest_good
 from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
 from relight.store import ByteStore
-from relight.testing.invariants import rule, saves, simulated
 from relight.testing.scenario import RUN, log_files, state_of
 
 

@@ -1,4 +1,4 @@
-"""Rules about the summaries of logs: when a reader may use them. ``relight.testing.invariants`` lists them."""
+"""Rules about the summaries of logs: when a reader may use them. ``proofs.invariants`` lists them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from proofs.crash import Observed
+from proofs.disk_scenario import ROOT, fresh_disk, short_folders
+from proofs.invariants import rule, simulated
+from proofs.racing_disks import AfterLinks, MadeByTheDead
+from proofs.rules_lines import line
 from relight.format import Record, encode_record, hexdigest
 from relight.format.names import LOG_DIR, folder_name, record_file, summary_file
 from relight.format.records import NoteBody
@@ -16,12 +21,8 @@ from relight.log.summary import decode, encode, vouched
 from relight.policy import keep
 from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
-from relight.testing.crash import Observed
 from relight.testing.disks import CUTS, DiskCall, SimulatedDisk
-from relight.testing.invariants import rule, simulated
-from relight.testing.racing_disks import AfterLinks, MadeByTheDead
-from relight.testing.rules_lines import line
-from relight.testing.scenario import ROOT, RUN, fresh_disk, patched, short_folders
+from relight.testing.scenario import RUN, patched
 
 
 def _replace(store: ByteStore, key: str, data: bytes) -> None:

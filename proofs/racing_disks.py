@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from relight.store import Disk
 from relight.testing.disks import CHANGING, DiskCall, HookedDisk, SimulatedDisk
 
 P = ParamSpec("P")
@@ -37,7 +38,7 @@ class AfterLinks(HookedDisk):
 class MadeByTheDead(HookedDisk):
     """Just before the ``nth`` call ``name`` of ``path``, another process makes that directory and dies before the parent's fsync."""
 
-    def __init__(self, inner: SimulatedDisk, name: str, path: str, nth: int) -> None:
+    def __init__(self, inner: Disk, name: str, path: str, nth: int) -> None:
         super().__init__(inner)
         self.wanted, self.nth, self.seen = (name, path), nth, 0
 

@@ -1,6 +1,6 @@
 """Log every write that reaches a disk, and build from the log the disks that a power cut could leave.
 
-``python -m relight.testing.block_log --count 5000``. A victim process (``child_processes``) runs saves on ext4 on a
+``python -m proofs.block_log --count 5000``. A victim process (``child_processes``) runs saves on ext4 on a
 loop device. The device's file logs each write and each flush (``fuse_file``). Each acknowledgement is recorded with
 the number of log entries at that time. Then disks are built for each place in the log. A disk has everything that was
 written before the last flush. Of later writes it has what a drive's cache may have brought to the medium, which is
@@ -20,28 +20,31 @@ Limits of the model:
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import gc
 import itertools
-import json
 import mmap
 import os
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from relight.store import LocalStore
-from relight.testing.acknowledged import check, count_acknowledged, progress_of
-from relight.testing.child_processes import COUNTER_BYTES, MUTATIONS, AcknowledgedFact, Victims, store_in, victims
-from relight.testing.fuse_file import DiskEntry, logged_file, read_log
-from relight.testing.images import (
+from proofs.acknowledged import CHECKED, check, count_acknowledged
+from proofs.child_processes import (
+    COUNTER_BYTES,
+    VIOLATIONS_MAX,
+    AcknowledgedFact,
+    Victims,
+    store_in,
+    victims,
+    victims_parser,
+)
+from proofs.fuse_file import DiskEntry, logged_file, read_log
+from proofs.images import (
     FileSystem,
-    MountUnavailable,
     attached,
     copy_image,
     find_damage,
@@ -53,6 +56,8 @@ from relight.testing.images import (
     scratch,
     unmount,
 )
+from proofs.report import Report, run_engine
+from relight.store import LocalStore
 from relight.testing.scenario import prepared
 
 SUPERBLOCK = range(1024, 2048)
@@ -62,62 +67,8 @@ ENTRIES = 250
 DISKS_PER_SESSION = 300
 WAIT_S = 60.0
 FSCK_EVERY = 50
-VIOLATIONS_MAX = 20
 LEFT = ("all", "none", "half", "one is missing", "one alone", "torn", "torn at random")
 """What a disk keeps of the writes since the last flush."""
-
-
-@dataclass
-class BlockReport:
-    """Disks by kind and by file system, sizes of the logs, and violations."""
-
-    seed: int
-    disks: Counter[str] = field(default_factory=Counter)
-    file_systems: Counter[str] = field(default_factory=Counter)
-    sessions: int = 0
-    writes: int = 0
-    flushes: int = 0
-    facts: Counter[str] = field(default_factory=Counter)
-    checked: int = 0
-    """Acknowledgements checked, on all disks together."""
-    places: int = 0
-    fscks: int = 0
-    violations: list[dict[str, object]] = field(default_factory=list)
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    """CPU time of this process and its children."""
-
-    @property
-    def total(self) -> int:
-        """All disks."""
-        return sum(self.disks.values())
-
-    @property
-    def ok(self) -> bool:
-        """Return whether every disk had all that was acknowledged, and something was acknowledged at all."""
-        return not self.violations and self.checked > 0
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report for ``--json``."""
-        return {
-            "ok": self.ok,
-            "seed": self.seed,
-            "disks": self.total,
-            "by_what_was_left": dict(sorted(self.disks.items())),
-            "by_file_system": dict(sorted(self.file_systems.items())),
-            "sessions": self.sessions,
-            "writes": self.writes,
-            "flushes": self.flushes,
-            "places": self.places,
-            "checked_by_fsck": self.fscks,
-            "acknowledged": dict(sorted(self.facts.items())),
-            "looked_for": self.checked,
-            "seconds": round(self.seconds, 1),
-            "cpu_seconds": round(self.cpu_seconds, 1),
-            "disks_a_second": round(self.total / self.seconds, 1) if self.seconds else 0.0,
-            "violations": len(self.violations),
-            "first": self.violations[:20],
-        }
 
 
 @dataclass
@@ -268,10 +219,10 @@ def _put(path: str, entries: Sequence[DiskEntry]) -> None:
             os.pwrite(file.fileno(), entry.data, entry.offset)
 
 
-def check_disk(session: DiskSession, place: int, path: str, where: str, report: BlockReport) -> list[str]:
+def check_disk(session: DiskSession, place: int, path: str, where: str, report: Report) -> list[str]:
     """Mount a disk and check it. Return what is wrong. Adds to the counts of ``report``."""
     facts = [acknowledged.fact for acknowledged in session.facts if acknowledged.at <= place]
-    report.checked += count_acknowledged(facts).total()
+    report.counts[CHECKED] += count_acknowledged(facts).total()
     fsck = report.total % FSCK_EVERY == 0
     try:
         mount(path, where, session.kind)
@@ -284,7 +235,7 @@ def check_disk(session: DiskSession, place: int, path: str, where: str, report: 
     damage = find_damage(path, session.kind) if fsck else ""  # after the journal's replay there is nothing to repair
     if damage:
         problems.append(f"the file system is damaged: {damage}")
-    report.fscks += fsck
+    report.counts["checked by fsck"] += fsck
     return problems
 
 
@@ -299,57 +250,51 @@ def run(
     stop: int = VIOLATIONS_MAX,
     sessions: int | None = None,
     entries: int = ENTRIES,
-    progress: Callable[[BlockReport, int], None] | None = None,
-) -> BlockReport:
+    progress: bool = False,
+) -> Report:
     """Check ``count`` disks of ``sessions`` recordings. Stop at ``stop`` violations.
 
     ``file_system``: prefix of the names of the file systems to use. ``mutation``: what is removed from the victims'
     code. ``lies``: the disk ignores flushes. ``keep``: a directory for a copy of each disk that lost something. From
-    here on, mounts of this process are private to it. Raise ``MountUnavailable`` if the process cannot mount.
+    here on, mounts of this process are private to it. Raise ``EngineUnavailable`` if the process cannot mount.
     """
     private_mounts()
     kinds = [kind for kind in kinds_called(file_system) if kind.reorders]
     gc.freeze()
-    report = BlockReport(seed)
-    began, began_cpu = time.perf_counter(), sum(os.times()[:4])
+    report = Report("disks", seed, needs=CHECKED, expected=count if progress else 0)
     disks_each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
-    with prepared() as names, scratch("relight-blocks-") as directory:
+    with report.timed(), prepared() as names, scratch("relight-blocks-") as directory:
         names.seed(f"checks {seed}")
         counter = f"{directory}/counter"
         with open(counter, "wb") as file:
             file.truncate(COUNTER_BYTES)
         with victims(mutation=mutation, counter=counter) as victim:
-            while report.total < count and len(report.violations) < stop:
-                session = record(directory, f"{seed}:{report.sessions}", victim, kinds, entries)
-                report.sessions += 1
+            while report.total < count and report.violated < stop:
+                session = record(directory, f"{seed}:{report.counts['sessions']}", victim, kinds, entries)
+                report.counts["sessions"] += 1
                 _note(session, report)
                 session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
                 points = choose(find_points(session, rng), min(disks_each, count - report.total), rng)
                 built = disks(session, points, directory)
-                _check_all(session, built, directory, report, count=count, stop=stop, keep=keep, progress=progress)
-    report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
+                _check_all(session, built, directory, report, stop=stop, keep=keep)
     return report
 
 
-def _note(session: DiskSession, report: BlockReport) -> None:
+def _note(session: DiskSession, report: Report) -> None:
     flushes = sum(entry.is_flush for entry in session.log)
-    report.flushes += flushes
-    report.writes += len(session.log) - flushes
-    report.places += len(session.log) + 1
-    report.facts += count_acknowledged(acknowledged.fact for acknowledged in session.facts)
+    report.counts.update(flushes=flushes, writes=len(session.log) - flushes, places=len(session.log) + 1)
+    report.tables["acknowledged"].update(count_acknowledged(acknowledged.fact for acknowledged in session.facts))
 
 
 def _check_all(
     session: DiskSession,
     made: Iterable[tuple[Point, str]],
     directory: str,
-    report: BlockReport,
+    report: Report,
     *,
-    count: int,
     stop: int,
     keep: str | None,
-    progress: Callable[[BlockReport, int], None] | None,
 ) -> None:
     for point, path in made:
         name = f"{session.name}:{point.place}:{point.kind}"
@@ -359,68 +304,21 @@ def _check_all(
         problems = check_disk(session, point.place, path, f"{directory}/mounted", report)
         if keep and not problems:
             os.unlink(copy)
-        report.disks[point.kind] += 1
-        report.file_systems[session.kind.name] += 1
-        if problems:
-            report.violations.append({"point": name, "file_system": session.kind.name, "wrong": problems[:5]})
-        if progress:
-            progress(report, count)
-        if len(report.violations) >= stop:
+        report.tables["file systems"][session.kind.name] += 1
+        report.add(name, point.kind, problems, session.kind.name)
+        if report.violated >= stop:
             return
-
-
-def show(report: BlockReport) -> str:
-    """Return the report as text."""
-    rate = report.total / max(report.seconds, 1e-9)
-    acknowledged = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
-    head = (
-        f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
-        f"{rate:.1f} a second"
-    )
-    writes = f"{report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes"
-    lines = [
-        head,
-        f"  {report.sessions} sessions, {writes}; {report.fscks} checked by fsck",
-        f"  acknowledged: {acknowledged}; checked {report.checked:,} times",
-    ]
-    lines += [
-        f"    {name:48} {count:>6,}"
-        for table in (report.disks, report.file_systems)
-        for name, count in sorted(table.items())
-    ]
-    lines += [
-        f"  {violation['point']} ({violation['file_system']}): {violation['wrong']}"
-        for violation in report.violations[:10]
-    ]
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no disk can be logged here."""
-    parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0]
-    )
-    parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = victims_parser("proofs.block_log", __doc__, 5000)
     parser.add_argument("--sessions", type=int, help=f"recordings; one for each {DISKS_PER_SESSION} disks by default")
     parser.add_argument("--entries", type=int, default=ENTRIES, help="writes and flushes of each recording")
-    parser.add_argument(
-        "--file-system",
-        default="ext4",
-        metavar="WORD",
-        help="use file systems with names that begin with this: ext4, xfs",
-    )
-    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
-    parser.add_argument(
-        "--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost"
-    )
     parser.add_argument("--lies", action="store_true", help="the disk ignores flushes: something should be lost")
-    parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each disk that lost something")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-
-    try:
-        report = run(
+    return run_engine(
+        parser,
+        lambda options: run(
             options.count,
             options.seed,
             file_system=options.file_system,
@@ -430,15 +328,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             keep=options.keep,
             sessions=options.sessions,
             entries=options.entries,
-            progress=progress_of("disks"),
-        )
-    except MountUnavailable as error:
-        print(f"no disk was logged: {error}", file=sys.stderr)
-        return 2
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    print(json.dumps(report.to_dict(), indent=1) if options.json else show(report))
-    return 0 if report.ok else 1
+            progress=True,
+        ),
+        arguments,
+    )
 
 
 if __name__ == "__main__":

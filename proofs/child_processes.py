@@ -24,14 +24,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from relight.comm.children import child_command
-from relight.testing.mutation_check import mutate
-from relight.testing.mutations import DURABLE, SAVE, Mutation
+from proofs.engine_process import start_engine
+from proofs.mutation_check import mutate
+from proofs.mutations import DURABLE, SAVE, Mutation
+from proofs.report import engine_parser
 
 COUNTER_BYTES = 8
 NEIGHBOURS = 0.4
 """Share of the lives that have a second writer on their disk."""
 NEIGHBOUR_BYTES = 1 << 20
+VIOLATIONS_MAX = 20
 MUTATIONS = {
     "file": Mutation("fsync of every new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
     "pack": Mutation(
@@ -102,10 +104,12 @@ class Victims:
 def victims(*, mutation: str | None = None, counter: str | None = None) -> Iterator[Victims]:
     """Start a server of lives. ``mutation``: a key of ``MUTATIONS``. ``counter``: a path."""
     read_end, write_end = os.pipe()
-    command = child_command("relight.testing.child_processes", "--facts", str(write_end))
-    command += ["--mutation", mutation] if mutation else []
-    command += ["--counter", counter] if counter else []
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write_end,))
+    options = ["--mutation", mutation] if mutation else []
+    options += ["--counter", counter] if counter else []
+    process = start_engine(
+        "child_processes", "--facts", str(write_end), *options,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write_end,),
+    )  # fmt: skip
     os.close(write_end)
     try:
         assert process.stdout
@@ -157,8 +161,8 @@ def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_ma
 
     The process then waits until it is killed.
     """
+    from proofs.acknowledged import live_on
     from relight.store import LocalStore
-    from relight.testing.acknowledged import live_on
     from relight.testing.scenario import prepared
 
     def report(*fact: str) -> None:
@@ -205,10 +209,27 @@ def _disturb(where: str, rng: random.Random) -> None:
             time.sleep(rng.uniform(0, 0.004))
 
 
+def victims_parser(module: str, doc: str | None, count: int) -> argparse.ArgumentParser:
+    """Return the parser of an engine that saves in victims."""
+    parser = engine_parser(module, doc, count)
+    parser.add_argument(
+        "--file-system",
+        default="ext4",
+        metavar="WORD",
+        help="use file systems with names that begin with this: ext4, xfs",
+    )
+    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
+    parser.add_argument(
+        "--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost"
+    )
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each disk that lost something")
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that starts the server."""
     parser = argparse.ArgumentParser(
-        prog="python -m relight.testing.child_processes", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m proofs.child_processes", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--facts", type=int, required=True, metavar="FD")
     parser.add_argument("--mutation", choices=MUTATIONS)

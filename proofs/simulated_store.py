@@ -20,11 +20,11 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from proofs.shelf import DurableFile, DurableNames, create
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, StoreUnavailable, UnsafeContent
 from relight.format.names import LOG_DIR
 from relight.store.base import Entry, Properties, Reader, StoreBase, Uncertain, Writer
 from relight.store.durable import TMP_PREFIX
-from relight.testing.shelf import DurableFile, DurableNames, create
 
 FAULTS: dict[str, tuple[str, ...]] = {
     "put_once": ("refused", "full", "unsure", "unsure_done", "answered_twice", "late"),
