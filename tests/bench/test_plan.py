@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relight.bench.figures import floor_figures, medians, noise, our_figures, thread_counts, useful
-from relight.bench.plan import BenchSpace, disk_needed, memory_needed, parse_size, plan_bench, spread
+from relight.bench.plan import BenchSpace, disk_needed, memory_needed, plan_bench, spread, state_size
 from relight.errors import ConfigError, NoSpace
 
 GB = 10**9
@@ -38,7 +38,7 @@ def test_the_size_that_a_refusal_names_fits(room: BenchSpace) -> None:
         plan_bench(room, 100 * GB, 5)
     hint = refused.value.hint
     assert hint.endswith(" fits")
-    size = parse_size(hint.split()[1])
+    size = state_size(hint.split()[1])
     assert plan_bench(room, size, 5).size == size
 
 
@@ -66,12 +66,12 @@ def test_too_little_space_is_refused_without_a_size_too(room: BenchSpace) -> Non
 def test_an_invalid_size_is_refused(text: str) -> None:
     """An invalid size raises ``ConfigError``."""
     with pytest.raises(ConfigError, match="is not a size"):
-        parse_size(text)
+        state_size(text)
 
 
 def test_sizes_have_decimal_and_binary_units() -> None:
     """Units are decimal, or binary with an i."""
-    assert [parse_size(text) for text in ("256MB", "256mb", "1G", "1.5 GiB", "4096", "2kB")] == [
+    assert [state_size(text) for text in ("256MB", "256mb", "1G", "1.5 GiB", "4096", "2kB")] == [
         256 * MB,
         256 * MB,
         GB,

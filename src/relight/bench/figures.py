@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from relight.units import duration_text
+
 FLOORS = {
     "memcpy_1": "copy, 1 thread",
     "memcpy": "copy, {threads}",
@@ -101,7 +103,7 @@ def medians(rounds: Rounds) -> dict[str, float]:
 def noise(floors: Sequence[Figure]) -> list[str]:
     """Return a note if a floor differed from round to round: the measurement should be repeated. Empty otherwise."""
     uneven = {
-        floor.label: f"{floor.label}: {min(floor.rounds):.2g} to {max(floor.rounds):.2g} s"
+        floor.label: f"{floor.label}: {duration_text(min(floor.rounds))} to {duration_text(max(floor.rounds))}"
         for floor in floors
         if min(floor.rounds) > 0 and max(floor.rounds) / min(floor.rounds) >= NOISY
     }

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from relight.errors import ConfigError, shown
+from relight.policy.argument_checks import Duration, number_above_0, seconds_of, whole_of
 from relight.policy.best_by import mode_for
-from relight.policy.units import Duration, number_above_0, seconds_of, whole_of
 from relight.save_reason import Kind, SaveReason
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
+from relight.units import duration_text
 
 ASKED_TOPIC, ACKNOWLEDGED_TOPIC = "save asked", "save heard"
 REQUEST_POLL_S = 3.0
@@ -159,9 +160,10 @@ def describe_outcome(answer: Answer, waited_s: float) -> str:
     if answer.refused:
         return f"acknowledged on {answer.acknowledged_by}, but refused: {answer.refused}"
     if answer.acknowledged_by:
-        return f"acknowledged on {answer.acknowledged_by}, but not saved within {waited_s:.0f} s: it may still come; see the job's output"
+        late = f"not saved within {duration_text(waited_s)}"
+        return f"acknowledged on {answer.acknowledged_by}, but {late}: it may still come; see the job's output"
     return (
-        f"not acknowledged within {waited_s:.0f} s: no relight run supervises a job of this run, or it cannot read the store; "
+        f"not acknowledged within {duration_text(waited_s)}: no relight run supervises a job of this run, or it cannot read the store; "
         "without relight run, send SIGUSR1 to the training process on its machine (kill -USR1 PID)"
     )
 

@@ -57,6 +57,7 @@ from relight.supervise.procfs import busy_s, has_handler, oom_kills, sample_agen
 from relight.supervise.remote_causes import CLOCKS_S, Endings
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
+from relight.units import duration_text, percent_text
 
 STRAGGLERS_EVERY_S = 1.0
 ELSEWHERE_EVERY_S = 5.0
@@ -276,7 +277,7 @@ class Supervisor:
             rank=failure.rank,
             incident=incident.id,
         )
-        wait = f" in {self.decision.delay_s:.0f} s" if self.decision.delay_s else ""
+        wait = f" in {duration_text(self.decision.delay_s)}" if self.decision.delay_s else ""
         more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
         emit(
             "run.decision",
@@ -491,7 +492,8 @@ class Supervisor:
         self._measured = now
         slow = self._stragglers.update(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
         if slow is not None:
-            text = f"the others wait for rank {slow.rank}: it works {100 * slow.share:.0f} % of the time, they {100 * slow.others:.0f} %"
+            shares = f"it works {percent_text(slow.share)} of the time, they {percent_text(slow.others)}"
+            text = f"the others wait for rank {slow.rank}: {shares}"
             emit("run.straggler", text, rank=slow.rank, share=round(slow.share, 3), others=round(slow.others, 3))
 
     def _ask_for_save(self) -> None:
@@ -631,7 +633,8 @@ class Supervisor:
         self._book.write(after)
         emit(
             "run.recovered",
-            f"training again {after.seconds['all']:.2f} s after the failure, from step {max(restored, -1) + 1}: {lost} steps to repeat",
+            f"training again {duration_text(after.seconds['all'])} after the failure, "
+            f"from step {max(restored, -1) + 1}: {lost} steps to repeat",
             incident=incident.id,
             steps_lost=lost,
             seconds=after.seconds["all"],
