@@ -98,7 +98,7 @@ class Sign(NamedTuple):
     def shown(self) -> str:
         """Description of the process, with the age of its last record."""
         host = f"this host ({self.host})" if self.certain or self.alive else f"host {self.host}"
-        return f"process {self.pid} on {host}, last record {age_text(self.age_s)} ago,"
+        return f"process {self.pid} on {host}, last record {age_text(self.age_s)},"
 
 
 def check_takeover(option: str | None) -> str | None:

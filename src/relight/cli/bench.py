@@ -12,7 +12,7 @@ from relight.bench.plan import state_size
 from relight.cli.common import json_option
 from relight.cli.output import emit_json, escape, facts_list, paint, progress, table, warn
 from relight.errors import ConfigError
-from relight.units import rate_text, size_text
+from relight.units import duration_text, rate_text, size_text
 
 
 @click.command("bench")
@@ -78,9 +78,7 @@ def _print(report: BenchReport) -> None:
     for figure in report.relight:
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ×"
         rows.append(_row(figure, ratio, figure.against))
-    table(
-        ["", "seconds", "GB/s", "times", "its floor"], rows, right=("seconds", "GB/s", "times"), wrap=("", "its floor")
-    )
+    table(["", "time", "rate", "times", "its floor"], rows, right=("time", "rate", "times"), wrap=("", "its floor"))
     click.echo(f"\n{paint('Settings', 'bold')}")
     facts_list(
         [
@@ -97,7 +95,7 @@ def _row(figure: Figure, ratio: str, against: str) -> list[object]:
     speed = "" if figure.name == "save_blocked" else rate_text(figure.bytes_per_second)
     return [
         figure.label,
-        f"{figure.seconds:.3g}" if figure.seconds >= 0.001 else f"{figure.seconds:.1g}",
+        duration_text(figure.seconds),
         speed,
         ratio,
         against,

@@ -67,7 +67,7 @@ def _row(incident: Incident) -> list[object]:
     style = "red" if incident.action in ("stop",) else ""
     return [
         incident.id[-6:], since(incident.at), incident.kind, incident.step if incident.step >= 0 else "-", Styled(incident.action, style),
-        "-" if after is None else after.steps_lost, "-" if after is None else duration_text(after.seconds.get('all', 0)), incident.why,
+        "-" if after is None else after.steps_lost, "-" if after is None else duration_text(after.seconds.get("all", 0)), incident.why,
     ]  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _show(incident: Incident) -> None:
     if incident.settings:
         facts.append(("settings", " ".join(f"{name}={value}" for name, value in incident.settings.items())))
     if incident.after is not None:
-        parts = ", ".join(f"{name} {value:.2f} s" for name, value in incident.after.seconds.items())
+        parts = ", ".join(f"{name} {duration_text(value)}" for name, value in incident.after.seconds.items())
         facts += [
             ("restored", incident.after.restored),
             ("lost", f"{incident.after.steps_lost} steps"),

@@ -15,7 +15,7 @@ from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
 from relight.run_records.verification import VerificationResult, checked
 from relight.store.anchored import anchor_of
-from relight.units import count_text, size_text
+from relight.units import count_text, percent_text, size_text
 
 
 @click.command("ls")
@@ -112,7 +112,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
             + ("set aside " if row["set_aside"] else "")
             + (f"in {row['home']} " if row["home"] else "")
             + (f"needs {len(row['requires'])} " if row["requires"] else "")
-            + (f"lossy, ±{100 * row['lossy']:.2g} %" if row["lossy"] else "")
+            + (f"lossy, ±{percent_text(row['lossy'])}" if row["lossy"] else "")
             for row in rows
         ]
         add("flags", [text.strip() for text in flags], "yellow")

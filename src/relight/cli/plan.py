@@ -187,7 +187,7 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
             config = json.loads(data)
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"invalid JSON, or more than {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text
+                f"invalid JSON, or more than {size_text(_BYTES_MAX)}: {str(error)[:80]}", where=text
             ) from None
         if not isinstance(config, Mapping):
             raise ConfigError("a config.json is a JSON object", where=text)

@@ -18,7 +18,7 @@ from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
 from relight.log.identity import seconds_since_epoch
 from relight.store import ByteStore
-from relight.units import count_text
+from relight.units import count_text, percent_text
 
 _COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "yellow", "F": "red", "–": "cyan"}
 
@@ -129,7 +129,8 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
         else ""
     )
     click.echo(
-        f"{escape(path)}{by}: {_painted(readiness.grade())}, {readiness.score():.0%} of {count_text(len(readiness.lines), 'line')}{missing}"
+        f"{escape(path)}{by}: {_painted(readiness.grade())}, "
+        f"{percent_text(readiness.score())} of {count_text(len(readiness.lines), 'line')}{missing}"
     )
 
 

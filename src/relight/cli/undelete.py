@@ -10,7 +10,7 @@ from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.records import RetireBody
 from relight.log import Checkpoint
 from relight.reclaim import due_of, recall, sweep_recallable
-from relight.units import count_text
+from relight.units import count_text, duration_text
 
 ALL = "all"
 
@@ -111,11 +111,4 @@ def _list(opened: OpenedRun, as_json: bool) -> None:
 
 
 def _until(undo_s: object, due: bool) -> str:
-    hours = float(str(undo_s)) / 3600
-    return (
-        "until the next save"
-        if due
-        else f"for {hours:g} h of the run"
-        if hours >= 1
-        else f"for {hours * 60:g} min of the run"
-    )
+    return "until the next save" if due else f"for {duration_text(float(str(undo_s)))} of the run"

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from relight.demo.compare import Finished
 from relight.demo.report import DemoReport, Kill
-from relight.units import duration_text
+from relight.units import compact_text, duration_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def _title(figure: Figure, report: DemoReport) -> None:
     figure.text(
         0.07,
         0.9,
-        f"GPT of {report.parameters / 1e6:.1f} M parameters on the source of Python's standard library  ·  "
+        f"GPT of {compact_text(report.parameters)} parameters on the source of Python's standard library  ·  "
         f"{report.steps} steps, saved every {report.save_every}  ·  {report.redone} steps redone  ·  seed {report.seed}",
         fontsize=10.5,
         color=FAINT,

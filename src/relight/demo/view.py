@@ -14,7 +14,7 @@ from rich.text import Text
 
 from relight.demo.report import DemoReport, Kill
 from relight.demo.shape import DemoSize
-from relight.units import duration_text, size_text
+from relight.units import compact_text, duration_text, size_text
 
 GOOD, BAD, SAVE, QUIET = "bold green", "bold red", "bold magenta", "dim"
 
@@ -120,7 +120,7 @@ def _numbers(report: DemoReport) -> Table:
     )
     numbers.add_row(
         "training",
-        f"{report.steps} steps of a GPT, {report.parameters / 1e6:.1f} M parameters, on Python's own source",
+        f"{report.steps} steps of a GPT, {compact_text(report.parameters)} parameters, on Python's own source",
     )
     machine = report.machine
     numbers.add_row(

@@ -9,7 +9,7 @@ from shlex import quote
 from relight.doctor.checks_machine import numbers
 from relight.doctor.facts import DoctorFacts, RunFacts
 from relight.doctor.finding import CheckHit, check
-from relight.units import duration_text
+from relight.units import age_text, duration_text
 from relight.version import VERSION
 
 _BARREN = 5
@@ -107,7 +107,7 @@ def _empty(facts: DoctorFacts) -> Iterator[CheckHit]:
                 yield CheckHit(
                     "the run has no checkpoint",
                     run.path,
-                    f"its last attempt began {duration_text(since)} ago, on {run.attempts[-1].host}",
+                    f"its last attempt began {age_text(since)}, on {run.attempts[-1].host}",
                     "all of its training is lost",
                     "read that job's log; check that it calls step(), and that save= is short enough",
                     f"relight log {quote(run.path)}",

@@ -8,7 +8,7 @@ from shlex import quote
 
 from relight.doctor.facts import DoctorFacts, Drilled, RunFacts
 from relight.doctor.ready_proofs import steps_of
-from relight.units import count_text, duration_text
+from relight.units import age_text, count_text
 
 _DAY_S = 86400.0
 _DRILLED_DAYS = (30, 90, 180, 365)
@@ -150,5 +150,5 @@ def _stem(script: str) -> str:
 
 
 def _drill_text(drill: Drilled, now: float) -> str:
-    when = f"{duration_text(max(0.0, now - drill.time_s))} ago" if drill.time_s is not None else "at an unknown time"
+    when = f"{age_text(max(0.0, now - drill.time_s))}" if drill.time_s is not None else "at an unknown time"
     return f"the last drill of {os.path.basename(drill.script) or 'its own job'}, {when}: {drill.summary}"

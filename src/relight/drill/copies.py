@@ -144,7 +144,7 @@ def restored(copy: CopyLoads) -> RehearsalResult:
         raise Wrong(f"{', '.join(sorted(skipped))} cannot be restored")
     newest = copy.live[-1]
     return RehearsalResult(
-        f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {duration_text(took)}",
+        f"step {newest.step}, {size_text(newest.body.logical_bytes)}, was restored in {duration_text(took)}",
         back_s=round(took, 3),
     )
 

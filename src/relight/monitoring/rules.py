@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from relight.monitoring.overview import ROLLED_BACK_WORDS, RunSeen
 from relight.run_names import run_name
-from relight.units import duration_text, percent_text, size_text
+from relight.units import age_text, duration_text, percent_text, size_text
 
 INFO, WARNING, CRITICAL = "info", "warning", "critical"
 SEVERITIES = (INFO, WARNING, CRITICAL)
@@ -133,7 +133,7 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
     if not seen.active or seen.unprotected_s is None or seen.unprotected_s <= limit:
         return
     if seen.good_step is None:
-        yield "", f"no good checkpoint since the run began, {duration_text(seen.unprotected_s)} ago"
+        yield "", f"no good checkpoint since the run began, {age_text(seen.unprotected_s)}"
         return
     newer = f"; newer ones are not good: {seen.bad[-1][1]}" if seen.bad and seen.step != seen.good_step else ""
     yield "", f"the newest good checkpoint is step {seen.good_step}, {duration_text(seen.unprotected_s)} old{newer}"
@@ -195,11 +195,11 @@ def _loops(seen: RunSeen, limit: float, now: float) -> Found:
 def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
     if bool(seen.outcomes.given_up) >= limit:
         ago = (
-            duration_text(max(0.0, now - seen.outcomes.decided_at))
+            age_text(max(0.0, now - seen.outcomes.decided_at))
             if seen.outcomes.decided_at is not None
-            else "an unknown time"
+            else "at an unknown time"
         )
-        yield "", f"relight run stopped the job {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
+        yield "", f"relight run stopped the job {ago}, and no attempt has begun since: {seen.outcomes.given_up}"
 
 
 def _excluded(seen: RunSeen, limit: float, now: float) -> Found:

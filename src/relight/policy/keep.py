@@ -469,11 +469,14 @@ def _why_not(rules: Keep, candidate: Candidate) -> str:
     if candidate.aside:
         return "training returned to an earlier step, and no tag holds it"
     words = {
-        "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
+        "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {}",
         "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",
         "weekly": "not the newest of one of the last {} weeks", "monthly": "not the newest of one of the last {} months",
-        "budget": "beyond {} bytes", "lag_steps": "not the one {} steps behind",
+        "budget": "beyond {}", "lag_steps": "not the one {} steps behind",
     }  # fmt: skip
     words["best"] = "not among the best {} by {metric}"
+    text_of = {"within_s": duration_text, "budget": size_text}
     given = {name: value for name in words if (value := getattr(rules, name)) is not None}
-    return ", ".join(words[name].format(value, metric=rules.metric) for name, value in given.items())
+    return ", ".join(
+        words[name].format(text_of.get(name, str)(value), metric=rules.metric) for name, value in given.items()
+    )

@@ -54,6 +54,7 @@ from relight.testing.images import (
     unmount,
 )
 from relight.testing.scenario import prepared
+from relight.units import duration_text
 
 SUPERBLOCK = range(1024, 2048)
 """Byte range of the superblock in ext4."""
@@ -374,7 +375,7 @@ def show(report: BlockReport) -> str:
     rate = report.total / max(report.seconds, 1e-9)
     acknowledged = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
     head = (
-        f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
+        f"{report.total:,} disks, {len(report.violations)} violations, {duration_text(report.seconds)} ({duration_text(report.cpu_seconds)} of CPU), "
         f"{rate:.1f} a second"
     )
     writes = f"{report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes"

@@ -55,6 +55,7 @@ from relight.testing.scenario import (
     resume,
     short_folders,
 )
+from relight.units import duration_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -552,8 +553,8 @@ def show(report: CrashReport) -> str:
         if report.lives[engine]:
             done = sum(count for name, count in report.points.items() if name.startswith(engine))
             lines.append(
-                f"  {engine}: {done:,} points in {report.lives[engine]} lives, {report.seconds[engine]:.0f} s, "
-                f"{report.seconds[engine] / max(done, 1) * 1000:.1f} ms a point ({report.cpu_seconds[engine]:.0f} s of CPU)"
+                f"  {engine}: {done:,} points in {report.lives[engine]} lives, {duration_text(report.seconds[engine])}, "
+                f"{duration_text(report.seconds[engine] / max(done, 1))} a point ({duration_text(report.cpu_seconds[engine])} of CPU)"
             )
     for name, count in sorted(report.points.items()):
         lines.append(f"    {name:32} {count:>8,}")
@@ -587,7 +588,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def progress(report: CrashReport, points: int) -> None:
             if report.total % 500 == 0 and sys.stderr.isatty():
                 rate = (time.perf_counter() - began) / report.total
-                text = f"\r{report.total:,} of {points:,} points, {len(report.violations)} violations, {rate * 1000:.1f} ms each "
+                text = f"\r{report.total:,} of {points:,} points, {len(report.violations)} violations, {duration_text(rate)} each "
                 print(text, end="", file=sys.stderr, flush=True)
 
         engines = ENGINES if options.engine == "both" else (options.engine,)

@@ -32,6 +32,7 @@ from relight.comm.children import child_command, script_command
 from relight.errors import RelightError
 from relight.store import open_bytes
 from relight.testing.warm import IMPORTED, Child, Warm
+from relight.units import duration_text
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -251,7 +252,7 @@ def _judged(
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
-        return [f"not ended {GRACE_S:.0f} s after the signal at step {finished}"]
+        return [f"not ended {duration_text(GRACE_S)} after the signal at step {finished}"]
     return [*_unsaved(run, finished), *_untrue(cell, code), *_left(run, job.pid)]
 
 

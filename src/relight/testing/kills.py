@@ -28,6 +28,7 @@ from pathlib import Path
 from relight.comm.children import child_command
 from relight.store import LocalStore
 from relight.testing.scenario import Fact, Names, check, life, prepared, save_large
+from relight.units import duration_text
 
 SYSCALLS = {
     "fsync": 157,
@@ -268,9 +269,9 @@ def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
 
 def show(report: KillReport) -> str:
     """Return the report as text."""
-    seconds_each = report.seconds / max(report.total, 1) * 1000
+    seconds_each = report.seconds / max(report.total, 1)
     lines = [
-        f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {seconds_each:.0f} ms a kill"
+        f"{report.total:,} processes killed, {len(report.violations)} violations, {duration_text(report.seconds)}, {duration_text(seconds_each)} a kill"
     ]
     lines += [f"  {name:12} {count:>7,}" for name, count in report.kills.items()]
     lines += [

@@ -24,6 +24,7 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 from relight.testing.mutations import MUTATIONS, Mutation
+from relight.units import duration_text
 
 SECONDS_MAX = 300
 """Time limit of one mutation. All proofs together take 52 s of CPU, and several times that on a busy machine."""
@@ -195,7 +196,9 @@ def bite(mutation: Mutation) -> MutationVerdict:
     with os.fdopen(read_end, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
-    caught_by, message = json.loads(data) if data else ("the time limit", f"it ran more than {SECONDS_MAX} s")
+    caught_by, message = (
+        json.loads(data) if data else ("the time limit", f"it ran more than {duration_text(SECONDS_MAX)}")
+    )
     return MutationVerdict(mutation, caught_by, message or "", time.perf_counter() - began)
 
 
@@ -237,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdicts.append(verdict)
         if not options.json:
             print(
-                f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.output[:110]}",
+                f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {duration_text(verdict.seconds):>11}  {verdict.output[:110]}",
                 flush=True,
             )
     survivors = [verdict.mutation.what for verdict in verdicts if verdict.caught_by is None]

@@ -40,6 +40,7 @@ from relight.testing.images import (
     unmount,
 )
 from relight.testing.scenario import Fact, prepared
+from relight.units import duration_text
 
 LIFE_S = 0.12
 """Seconds before the cut, at most, if it does not wait for an acknowledgement."""
@@ -221,8 +222,8 @@ def show(report: CutReport) -> str:
     rate = report.total / max(report.seconds, 1e-9)
     acknowledged = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
     head = (
-        f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s "
-        f"({report.cpu_seconds:.0f} s of CPU), {rate:.1f} a second"
+        f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {duration_text(report.seconds)} "
+        f"({duration_text(report.cpu_seconds)} of CPU), {rate:.1f} a second"
     )
     lines = [
         head,

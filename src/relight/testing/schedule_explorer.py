@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from relight.format.names import LOG_DIR
 from relight.testing.simulated_store import FAULTS, Died
+from relight.units import duration_text
 
 STEPS_MAX = 20_000
 """Steps after which a schedule counts as endless: more than any schedule needs."""
@@ -197,7 +198,9 @@ class ScheduleStage:
         if self.steps >= self.ends_at:
             self.over = True
             if self.steps > STEPS_MAX:
-                self.problems.append(f"(8) {actor.name} has not ended after {self.steps} steps and {self.now:.0f} s")
+                self.problems.append(
+                    f"(8) {actor.name} has not ended after {self.steps} steps and {duration_text(self.now)}"
+                )
         elif actor.wake > self.now or draw() >= weather.sticky:
             chosen = self._next(actor)
             if chosen is not actor and chosen is not None:

@@ -23,6 +23,7 @@ from relight.testing.schedule_explorer import Action
 from relight.testing.seeded_bugs import PLANTED, planted
 from relight.testing.simulate import KINDS, ScheduleOutcome, simulate
 from relight.testing.staged import staged
+from relight.units import duration_text
 
 OPEN: frozenset[str] = frozenset()
 """Faults that the product does not survive yet.
@@ -164,9 +165,9 @@ def many(
             if not quiet and time.perf_counter() - reported > 10:
                 reported = time.perf_counter()
                 rate = report.schedules / report.seconds
-                minutes_left = (count - report.schedules) / rate / 60
+                left_s = (count - report.schedules) / rate
                 print(
-                    f"{report.schedules:>9,} schedules, {rate:.0f}/s, {report.violated} violations, {minutes_left:.0f} min left",
+                    f"{report.schedules:>9,} schedules, {rate:.0f}/s, {report.violated} violations, {duration_text(left_s)} left",
                     file=sys.stderr,
                     flush=True,
                 )
