@@ -267,7 +267,7 @@ def show(plan: JobPlan, description: str) -> None:
                 duration_text(nested.interval_s),
                 duration_text(level.costs.durable_s),
                 duration_text(level.costs.restart_s),
-                percent_text(level.share),
+                percent_text(level.share, 0),
             ]
             for nested, level in zip(plan.best.levels, plan.levels)
         ],
@@ -285,7 +285,7 @@ def show(plan: JobPlan, description: str) -> None:
 
 _LABELS = {
     "copy": "GPU to host, a second", "link": "node to node, a second", "store_write": "into the store, a second",
-    "store_read": "out of the store, a second", "start": "until processes are up", "mtbf": "between failures", "stall_s": "a save's stall",
+    "store_read": "from the store, a second", "start": "until processes are up", "mtbf": "between failures", "stall_s": "a save's stall",
     "durable_s": "a save until durable", "load_s": "a load", "stored": "stored of each byte",
 }  # fmt: skip
 

@@ -256,7 +256,7 @@ def _show(case: Case, summaries: list[Summary], seeds: int) -> None:
         _row(summary, summary.goodput.median == best and len(summaries) > 1, case.scenario.days)
         for summary in summaries
     ]
-    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
+    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "a day", "stored"]
     table([*columns], rows, right=columns[1:])
     click.echo()
     _by_cause(summaries)
@@ -270,13 +270,18 @@ def _show(case: Case, summaries: list[Summary], seeds: int) -> None:
         _against_first(summaries)
 
 
+def _share(part: float) -> str:
+    """Return a part of the time in at most six characters: a row of the table has 84."""
+    return percent_text(part, 2 if part < 0.0995 else 1)
+
+
 def _row(summary: Summary, best: bool, days: float) -> list[object]:
     down = summary.parts["detecting"] + summary.parts["waiting"] + summary.parts["restarting"]
     goodput = percent_text(summary.goodput.median, 2)
     every = "-" if summary.interval_s == float("inf") else duration_text(summary.interval_s)
     return [
         _short(summary.policy), Styled(goodput, "green" if best else ""), f"{100 * summary.goodput.p5:.1f}–{100 * summary.goodput.p95:.1f}",
-        percent_text(summary.parts["lost"]), percent_text(summary.parts["saving"]), percent_text(down), every,
+        _share(summary.parts["lost"]), _share(summary.parts["saving"]), _share(down), every,
         count_text(summary.saves / days), size_text(summary.stored_peak),
     ]  # fmt: skip
 
@@ -287,9 +292,7 @@ def _by_cause(summaries: Sequence[Summary]) -> None:
     causes = list(dict.fromkeys(cause for summary in shown for cause in summary.by_cause))
     causes.sort(key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for summary in shown))
     heads = [_short(summary.policy) for summary in shown]
-    rows = [
-        [_short(cause, 24), *(percent_text(summary.by_cause.get(cause, 0.0)) for summary in shown)] for cause in causes
-    ]
+    rows = [[_short(cause, 24), *(_share(summary.by_cause.get(cause, 0.0)) for summary in shown)] for cause in causes]
     table(["time lost to", *heads], rows, right=heads)
 
 

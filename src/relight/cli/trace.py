@@ -148,7 +148,7 @@ def _show(trace: SaveTrace) -> None:
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
     legs = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
-    rows = [[leg.part, leg.rank, duration_text(leg.seconds), percent_text(leg.seconds / whole)] for leg in legs]
+    rows = [[leg.part, leg.rank, duration_text(leg.seconds), percent_text(leg.seconds / whole, 0)] for leg in legs]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 

@@ -250,7 +250,8 @@ def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
         )
         gain = job_plan.goodput - plan(near).goodput
         if gain >= GAIN or scenario.guarded:
-            why = f"goodput {gain:+.2%}, for {size_text(2 * share)} of each node's memory: another node holds its snapshot"
+            memory = f"{size_text(2 * share)} of each node's memory"
+            why = f"goodput {'+' * (gain >= 0)}{percent_text(gain, 2)}, for {memory}: another node holds its snapshot"
             lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
     if scenario.sparing:
         rank = size / layout.gpus

@@ -197,7 +197,7 @@ def _clock_wrong(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the clock is years slow",
             facts.machine.host,
-            f"it shows {facts.machine.now:.0f} s since 1970",
+            f"it shows {duration_text(facts.machine.now)} since 1970",
             "servers refuse signed requests and certificates; ages of checkpoints are wrong",
             "set it, and synchronize it with NTP",
             "chronyc makestep",

@@ -128,8 +128,8 @@ def _throttled(rows: Array) -> Array:
 
 
 def _throttled_why(row: Array) -> str:
-    celsius, clock = 100 * row[_of("temperature", "mean30")], 100 * np.exp(row[_of("clock", "mean30")])
-    return f"an accelerator of {celsius:.0f} °C runs at {clock:.0f} % of its usual clock"
+    celsius, clock = 100 * row[_of("temperature", "mean30")], float(np.exp(row[_of("clock", "mean30")]))
+    return f"an accelerator of {celsius:.0f} °C runs at {percent_text(clock)} of its usual clock"
 
 
 def _ecc(rows: Array) -> Array:

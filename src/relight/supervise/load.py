@@ -221,7 +221,7 @@ def _devices(limits: Limits) -> str:
 def _number(kind: str, value: float) -> str:
     if math.isnan(value):
         return "unknown"
-    return f"{value:.0f} °C" if kind == HEAT else f"{value:.0f} %"
+    return f"{value:.0f} °C" if kind == HEAT else percent_text(value / 100)
 
 
 def _words(kind: str, value: float) -> str:
