@@ -130,7 +130,7 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
     )
     click.echo(
         f"{escape(path)}{by}: {_painted(readiness.grade())}, "
-        f"{percent_text(readiness.score())} of {count_text(len(readiness.lines), 'line')}{missing}"
+        f"{percent_text(readiness.score(), 0)} of {count_text(len(readiness.lines), 'line')}{missing}"
     )
 
 
