@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from relight.units import duration_text
+from relight.units import count_text, duration_text
 
 FLOORS = {
     "memcpy_1": "copy, 1 thread",
@@ -70,7 +70,7 @@ def floor_figures(rounds: Rounds, size: int, threads: Mapping[str, int]) -> list
     for name, label in FLOORS.items():
         if values := _values(rounds, name):
             count = threads.get(name, 1)
-            text = label.format(threads=f"{count} thread{'' if count == 1 else 's'}")
+            text = label.format(threads=count_text(count, "thread"))
             figures.append(Figure(name, text, statistics.median(values), size, tuple(values)))
     return figures
 

@@ -155,7 +155,7 @@ def plan_for(
     """Return the plan, and a description of its model."""
     state, description = model_size(model, precision, optimizer)
     belief = prior(gpus, source=rates)
-    source = f"{rates} rates of {gpus:,} GPU{'s' if gpus > 1 else ''}"
+    source = f"{rates} rates of {count_text(gpus, 'GPU')}"
     if mtbf is not None:
         belief, source = Belief(belief.shape, belief.shape * seconds_of(mtbf, "--mtbf")), "given"
     given = {"copy": copy_, "link": link, "store_write": store_write, "store_read": store_read}
@@ -220,9 +220,7 @@ def stored_share(text: str) -> KnownNumber:
     if not bodies:
         raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
     share = sum(body.new_bytes for body in bodies) / sum(body.logical_bytes for body in bodies)
-    return KnownNumber(
-        share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {opened.run.name}"
-    )
+    return KnownNumber(share, f"measured: {count_text(len(bodies), 'checkpoint')} of {opened.run.name}")
 
 
 def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
@@ -239,7 +237,7 @@ def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
             raise ConfigError(
                 f"it is not output of relight bench --json: {type(error).__name__}", where=str(path), hint=hint
             ) from None
-    source = f"measured: {len(paths)} file{'s' if len(paths) > 1 else ''} of relight bench"
+    source = f"measured: {count_text(len(paths), 'file')} of relight bench"
     return {name: fit(points_of, source) for name, points_of in points.items()}
 
 
@@ -274,7 +272,7 @@ def show(plan: JobPlan, description: str) -> None:
         right=("saves every", "durable after", "back after", "of failures"),
     )
     click.echo()
-    facts_list([*_facts(plan), *((f"{name} a month", f"{amount:,.0f}") for name, amount in plan.month.items())])
+    facts_list([*_facts(plan), *((f"{name} a month", count_text(amount)) for name, amount in plan.month.items())])
     click.echo(f"\n{paint('Rests on', 'bold')}")
     table(
         ["number", "value", "source"],

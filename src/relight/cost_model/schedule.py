@@ -14,7 +14,7 @@ from relight.cost_model.interval import Costs, Interval, best_interval, daly, wa
 from relight.cost_model.rates import Belief, learn, prior
 from relight.cost_model.replay import learn_aging
 from relight.errors import ConfigError
-from relight.units import duration_text, percent_text, rate_text
+from relight.units import count_text, duration_text, percent_text, rate_text
 
 MOVE = 2.0
 """Largest factor by which the interval changes from one decision to the next."""
@@ -278,7 +278,7 @@ def _reason_text(
     low, high = belief.interval(0.9)
     sure = f" ({duration_text(1 / high)} to {duration_text(1 / low)})" if seen.failures else ""
     parts = [
-        f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {duration_text(seen.watched_s)}",
+        f"{count_text(seen.failures, 'failure') if seen.failures else 'no failures'} in {duration_text(seen.watched_s)}",
         f"one in {duration_text(belief.mtbf_s)} is expected{sure}",
         f"a save takes {duration_text(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
         f"a restart {duration_text(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),

@@ -8,7 +8,7 @@ from shlex import quote
 from relight.doctor.facts import DoctorFacts
 from relight.doctor.finding import CheckHit, check
 from relight.supervise.facts import KINDS
-from relight.units import duration_text, size_text
+from relight.units import count_text, duration_text, size_text
 
 _SHM_LEAST = 64 << 20
 """Bytes of ``/dev/shm`` in a container by default."""
@@ -272,7 +272,7 @@ def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
     dead = facts.machine.dead_supervisors
     if dead:
         yield CheckHit(
-            f"memory files of {len(dead)} dead supervisor{'s' if len(dead) > 1 else ''}",
+            f"memory files of {count_text(len(dead), 'dead supervisor')}",
             dead[0],
             ", ".join(dead[:4]),
             "they use a little memory until the next relight run on this machine removes them",
