@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 UNKNOWN = "–"
-"""Text of a value that is None or NaN."""
+"""Text of None and of NaN."""
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _SHORT = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3))
@@ -129,13 +129,13 @@ def parse_duration(text: str) -> float | None:
     >>> parse_duration("90m"), parse_duration("1 h 30 min"), parse_duration("90")
     (5400.0, 5400.0, None)
     """
-    total, at = 0.0, 0
-    while part := _AMOUNT.match(text, at):
+    total, end = 0.0, 0
+    while part := _AMOUNT.match(text, end):
         length = _SECONDS.get(part[2].lower())
         if length is None:
             return None
-        total, at = total + float(part[1]) * length, part.end()
-    return total if at == len(text) and at else None
+        total, end = total + float(part[1]) * length, part.end()
+    return total if 0 < end == len(text) else None
 
 
 def parse_count(text: str) -> float | None:

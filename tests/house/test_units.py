@@ -212,14 +212,14 @@ def formatters(source: str) -> Iterator[str]:
 
 def test_no_other_module_formats_amounts() -> None:
     """An amount with a unit is text of ``relight.units``. An exception has a reason, and is still there."""
-    found = {
+    seen = {
         f"{path.relative_to(PRODUCT).as_posix()}: {expression}"
         for path in SOURCES
         if path.is_relative_to(PRODUCT) and path != PRODUCT / "units.py"
         for expression in formatters(path.read_text(encoding="utf-8"))
     }
-    assert found - EXCEPTIONS.keys() == set(), "use relight.units"
-    assert EXCEPTIONS.keys() - found == set(), "no longer there"
+    assert seen - EXCEPTIONS.keys() == set(), "use relight.units"
+    assert EXCEPTIONS.keys() - seen == set(), "no longer there"
 
 
 @pytest.mark.parametrize(
