@@ -22,7 +22,7 @@ from relight.keys import StoreSecurity
 from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
-from relight.policy.units import check_bool
+from relight.policy.argument_checks import check_bool
 from relight.reader import VerifyFinding, check_pack, open_checkpoint, read_tensors
 from relight.reader import verify_checkpoint as _verify
 from relight.reader.mapped import Mapped

@@ -115,7 +115,7 @@ def test_a_busy_disk_has_saves_come_later(
     changes = [
         event
         for event in events
-        if event.name == "schedule.changed" and "disk 100% in use" in str(event.fields["reason"])
+        if event.name == "schedule.changed" and "disk 100 % in use" in str(event.fields["reason"])
     ]
     assert len(changes) == (1 if share == 1.0 else 0), "once, not at each sample"
 

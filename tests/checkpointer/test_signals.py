@@ -248,7 +248,7 @@ def test_the_error_of_a_closed_checkpointer_states_why_it_is_closed(run: str, ho
     for call in (lambda: ckpt.step(4), lambda: ckpt.save(4), ckpt.restore):
         with pytest.raises(ConfigError) as caught:
             call()
-        assert caught.value.what == f"this Checkpointer is closed: {why} after step 3, 0 s ago"
+        assert caught.value.what == f"this Checkpointer is closed: {why} after step 3, just now"
         assert "make a new Checkpointer" in caught.value.hint and "restore()" in caught.value.hint
 
 

@@ -94,7 +94,15 @@ def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path) -> No
     answer = on_terminal("bench", "runs", "--size", "5MB", "--rounds", "1", columns=120)
     assert answer.code == 0, answer.out
     assert "measuring" in answer.out
-    for text in ("seconds", "GB/s", "save that waits", "restore, from memory", "Settings", "relight.Checkpointer("):
+    for text in (
+        "time",
+        "rate",
+        "GB/s",
+        "save that waits",
+        "restore, from memory",
+        "Settings",
+        "relight.Checkpointer(",
+    ):
         assert text in answer.out
     assert sorted(runs.rglob("*")) == before
 

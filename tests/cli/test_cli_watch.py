@@ -65,7 +65,7 @@ def test_top_shows_every_run_of_a_store(ask: Any, runs: Path, tmp_path: Path) ->
     shown = ask("top", runs, "--once")
     assert shown.code == 0 and max(map(len, shown.out.splitlines())) <= 80
     rows = {line.split()[0]: line.split() for line in shown.out.splitlines() if line}
-    assert rows["demo"][1] == "299" and "4.0" in rows["demo"] and "2.5" in rows["demo"]
+    assert rows["demo"][1] == "299" and "4" in rows["demo"] and "2.5" in rows["demo"]
     value = ask("top", runs, "--json").json
     assert {run["run"] for run in value["runs"]} == {"demo", "baseline"}
     assert value["alerts"] == [] and value["runs"][1]["saving"]["last_s"] == 2.5

@@ -21,6 +21,7 @@ from relight.policy import adaptive
 from relight.simulator.clusters import lost_by
 from relight.simulator.scenario import Failing, Restarting, SavingCosts, Scenario
 from relight.store import open_bytes
+from relight.units import percent_text
 
 HOUR = 3600.0
 BLOCKED_S = 1800.0
@@ -80,8 +81,8 @@ def test_the_bound_is_an_hour_for_cheap_saves() -> None:
 @pytest.mark.parametrize(
     ("bounds", "name"),
     [
-        (IntervalBounds(at_most_s=HOUR), "at_most=60 min"),
-        (IntervalBounds(at_least_s=40 * HOUR), "at_least=40 h"),
+        (IntervalBounds(at_most_s=HOUR), "at_most=1 h"),
+        (IntervalBounds(at_least_s=40 * HOUR), "at_least=1 d 16 h"),
         (IntervalBounds(overhead=0.02), "overhead=0.02"),
     ],
     ids=["at_most", "at_least", "overhead"],
@@ -89,7 +90,10 @@ def test_the_bound_is_an_hour_for_cheap_saves() -> None:
 def test_the_reason_states_which_bound_costs_how_much(bounds: IntervalBounds, name: str) -> None:
     """The cost is in the text and the numbers. Bounds without cost, or with a guessed one, are not mentioned."""
     result = decide(DEAR, None, bounds)
-    assert result.bound == name and f"{name} costs {result.numbers['bound_cost']:.1%} of the time" in result.reason
+    assert (
+        result.bound == name
+        and f"{name} costs {percent_text(result.numbers['bound_cost'])} of the time" in result.reason
+    )
     assert result.numbers["bound_cost"] > 0.05 and result.numbers["free_s"] == pytest.approx(
         decide(DEAR, None, IntervalBounds()).interval_s
     )
@@ -177,7 +181,7 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
         "store",
     ]
     output = CliRunner().invoke(cli, [*asked, "--at-most", "1h"]).output
-    assert "at_most=60 min costs " in output and " between saves would lose least" in output
+    assert "at_most=1 h costs " in output and " between saves would lose least" in output
     assert "costs" not in CliRunner().invoke(cli, asked).output
     wrong = CliRunner().invoke(cli, [*asked, "--at-least", "2h", "--at-most", "1h"])
     assert wrong.exit_code != 0
@@ -197,4 +201,4 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
         "save.durable_s=1800",
     ]
     shown = CliRunner().invoke(cli, [*command, "--policy", "adaptive,at_most=1h", "--policy", "adaptive"]).output
-    assert shown.count("costs") == 1 and "at_most=60 min costs" in shown
+    assert shown.count("costs") == 1 and "at_most=1 h costs" in shown

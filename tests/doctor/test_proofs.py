@@ -47,7 +47,7 @@ def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, cal
     assert len(proofs_of(open_bytes(place), "baseline")) == 1
     row = line(call, place / "demo", name)
     assert row["score"] == 1.0
-    assert "ago" in row["evidence"]
+    assert "just now" in row["evidence"]
     (pack,) = at_hand.directory(place, -1).glob("pack-*")
     at_hand.flip(pack)
     assert call("verify", place / "demo", "latest").code == 1

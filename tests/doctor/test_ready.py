@@ -220,7 +220,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         line(after, "recovery was rehearsed")["score"] == 0.5
         and "1 passed" in line(after, "recovery was rehearsed")["evidence"]
     )
-    assert "4.4 kB in " in line(after, "a restore is fast")["evidence"]
+    assert "4.38 kB in " in line(after, "a restore is fast")["evidence"]
     assert after.json["score"] > before.json["score"]
     of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
     assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second

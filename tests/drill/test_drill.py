@@ -170,14 +170,14 @@ def test_when_a_drill_is_ok() -> None:
     """A drill is ok if one rehearsal passed and none failed; skipped ones do not count."""
     assert report(PASSED, SKIPPED).ok
     assert not report(PASSED, FAILED).ok and not report(SKIPPED).ok and not report().ok
-    assert report(PASSED, FAILED, SKIPPED, PASSED).summary() == "2 passed, 1 failed, 1 skipped; 61 s"
+    assert report(PASSED, FAILED, SKIPPED, PASSED).summary() == "2 passed, 1 failed, 1 skipped; 1 min 1 s"
 
 
 def test_the_page_for_the_runbook_has_it_all() -> None:
     """The page has time, host and script, a row for each rehearsal, and the reasons of failures."""
     page = markdown(report(PASSED, FAILED, SKIPPED))
     assert "# Drill of 2026-11-21T07:39:49Z" in page and "`train.py` on node-3" in page
-    assert "| r0 | passed | – | – | 1.50 s | 0 |" in page and "| r1 | **failed** |" in page and "because 2" in page
+    assert "| r0 | passed | – | – | 1.5 s | 0 |" in page and "| r1 | **failed** |" in page and "because 2" in page
 
 
 def test_drills_are_remembered_with_a_run(tmp_path: Path) -> None:

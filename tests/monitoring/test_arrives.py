@@ -125,7 +125,7 @@ def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
             text = message_from_string(mails[0])
             assert "critical: demo: no good checkpoint" in str(text["Subject"])
             post = json.loads(posts[0][1])
-            assert "the newest good checkpoint is step 100, 2.0 h old" in post["message"]
+            assert "the newest good checkpoint is step 100, 2 h" in post["message"]
             assert post["type"] == "failure"
             alarms.update([late_run._replace(unprotected_s=1.0)], time.time())
             until(lambda: len(mails) == 2 and len(posts) == 2)

@@ -68,7 +68,7 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(
     assert fired(run) == {}
     write(run, incident(3600, "crash", "stop"))
     assert fired(run) == {
-        "job_given_up": "relight run stopped the job 60.0 min ago, and no attempt has begun since: why stop"
+        "job_given_up": "relight run stopped the job 1 h ago, and no attempt has begun since: why stop"
     }
     assert command.main(["check", str(run)], standalone_mode=False) == 1 and "job_given_up" in capsys.readouterr().out
     append(run, FenceBody(attempt="second", reason="resumed"), 60, epoch=2)

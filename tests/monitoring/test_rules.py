@@ -24,7 +24,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no_good_checkpoint": ({"unprotected_s": 4000.0, "good_age_s": 4000.0}, "step 300"),
     "saves_failing": ({"saving": SaveTimes(failed_in_a_row=3)}, "3 saves in a row"),
     "slow_save": ({"saving": SaveTimes(0.1, 2.0, 700.0, 3, 0, FINE.saving.last)}, "save of step 300 took"),
-    "tier_full": ({"tiers": (TierSeen("hot", "u", 3, 300, 0, 0.0, 95, 100),)}, "hot is 95% full"),
+    "tier_full": ({"tiers": (TierSeen("hot", "u", 3, 300, 0, 0.0, 95, 100),)}, "hot is 95 % full"),
     "tier_behind": ({"tiers": (TierSeen("cold", "u", 1, 100, 2, 5000.0, 1, None),)}, "cold lacks 2 checkpoints"),
     "damaged": (
         {"damaged": 1, "bad": (("abc", "a flipped bit"), ("def", ROLLED_BACK_WORDS))},
@@ -33,7 +33,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "risk": ({"risk": 0.9, "risk_why": "memory fills up"}, "0.90: memory fills up"),
     "job_given_up": (
         {"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")},
-        "stopped the job 10.0 min ago",
+        "stopped the job 10 min ago",
     ),
     "node_excluded": (
         {"outcomes": Outcomes(excluded=("n7: Xid 79",))},
@@ -83,7 +83,7 @@ def test_each_limit_counts(kind: str) -> None:
 def test_a_run_without_any_checkpoint_is_an_alert() -> None:
     """There was no good checkpoint since the run began."""
     (alert,) = held(FINE._replace(good_step=None, good_age_s=None, unprotected_s=7300.0))
-    assert alert.reason == "no good checkpoint since the run began, 2.0 h ago"
+    assert alert.reason == "no good checkpoint since the run began, 2 h 2 min ago"
 
 
 def test_a_rule_is_pending_until_it_has_held_for_long_enough() -> None:

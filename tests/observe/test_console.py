@@ -157,7 +157,7 @@ def test_the_first_save_of_each_start_is_shown_with_its_place(capsys: pytest.Cap
         emit("attempt.started", "attempt 1", run="demo", store="/data/runs", epoch=1)
         for step in (2, 5):
             emit("save.durable", "saved", step=step, id="x", reason="asked", bytes=18_200, seconds=0.05, blocked_s=0.0)
-    assert lines_shown(capsys) == ["relight: first save: step 2 in /data/runs/demo (18.2 kB, 0.05 s)"] * 2
+    assert lines_shown(capsys) == ["relight: first save: step 2 in /data/runs/demo (18.2 kB, 50 ms)"] * 2
 
 
 def test_the_place_is_left_out_where_it_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_the_place_is_left_out_where_it_is_not_known(capsys: pytest.CaptureFixtu
     emit("attempt.started", "attempt 1", run="a", store="/data/runs", epoch=1)
     emit("attempt.started", "attempt 1", run="b", store="/data/runs", epoch=1)
     emit("save.durable", "saved", step=2, id="x", reason="asked", bytes=18_200, seconds=0.05, blocked_s=0.0)
-    assert lines_shown(capsys) == ["relight: first save: step 2 (18.2 kB, 0.05 s)"]
+    assert lines_shown(capsys) == ["relight: first save: step 2 (18.2 kB, 50 ms)"]
 
 
 def test_postponed_saves_have_a_line_a_minute(

@@ -228,7 +228,7 @@ def test_memory_is_bounded_and_no_room_is_reported() -> None:
     send(holder, contribution("c1", 1, 0, 2))
     send(holder, contribution("c2", 2, 0, 2))
     assert holder.used == need
-    with pytest.raises(Refusal, match="MiB"):
+    with pytest.raises(Refusal, match="of parity are wanted"):
         holder.begin(contribution("c2", 2, 1, 0))
     with pytest.raises(Refusal):
         holder.begin(contribution("c2", 2, 1, 1))

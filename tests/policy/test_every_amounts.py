@@ -42,8 +42,8 @@ def test_every_takes_what_people_write(amount: Any, steps: int | None, seconds: 
 def test_a_time_in_seconds_is_reported_in_seconds() -> None:
     """The reason of a save names the interval in a unit that a reader can check."""
     facts = relight.TriggerInput(step=0, now_s=1e6, last_save_step=None, last_save_s=0.0)
-    assert EVERY(seconds=30).due(facts) == "every 30 seconds"
-    assert EVERY(hours=1).due(facts) == "every 60 minutes"
+    assert EVERY(seconds=30).due(facts) == "every 30 s"
+    assert EVERY(hours=1).due(facts) == "every 1 h"
 
 
 def test_the_settings_file_takes_the_same_times() -> None:

@@ -25,6 +25,7 @@ from relight.prediction.model import DETECTORS, DetectorModel, Worth, age_s, rea
 from relight.prediction.score import AlarmCosts
 from relight.prediction.signals import SIGNALS, SignalHistory
 from relight.prediction.simulate import simulate
+from relight.units import parse_duration
 
 PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 
@@ -45,8 +46,8 @@ def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
     assert risk_of(made.sample(second) for second in range(900)).score < 0.1
     risk = risk_of(made.leak(1500, 600, 1740))
     assert risk.kind == "memory" and risk.score > 0.5
-    seconds = re.search(r"it is full in (\d+) s", risk.why)
-    assert seconds and abs(int(seconds[1]) - 240) < 10
+    left = re.search(r"it is full in (\d[\w. ]*)", risk.why)
+    assert left and abs((parse_duration(left[1]) or 0) - 240) < 10
 
 
 @pytest.mark.parametrize(

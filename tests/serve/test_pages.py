@@ -122,7 +122,7 @@ def test_all_is_there_without_scripts(client: TestClient) -> None:
     assert 'class="picture strip"' in client.get("/compare?a=x&b=y").text
     assert 'class="picture graph"' in client.get("/lineage").text
     assert 'class="picture usage"' in client.get("/storage").text
-    assert "12 000" in run and "97.9 %" in run and "1.49 GB" in run
+    assert "12,000" in run and "97.9 %" in run and "1.49 GB" in run
 
 
 def test_charts_have_their_data_for_scripts(client: TestClient) -> None:

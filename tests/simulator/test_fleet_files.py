@@ -83,7 +83,7 @@ def test_invalid_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "large.toml").write_bytes(b"#" * (2 << 20))
     for name, words in (
         ("bytes.toml", "not text"),
-        ("large.toml", "more than 1 MiB"),
+        ("large.toml", "more than 1.05 MB"),
         (".", "not a file"),
         ("none.toml", "no scenario"),
     ):

@@ -124,7 +124,7 @@ def test_a_failure_that_is_foreseen_adds_to_the_rate() -> None:
     calm, warned = usual(0.0), usual(0.5)
     assert warned.numbers["rate_per_h"] - calm.numbers["rate_per_h"] == pytest.approx(1.5)
     assert warned.interval_s < calm.interval_s / 5
-    assert "one is foreseen within 20 min (50% probable): no room soon really" in warned.reason.split(", ")
+    assert "one is foreseen within 20 min (50 % probable): no room soon really" in warned.reason.split(", ")
     assert "foreseen" not in calm.reason
     assert usual(7.0).numbers["foreseen"] == 1.0
 

@@ -36,6 +36,7 @@ from relight.comm import new_threads
 from relight.comm.standstill import CHECK_S, Standstill
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
+from relight.units import duration_text
 
 A = TypeVar("A", SlotsAllocated, HeldList, PeerAddress)
 
@@ -238,7 +239,9 @@ class Agent:
         with self._waiting(), self._changed:
             if not self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout):
                 self._late += 1
-                raise StoreUnavailable(f"the agent did not answer within {timeout:.0f} s; {self.standstill.words}")
+                raise StoreUnavailable(
+                    f"the agent did not answer within {duration_text(timeout)}; {self.standstill.words}"
+                )
             if not self._answers:
                 raise StoreUnavailable(f"the agent is gone: {self._lost}")
             answer, fds = self._answers.pop(0)

@@ -24,6 +24,7 @@ from relight.comm.proof import ProofFailed, prove_as_caller
 from relight.comm.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, wake
 from relight.errors import StoreUnavailable
 from relight.observe import emit
+from relight.units import duration_text
 from relight.version import VERSION
 
 START_S = 20.0
@@ -127,7 +128,9 @@ def _find_or_start(
             _continue_or_end(started.pid, deadline_s)  # it may have been stopped before it began to listen
         if time.monotonic() > ends:
             why = f": {failures[-1]}" if failures else ""
-            raise StoreUnavailable(f"no agent within {deadline_s:.0f} s{why}", where=f"{directory.path}/{name}.sock")
+            raise StoreUnavailable(
+                f"no agent within {duration_text(deadline_s)}{why}", where=f"{directory.path}/{name}.sock"
+            )
         time.sleep(0.01)
 
 
@@ -165,7 +168,7 @@ def _connect(
         return Agent(connection, pid)
     except TimeoutError as error:
         connection.close()
-        raise StoreUnavailable(f"the agent (process {pid}) did not answer within {timeout_s:.0f} s") from error
+        raise StoreUnavailable(f"the agent (process {pid}) did not answer within {duration_text(timeout_s)}") from error
     except ProofFailed as error:
         connection.close()
         where = f"{directory.path}/{name}.sock"

@@ -59,6 +59,7 @@ from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.observe import flush_events, write_events
+from relight.units import size_text
 
 _TICK_S = 0.25
 PROOF_S = 20.0
@@ -281,7 +282,7 @@ class AgentServer:
         count, why = want.count, ""
         if want.memory is not None and want.memory < want.count * want.size:
             count = want.memory // want.size
-            why = f"the limit of {want.memory >> 20} MiB has room for {count} of {want.count} slots of {want.size >> 20} MiB"
+            why = f"the limit of {size_text(want.memory)} has room for {count} of {want.count} slots of {size_text(want.size)}"
         while len(session.slots) < count:
             if spare:
                 slot = spare.pop()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from relight.arena import FILLING, SEALED, Slot
+from relight.units import duration_text
 
 PATIENCE_S = 5.0
 """Seconds without progress after which the writer stops following. Once the slot is sealed, its save is written from
@@ -52,5 +53,5 @@ class SlotFollower:
             if copied != seen:
                 seen, since = copied, now
             elif now - since > PATIENCE_S:
-                raise Abandoned(f"nothing was copied for {PATIENCE_S:.0f} s")
+                raise Abandoned(f"nothing was copied for {duration_text(PATIENCE_S)}")
             time.sleep(_POLL_S)

@@ -32,6 +32,7 @@ from relight.policy.compact import Conditions
 from relight.reclaim import PruneReport, SpaceGuard
 from relight.store import open_bytes
 from relight.store.paced import paced
+from relight.units import duration_text
 
 PLACEHOLDER = "0" * 10
 """Stands for the checkpoint's id while packs are planned; it has the length of an id."""
@@ -293,7 +294,7 @@ class SlotWriter:
             return
 
         def report(why: str, at_most_s: float) -> None:
-            message = f"the save of step {request.info.step} waits for space, at most {at_most_s:.0f} s: {why}"
+            message = f"the save of step {request.info.step} waits for space, at most {duration_text(at_most_s)}: {why}"
             hold.emit(
                 "save.backpressured", message, {"id": request.id, "step": request.info.step, "seconds": at_most_s}
             )

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from relight.arena.mapping import Mapping, make_huge
 from relight.errors import NoSpace, UnsafeContent
+from relight.units import size_text
 
 PAGE = mmap.PAGESIZE
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
@@ -79,7 +80,7 @@ def allocate(size: int, name: str = "relight") -> int:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
             raise NoSpace(
-                f"{size} bytes of shared memory cannot be had: {error.strerror}", where="shared memory"
+                f"{size_text(size)} of shared memory cannot be had: {error.strerror}", where="shared memory"
             ) from error
         raise
     return fd
@@ -118,10 +119,10 @@ def room_for(size: int) -> str | None:
     """Return why ``size`` more bytes would exceed the memory of this machine or cgroup; None if they fit."""
     available = _meminfo("MemAvailable")
     if available is not None and size > available - _HEADROOM:
-        return f"{size >> 20} MiB are wanted, the machine has {available >> 20} MiB available"
+        return f"{size_text(size)} are wanted, the machine has {size_text(available)} available"
     left = _cgroup_left()
     if left is not None and size > left - _HEADROOM // 4:
-        return f"{size >> 20} MiB are wanted, the memory limit of this cgroup leaves {left >> 20} MiB"
+        return f"{size_text(size)} are wanted, the memory limit of this cgroup leaves {size_text(left)}"
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relight.bench.figures import useful
-from relight.bench.plan import bytes_text
+from relight.units import duration_text, percent_text, rate_text, size_text
 
 LOST_MAX = 0.01
 """Fraction of training time that saves may cost."""
@@ -80,25 +80,23 @@ def slot_bytes(state_bytes: int) -> int:
 def _memory(facts: BenchFacts) -> tuple[RecommendedSetting, int]:
     """Return the ``memory`` setting and the number of slots that fit. If training runs on the cores, its state uses the same memory."""
     slot = slot_bytes(facts.state_bytes)
-    two = f"two slots of a state of {bytes_text(facts.state_bytes)} take {bytes_text(2 * slot)} of memory"
+    two = f"two slots of a state of {size_text(facts.state_bytes)} take {size_text(2 * slot)} of memory"
     value = f"memory={2 * slot:_}" if facts.asked else ""
     if facts.available_bytes is None:
         return RecommendedSetting("memory", value, f"{two}; the available memory is unknown"), 2
     own_state = 0 if facts.accelerator else facts.state_bytes
     left = facts.available_bytes - own_state - _SPARE
-    available = f"{bytes_text(facts.available_bytes)} are available"
-    available += f", {bytes_text(own_state)} of them for the state itself" if own_state else ""
+    available = f"{size_text(facts.available_bytes)} are available"
+    available += f", {size_text(own_state)} of them for the state itself" if own_state else ""
     if left >= 2 * slot:
         most = left // 2 if facts.accelerator else (facts.available_bytes - _SPARE) // 3
-        more = (
-            "" if facts.asked else f": enough for a state of up to {bytes_text(most)}; --size gives a bound for yours"
-        )
+        more = "" if facts.asked else f": enough for a state of up to {size_text(most)}; --size gives a bound for yours"
         return RecommendedSetting("memory", value, f"{two}; {available}{more}"), 2
     if left >= slot:
         reason = f"{two}; {available}: room for one, so a save is postponed while the save before it is being written"
         return RecommendedSetting("memory", f"memory={slot:_}", reason), 1
     return RecommendedSetting(
-        "memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {available}: no room for a snapshot"
+        "memory", "memory=0", f"one slot takes {size_text(slot)} of memory; {available}: no room for a snapshot"
     ), 0
 
 
@@ -114,14 +112,14 @@ def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, floa
     if facts.accelerator:
         cost_s, reason = (
             facts.blocked_s,
-            f"step() returns after {_seconds_text(facts.blocked_s)}, and the device trains on",
+            f"step() returns after {duration_text(facts.blocked_s)}, and the device trains on",
         )
     elif facts.lost_s is None:
-        cost_s, reason = facts.blocked_s, f"step() returns after {_seconds_text(facts.blocked_s)}"
+        cost_s, reason = facts.blocked_s, f"step() returns after {duration_text(facts.blocked_s)}"
     else:
         cost_s = max(facts.lost_s, facts.blocked_s)
-        reason = f"step() returns after {_seconds_text(facts.blocked_s)}, and training on all cores loses {_seconds_text(cost_s)} in all"
-    against = f"a save that waits takes {_seconds_text(waits)}"
+        reason = f"step() returns after {duration_text(facts.blocked_s)}, and training on all cores loses {duration_text(cost_s)} in all"
+    against = f"a save that waits takes {duration_text(waits)}"
     if cost_s <= waits:
         return RecommendedSetting(name, "True", f"{reason}; {against}, {waits / cost_s:.1f} times that"), cost_s
     return RecommendedSetting(name, "False", f"{reason}; {against} only: the memory for snapshots buys nothing"), waits
@@ -129,21 +127,21 @@ def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, floa
 
 def _threads(facts: BenchFacts) -> RecommendedSetting:
     count = useful({threads: 1 / pace for threads, pace in facts.pace.items()})
-    measured = ", ".join(f"{threads}: {pace / 1e9:.2f} GB/s" for threads, pace in sorted(facts.pace.items()))
+    measured = ", ".join(f"{threads}: {rate_text(pace)}" for threads, pace in sorted(facts.pace.items()))
     more = "" if count == max(facts.pace) else "; more do not help"
     return RecommendedSetting("threads", f"threads={count}", f"hashing and writing by threads, {measured}{more}")
 
 
 def _direct(facts: BenchFacts) -> RecommendedSetting:
     size = facts.state_bytes
-    through = f"{size / facts.write_buffered_s / 1e9:.2f} GB/s through the page cache"
+    through = f"{rate_text(size / facts.write_buffered_s)} through the page cache"
     if not facts.direct or facts.write_direct_s is None:
         return RecommendedSetting(
             "direct I/O",
             "",
             f"does not work on this file system: {through}, which takes memory from what else is cached",
         )
-    past = f"{size / facts.write_direct_s / 1e9:.2f} GB/s past the page cache"
+    past = f"{rate_text(size / facts.write_direct_s)} past the page cache"
     return RecommendedSetting("direct I/O", "", f"works on this file system: {past}, {through}; used by itself")
 
 
@@ -151,29 +149,13 @@ def _interval(facts: BenchFacts, background: bool, cost_s: float | None) -> Reco
     if cost_s is None:
         return None
     shortest_s = cost_s / LOST_MAX
-    why = f"a save costs training {_seconds_text(cost_s)}: {_duration_text(shortest_s)} between two keep that under {LOST_MAX:.0%}"
+    why = f"a save costs training {duration_text(cost_s)}: {duration_text(shortest_s)} between two keep that under {percent_text(LOST_MAX)}"
     if background and facts.durable_s is not None and facts.durable_s > shortest_s:
         shortest_s = facts.durable_s
-        why += f", but it is durable only after {_seconds_text(shortest_s)}"
+        why += f", but it is durable only after {duration_text(shortest_s)}"
     minutes = next((choice for choice in _MINUTES if choice * 60 >= shortest_s), _MINUTES[-1])
     return RecommendedSetting(
         "save",
         f"relight.every(minutes={minutes})",
-        f"{why}; every {_duration_text(60 * minutes)} that is {cost_s / minutes / 60:.2%}",
+        f"{why}; every {duration_text(60 * minutes)} that is {percent_text(cost_s / minutes / 60)}",
     )
-
-
-def _seconds_text(seconds: float) -> str:
-    return (
-        f"{seconds * 1000:.2g} ms"
-        if seconds < 0.0995
-        else f"{seconds:.2f} s"
-        if seconds < 9.995
-        else f"{seconds:.0f} s"
-    )
-
-
-def _duration_text(seconds: float) -> str:
-    if seconds < 59.95:
-        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.3g} min" if seconds < 2 * 3600 else f"{seconds / 3600:.3g} h"

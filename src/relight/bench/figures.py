@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from relight.units import count_text, duration_text
+
 FLOORS = {
     "memcpy_1": "copy, 1 thread",
     "memcpy": "copy, {threads}",
@@ -68,7 +70,7 @@ def floor_figures(rounds: Rounds, size: int, threads: Mapping[str, int]) -> list
     for name, label in FLOORS.items():
         if values := _values(rounds, name):
             count = threads.get(name, 1)
-            text = label.format(threads=f"{count} thread{'' if count == 1 else 's'}")
+            text = label.format(threads=count_text(count, "thread"))
             figures.append(Figure(name, text, statistics.median(values), size, tuple(values)))
     return figures
 
@@ -101,7 +103,7 @@ def medians(rounds: Rounds) -> dict[str, float]:
 def noise(floors: Sequence[Figure]) -> list[str]:
     """Return a note if a floor differed from round to round: the measurement should be repeated. Empty otherwise."""
     uneven = {
-        floor.label: f"{floor.label}: {min(floor.rounds):.2g} to {max(floor.rounds):.2g} s"
+        floor.label: f"{floor.label}: {duration_text(min(floor.rounds))} to {duration_text(max(floor.rounds))}"
         for floor in floors
         if min(floor.rounds) > 0 and max(floor.rounds) / min(floor.rounds) >= NOISY
     }

@@ -25,6 +25,7 @@ from relight.bench.plan import BenchPlan, BenchSpace, plan_bench, spread
 from relight.bench.report import BenchReport
 from relight.errors import ConfigError
 from relight.store import LocalStore
+from relight.units import percent_text
 from relight.version import VERSION
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class _Bench:
             self._rounds(blocks)
             if runs.cold_resident > _WARM:
                 self.notes.append(
-                    f"the page cache could not be emptied ({runs.cold_resident:.0%} stayed): figures labelled cold are not cold"
+                    f"the page cache could not be emptied ({percent_text(runs.cold_resident)} stayed): figures labelled cold are not cold"
                 )
 
     def _rounds(self, blocks: list[Block]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from relight.errors import ConfigError, NoSpace
+from relight.units import parse_size, size_text
 
 SIZE_MIN = 1_000_000
 SIZE_DEFAULT = 500_000_000
@@ -18,18 +18,6 @@ PART_MAX = 256_000_000
 TARGET_S = 30.0
 _DISK_SPARE, _MEMORY_SPARE = 64_000_000, 512_000_000
 _MEMORY_PASSES_BPS = 2e9
-_UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 1 << 10,
-    "MI": 1 << 20,
-    "GI": 1 << 30,
-    "TI": 1 << 40,
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
         raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
     if size is not None and size < SIZE_MIN:
         raise ConfigError(
-            f"a state of {bytes_text(size)} is too small to measure: --size must be at least {bytes_text(SIZE_MIN)}"
+            f"a state of {size_text(size)} is too small to measure: --size must be at least {size_text(SIZE_MIN)}"
         )
     target = size or min(SIZE_DEFAULT, max(SIZE_ENOUGH, int(TARGET_S / rounds / _seconds_a_byte(room.write_bps))))
     disk, memory = _fits_disk(room), _fits_memory(room)
@@ -67,8 +55,8 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
     if target > disk or (target < SIZE_MIN and disk <= memory):
         needed = disk_needed(max(target, SIZE_MIN))
         raise NoSpace(
-            f"measuring with {bytes_text(max(target, SIZE_MIN))} needs {bytes_text(needed)} on the disk; "
-            f"{bytes_text(room.disk_bytes or 0)} are free",
+            f"measuring with {size_text(max(target, SIZE_MIN))} needs {size_text(needed)} on the disk; "
+            f"{size_text(room.disk_bytes or 0)} are free",
             where=where,
             hint=_smaller(min(disk, memory)) or "make room, or name a store on another disk",
         )
@@ -76,8 +64,8 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
         needed = memory_needed(max(target, SIZE_MIN), torch=room.torch)
         parts = "the state, two snapshots of it, buffers" if room.torch else "buffers"
         raise NoSpace(
-            f"measuring with {bytes_text(max(target, SIZE_MIN))} needs {bytes_text(needed)} of memory ({parts}); "
-            f"{bytes_text(room.memory_bytes or 0)} are available",
+            f"measuring with {size_text(max(target, SIZE_MIN))} needs {size_text(needed)} of memory ({parts}); "
+            f"{size_text(room.memory_bytes or 0)} are available",
             where="memory",
             hint=_smaller(min(disk, memory)) or "end other programs",
         )
@@ -125,25 +113,12 @@ def spread(size: int, tensors: int | None) -> list[int]:
     return [max(1, total - sum(sizes)), *sizes]
 
 
-def parse_size(text: str) -> int:
-    """Parse a size in bytes. Units are decimal, or binary with an ``i``.
-
-    >>> parse_size("256MB"), parse_size("1.5 GiB"), parse_size("1000000")
-    (256000000, 1610612736, 1000000)
-    """
-    match = _SIZE.match(text.strip().upper())
-    if match is None:
+def state_size(text: str) -> int:
+    """Return the bytes of ``--size``."""
+    size = parse_size(text)
+    if size is None:
         raise ConfigError(f"{text[:40]!r} is not a size", hint="such as 256MB, 1.5GB or 512MiB")
-    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
-
-
-def bytes_text(count: float) -> str:
-    """Return a number of bytes as text with three or four digits: ``1.5 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"
+    return int(size)
 
 
 def _seconds_a_byte(write_bps: float) -> float:

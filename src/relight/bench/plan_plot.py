@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
 from relight.cost_model.planned import JobPlan
-from relight.cost_model.schedule import span
+from relight.units import duration_text, percent_text
 
 PAPER, INK, OURS, STORE = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 POINTS = 240
@@ -49,7 +49,7 @@ def draw(plan: JobPlan, path: Path) -> None:
         for tick in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400)
         if low <= tick <= high
     ]
-    axes.set_xticks(ticks, [span(tick) for tick in ticks])
+    axes.set_xticks(ticks, [duration_text(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(low, high)
     axes.set_xlabel("from one save to the next", color=INK)
@@ -65,7 +65,7 @@ def draw(plan: JobPlan, path: Path) -> None:
 
 def _mark(axes: Any, interval_s: float, goodput: float, colour: str) -> None:
     axes.plot([interval_s], [100 * goodput], "o", color=colour, ms=7)
-    text = f"{span(interval_s)}: {100 * goodput:.2f} %"
+    text = f"{duration_text(interval_s)}: {percent_text(goodput, 2)}"
     axes.annotate(
         text,
         (interval_s, 100 * goodput),

@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from relight.bench.plan import bytes_text
 from relight.bench.report import BenchReport
+from relight.units import size_text
 
 PAPER, INK, FAINT, BAR = "#fbfaf7", "#22262e", "#8a8f98", "#1e3a5f"
 
@@ -31,7 +31,7 @@ def draw(report: BenchReport, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max([1.0, *(figure.ratio or 0 for figure in shown)]))
     axes.set_xlabel("times the floor of this machine (the second line), median of rounds", color=INK, fontsize=9)
-    title = f"{bytes_text(report.state_bytes)} in {report.tensors or 0:,} tensors, {report.machine['cores']} cores"
+    title = f"{size_text(report.state_bytes)} in {report.tensors or 0:,} tensors, {report.machine['cores']} cores"
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

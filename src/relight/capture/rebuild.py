@@ -14,6 +14,7 @@ from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_mem
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
+from relight.units import size_text
 
 Thunk = Callable[[], Any]
 Check = Callable[[int], None]
@@ -91,7 +92,7 @@ def refusal_of(stored: Tensor, error: BaseException) -> BaseException:
     """Return ``NoMemory``, with the name and bytes of ``stored``, if ``error`` is a refusal of memory, else ``error``."""
     if not is_no_memory(error):
         return error
-    return no_memory(error, f"a tensor of {stored.length:,} bytes", stored.name[:200])
+    return no_memory(error, f"a tensor of {size_text(stored.length)}", stored.name[:200])
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:

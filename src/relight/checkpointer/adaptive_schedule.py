@@ -23,7 +23,7 @@ from relight.checkpointer.tier_pacing import TierPacer
 from relight.comm import new_threads
 from relight.commit import Attempt
 from relight.cost_model import Belief, IntervalBounds, ScheduleDecision, ScheduleInput, decide, prior
-from relight.cost_model.schedule import STILL, costly, span
+from relight.cost_model.schedule import STILL, costly
 from relight.cost_model.schedule_note import decode, encode
 from relight.errors import ConfigError, RelightError, shown
 from relight.format.records import NoteBody
@@ -33,6 +33,7 @@ from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
 from relight.policy import Adaptive, Tiers, Trigger
+from relight.units import duration_text
 
 REMEMBERED = 32
 """Number of saves and steps over which medians are computed."""
@@ -178,9 +179,7 @@ class AdaptiveSchedule(Hook):
         kind = why if not rules.busy else f"{self._phase} {'busy' if 'in use' in why else ''}"
         if kind != self._why and self._leads:
             self._why = kind
-            reason = (
-                f"every {span(interval_s)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
-            )
+            reason = f"every {duration_text(interval_s)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
             emit(
                 "schedule.changed",
                 f"from step {self._step} on: {reason}",

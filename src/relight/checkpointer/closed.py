@@ -7,6 +7,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from relight.errors import ConfigError, Fenced
+from relight.units import age_text
 
 
 class RunEnd(NamedTuple):
@@ -45,15 +46,8 @@ class Closed(NamedTuple):
     def refuse(self, run: str) -> None:
         """Raise the error for a call after the end."""
         after = "before its first step" if self.step is None else f"after step {self.step}"
-        message = f"this Checkpointer is closed: {self.why} {after}, {age_text(monotonic() - self.at)} ago"
+        message = f"this Checkpointer is closed: {self.why} {after}, {age_text(max(0.0, monotonic() - self.at))}"
         if self.superseded:
             hint = "use the newer Checkpointer; in a notebook, run the cell again that makes it and calls restore()"
             raise Fenced(message, where=run, hint=hint)
         raise ConfigError(message, where=run, hint="to train further, make a new Checkpointer and call its restore()")
-
-
-def age_text(seconds: float) -> str:
-    """Return an age in the unit that people use for it."""
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

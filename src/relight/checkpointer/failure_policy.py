@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from relight.comm import RankTimeout
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown, with_outcome
 from relight.observe import emit
-from relight.policy.units import whole_of
+from relight.policy.argument_checks import whole_of
 from relight.save_reason import SaveReason
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))

@@ -14,6 +14,7 @@ from relight.checkpointer.save_handle import Save
 from relight.errors import RelightError, SaveFailed
 from relight.observe import emit
 from relight.save_reason import SaveReason
+from relight.units import duration_text
 
 PRIORITIES = ("low", "normal", "high")
 """Saves for signals and exceptions are always ``high``."""
@@ -137,7 +138,7 @@ class InflightSaves:
         if done.error is None:
             save.timings.update(report.timings)
             save._notify(bytes=report.stored_bytes, sealed=True, done=True)
-            save.mark_durable(f"; step() took {save.timings.get('blocked', 0.0):.3f} s of it")
+            save.mark_durable(f"; step() took {duration_text(save.timings.get('blocked', 0.0))} of it")
         else:
             save._notify(error=done.error)
 

@@ -11,6 +11,7 @@ import torch
 
 from relight.errors import ConfigError, shown
 from relight.observe import emit
+from relight.units import size_text
 
 NAME_MAX = 500
 """Characters of a metric's name."""
@@ -92,7 +93,7 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
         bytes_left -= len(json.dumps(name)) + _NUMBER_BYTES
         if bytes_left < 0:
             excess = f"{len(numbers) - len(fitting)} of {len(numbers)} metrics, from {name!r} on, are left out"
-            _report(name, f"{excess}: a save records {METRICS_BYTES_MAX >> 10} KiB of metrics")
+            _report(name, f"{excess}: a save records {size_text(METRICS_BYTES_MAX)} of metrics")
             break
         fitting[name] = number
     return fitting

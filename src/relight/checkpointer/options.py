@@ -30,10 +30,10 @@ from relight.format.step_number import step_of, which_of
 from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
+from relight.policy.argument_checks import check_bool, one_of
 from relight.policy.compact import LOSSY, lossy_of, with_asked
 from relight.policy.rollback_env import SPLIT
 from relight.policy.triggers import check_trigger
-from relight.policy.units import check_bool, one_of
 from relight.store.urls import local_path, path_text, split_run
 
 EVERY, ONE = "every rank", "rank 0"

@@ -12,6 +12,7 @@ from relight.ranks.group import RankGroup
 from relight.ranks.one_writer import OneWriter
 from relight.store import ByteStore
 from relight.store.retry import first_contact
+from relight.units import size_text
 
 __all__ = ["check_room", "probe", "try_store"]
 
@@ -35,12 +36,8 @@ def check_room(store: ByteStore, state_bytes: int, checkpoints: int) -> str | No
     if fits >= max(2, checkpoints):
         return None
     text = (
-        f"{store.url} has {_gb(free)} free and a checkpoint of this state takes {_gb(state_bytes)}: room for {fits}, "
+        f"{store.url} has {size_text(free)} free and a checkpoint of this state takes {size_text(state_bytes)}: room for {fits}, "
         f"while {max(2, checkpoints)} will be there at a time; make room or keep fewer (relight.keep(last=…))"
     )
     emit("preflight.warning", text, free_bytes=free, state_bytes=state_bytes)
     return text
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 10**7 else f"{size / 1e6:.2f} MB"

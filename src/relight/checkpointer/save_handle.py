@@ -11,6 +11,7 @@ from relight.commit import SaveReport
 from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.observe import emit, record_span
 from relight.save_reason import SaveReason
+from relight.units import duration_text, percent_text, size_text
 
 
 class Progress(NamedTuple):
@@ -70,8 +71,8 @@ class Save:
     def _under_way(self) -> str:
         copied, written, eta_s = self.progress
         if not self.sealed:
-            return f"{copied:.0%} copied"
-        return f"sealed, {written:.0%} written" + ("" if eta_s is None else f", {eta_s:.1f} s left")
+            return f"{percent_text(copied)} copied"
+        return f"sealed, {percent_text(written)} written" + ("" if eta_s is None else f", {duration_text(eta_s)} left")
 
     @property
     def progress(self) -> Progress:
@@ -106,7 +107,7 @@ class Save:
             )
         if not is_over:
             raise StoreUnavailable(
-                f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}"
+                f"not {until} after {duration_text(monotonic() - started)}", where=f"the save at step {self.step}"
             )
         return self
 
@@ -135,7 +136,7 @@ class Save:
         """Mark the save as durable, by the report of this process; its training thread waited ``seconds``."""
         self.id, self.sealed, self.done = report.id, True, True
         self.bytes, self.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
-        self.mark_durable(f" in {seconds:.3f} s", seconds)
+        self.mark_durable(f" in {duration_text(seconds)}", seconds)
 
     def mark_durable(self, how: str, waited_s: float = 0.0) -> None:
         """Emit ``save.durable``; ``how`` ends its message. ``waited_s``: seconds that the caller waited for the whole
@@ -145,7 +146,7 @@ class Save:
             record_span("blocked", self.id or "", self.step, now - waited_s, now)
         emit(
             "save.durable",
-            f"step {self.step} saved as {self.id} ({self.bytes / 1e6:.1f} MB, {self.reason}){how}",
+            f"step {self.step} saved as {self.id} ({size_text(self.bytes)}, {self.reason}){how}",
             step=self.step,
             id=self.id,
             reason=self.reason,

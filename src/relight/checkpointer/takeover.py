@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from relight.checkpointer.best_so_far import BestSoFar
-from relight.checkpointer.closed import Closed, age_text
+from relight.checkpointer.closed import Closed
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
 from relight.checkpointer.rank_0 import begin
 from relight.checkpointer.unreachable_writer import may_live
@@ -43,6 +43,7 @@ from relight.log.superseded import process_of, superseded
 from relight.observe import emit
 from relight.policy.file_defaults import WAYS
 from relight.store import ByteStore
+from relight.units import age_text, duration_text
 
 if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
@@ -97,7 +98,7 @@ class Sign(NamedTuple):
     def shown(self) -> str:
         """Description of the process, with the age of its last record."""
         host = f"this host ({self.host})" if self.certain or self.alive else f"host {self.host}"
-        return f"process {self.pid} on {host}, last record {age_text(self.age_s)} ago,"
+        return f"process {self.pid} on {host}, last record {age_text(self.age_s)},"
 
 
 def check_takeover(option: str | None) -> str | None:
@@ -332,7 +333,7 @@ class Takeover:
         where = f"{owner._session.location}"
         emit(
             "takeover.waiting",
-            f"{sign.shown} may still train {where}: waiting up to {longest:.0f} s for another record of it"
+            f"{sign.shown} may still train {where}: waiting up to {duration_text(longest)} for another record of it"
             ' (takeover="take" skips the wait)',
             run=owner._session.run,
             host=sign.host,

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from relight.cost_model import Costs, Level, Nested, ScheduleDecision, level_intervals
 from relight.cost_model.levels import least_between
 from relight.cost_model.planned import share_restored_from
-from relight.cost_model.schedule import STILL, span
+from relight.cost_model.schedule import STILL
 from relight.observe import Event, emit, subscribe
 from relight.policy.tiers import Tier, groups_of
+from relight.units import duration_text
 
 REMEMBERED = 16
 """Number of copies to a tier over which medians are computed."""
@@ -115,16 +116,18 @@ class TierPacer:
         data: dict[str, str | float] = {}
         for pace, level, group in zip(paces, levels, self._groups, strict=True):
             every = (
-                "every save" if pace.multiple == 1 else f"one in {pace.multiple} saves, every {span(pace.interval_s)}"
+                "every save"
+                if pace.multiple == 1
+                else f"one in {pace.multiple} saves, every {duration_text(pace.interval_s)}"
             )
-            cost = span(level.costs.stall_s) if level.costs.stall_s else "nothing measurable"
-            usual = f"{every}: a copy is complete {span(level.costs.durable_s)} after its save started, and costs the steps {cost}"
+            cost = duration_text(level.costs.stall_s) if level.costs.stall_s else "nothing measurable"
+            usual = f"{every}: a copy is complete {duration_text(level.costs.durable_s)} after its save started, and costs the steps {cost}"
             for name in group.members:
                 lag_s = self._lags[name]
                 reason, least_s = usual, least_between(pace, base_s)
                 if lag_s is not None and lag_s < pace.interval_s:
                     reason, least_s = (
-                        f"at most {span(lag_s)} late, because of lag=; else {usual}",
+                        f"at most {duration_text(lag_s)} late, because of lag=; else {usual}",
                         max(0.0, lag_s - base_s),
                     )
                 data[name] = round(least_s, 3)

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from relight.cli.common import json_option
-from relight.cli.output import Styled, emit_json, plural, table
+from relight.cli.output import Styled, emit_json, table
 from relight.errors import ConfigError
 from relight.monitoring import Watcher
 from relight.monitoring.alert_delivery import clean, trial_message
-from relight.monitoring.rules import FIRING, KINDS, Alert, AlertRule, as_dict, format_duration, judge
+from relight.monitoring.rules import FIRING, KINDS, Alert, AlertRule, as_dict, judge
 from relight.monitoring.settings import Alerting, read_alerting
+from relight.units import count_text, duration_text
 
 settings_option = click.option(
     "--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml."
@@ -55,7 +56,7 @@ def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:
     elif alerts:
         table(["severity", "alert", "run", "why"], [_row(alert) for alert in alerts], wrap=("why",))
     else:
-        click.echo(f"nothing: {plural(len(rules), 'rule')}, {plural(len(seen), 'run')}")
+        click.echo(f"nothing: {count_text(len(rules), 'rule')}, {count_text(len(seen), 'run')}")
     return 1 if alerts else 0
 
 
@@ -76,7 +77,7 @@ def list_(settings: Path | None, as_json: bool) -> int:
         return 0
     rows = [
         [
-            rule.kind, _limit(rule), _severity(rule.severity), format_duration(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
+            rule.kind, _limit(rule), _severity(rule.severity), duration_text(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
             KINDS[rule.kind].summary,
         ]
         for rule in alerting.rules
@@ -86,7 +87,7 @@ def list_(settings: Path | None, as_json: bool) -> int:
     click.echo(f"\nto: {to}")
     if alerting.escalate_to:
         targets = ", ".join(target.shown for target in alerting.escalate_to)
-        click.echo(f"after {format_duration(alerting.escalate_after_s)}, what is critical: {targets}")
+        click.echo(f"after {duration_text(alerting.escalate_after_s)}, what is critical: {targets}")
     return 0
 
 

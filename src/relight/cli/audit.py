@@ -12,10 +12,11 @@ import click
 from relight.audit import AuditEntry, AuditLog, check
 from relight.audit.audit_log import SETTING
 from relight.cli.common import json_option
-from relight.cli.output import Styled, age, emit_json, escape, paint, plural, table
+from relight.cli.output import Styled, emit_json, escape, paint, since, table
 from relight.errors import ConfigError, StoreUnavailable
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
+from relight.units import count_text
 
 _ANCHOR_BYTES_MAX = 200
 
@@ -49,7 +50,7 @@ def show(path: str | None, newest: int | None, as_json: bool) -> None:
         click.echo("nothing was done yet that is written here")
     else:
         cells = [
-            [entry.seq, age(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows
+            [entry.seq, since(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows
         ]
         table(
             ["record", "when", "who", "what", "on", "fields", "ended"], cells, right=("record",), wrap=("on", "fields")
@@ -95,7 +96,7 @@ def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
         click.echo(f"{result.entries} {'entry' if result.entries == 1 else 'entries'}, unchanged, {against}")
         click.echo(f"anchor: {result.anchor}")
     else:
-        click.echo(plural(len(result.faults), "fault"))
+        click.echo(count_text(len(result.faults), "fault"))
     return 1 if result.faults else 0
 
 

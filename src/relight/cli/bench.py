@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from relight.bench import BenchOptions, BenchReport, Figure, run
-from relight.bench.plan import bytes_text, parse_size
+from relight.bench.plan import state_size
 from relight.cli.common import json_option
 from relight.cli.output import emit_json, escape, facts_list, paint, progress, table, warn
 from relight.errors import ConfigError
+from relight.units import duration_text, rate_text, size_text
 
 
 @click.command("bench")
@@ -53,7 +54,7 @@ def command(store: str, size: str | None, tensors: int | None, rounds: int, plot
     """
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
-    report = run(BenchOptions(store, None if size is None else parse_size(size), tensors, rounds, progress))
+    report = run(BenchOptions(store, None if size is None else state_size(size), tensors, rounds, progress))
     if as_json:
         emit_json(report.to_dict())
     else:
@@ -69,7 +70,7 @@ def _print(report: BenchReport) -> None:
     tensors = f" in {report.tensors:,} tensors" if report.tensors else ""
     rounds = f"median of {report.rounds} rounds" if report.rounds > 1 else "one round"
     click.echo(
-        f"a state of {bytes_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n"
+        f"a state of {size_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n"
     )
     # lists a floor once if one thread is as fast as many
     floors = {figure.label: figure for figure in report.floors}.values()
@@ -77,9 +78,7 @@ def _print(report: BenchReport) -> None:
     for figure in report.relight:
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ×"
         rows.append(_row(figure, ratio, figure.against))
-    table(
-        ["", "seconds", "GB/s", "times", "its floor"], rows, right=("seconds", "GB/s", "times"), wrap=("", "its floor")
-    )
+    table(["", "time", "rate", "times", "its floor"], rows, right=("time", "rate", "times"), wrap=("", "its floor"))
     click.echo(f"\n{paint('Settings', 'bold')}")
     facts_list(
         [
@@ -93,10 +92,10 @@ def _print(report: BenchReport) -> None:
 
 
 def _row(figure: Figure, ratio: str, against: str) -> list[object]:
-    speed = "" if figure.name == "save_blocked" else f"{figure.bytes_per_second / 1e9:.2f}"
+    speed = "" if figure.name == "save_blocked" else rate_text(figure.bytes_per_second)
     return [
         figure.label,
-        f"{figure.seconds:.3g}" if figure.seconds >= 0.001 else f"{figure.seconds:.1g}",
+        duration_text(figure.seconds),
         speed,
         ratio,
         against,

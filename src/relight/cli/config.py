@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.cli.common import json_option
-from relight.cli.output import Styled, emit_json, escape, paint, plural, table
+from relight.cli.output import Styled, emit_json, escape, paint, table
 from relight.errors import ConfigError
+from relight.units import count_text
 
 if TYPE_CHECKING:
     from relight.config import Mistake, ShownSetting
@@ -81,9 +82,9 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
     count = sum(not setting.is_set for setting in shown)
     click.echo(f"file: {escape(path) if path else 'none (./relight.toml, or what RELIGHT_SETTINGS names)'}", err=True)
     if not everything:
-        click.echo(f"{plural(count, 'setting')} at the default: relight config show --all", err=True)
+        click.echo(f"{count_text(count, 'setting')} at the default: relight config show --all", err=True)
     if wrong:
-        click.echo(f"{plural(len(wrong), 'mistake')}: relight config check", err=True)
+        click.echo(f"{count_text(len(wrong), 'mistake')}: relight config check", err=True)
     return 0
 
 
@@ -110,7 +111,7 @@ def check(file: Path | None, as_json: bool) -> int:
         for mistake in wrong:
             click.echo(_value_text(mistake))
         checked = (escape(path) if path else "no relight.toml") + ("" if file else ", and variables")
-        click.echo(f"{checked}: {plural(len(wrong), 'mistake') if wrong else 'nothing is wrong'}", err=True)
+        click.echo(f"{checked}: {count_text(len(wrong), 'mistake') if wrong else 'nothing is wrong'}", err=True)
     return 1 if wrong else 0
 
 

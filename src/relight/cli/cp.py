@@ -9,9 +9,10 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, paint, plural, progress, size, warn
+from relight.cli.output import emit_json, escape, paint, progress, warn
 from relight.errors import ConfigError
 from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
+from relight.units import count_text, size_text
 
 
 @click.command("cp")
@@ -109,9 +110,10 @@ def _print_plan(plan: CopyPlan, as_json: bool) -> None:
         )
         return
     for row in rows:
-        click.echo(f"{row['id']}  step {row['step']:<9}  {size(row['bytes']):>9}")
+        click.echo(f"{row['id']}  step {row['step']:<9}  {size_text(row['bytes']):>9}")
     click.echo(
-        f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {_destination_text(plan)}{_already_there(plan.there)}"
+        f"{count_text(len(rows), 'checkpoint')}, {size_text(plan.bytes)}, would be copied "
+        f"to {_destination_text(plan)}{_already_there(plan.there)}"
     )
 
 
@@ -128,7 +130,8 @@ def _print_report(plan: CopyPlan, report: CopyReport) -> None:
     copied = {old for old, _ in report.copied}
     count = sum(checkpoint.body.alone_bytes for checkpoint in plan.checkpoints if checkpoint.id in copied)
     click.echo(
-        f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {_destination_text(plan)}{_already_there(report.there)}"
+        f"copied {count_text(len(report.copied), 'checkpoint')}, {size_text(count)}, "
+        f"to {_destination_text(plan)}{_already_there(report.there)}"
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, code_text, emit_json, escape, facts_list, metrics_text, number, paint, size
+from relight.cli.output import code_text, emit_json, escape, facts_list, metrics_text, number, paint, since
+from relight.units import size_text
 from relight.versions.describing import describe
 
 
@@ -39,16 +40,16 @@ def _shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
         for parent in facts["parents"]
     ]
     code = facts["code"] or {}
-    moves = [f"{move['stage']} {age(move['time'])}" + _by(move["by"], move["why"]) for move in facts["promotions"]]
+    moves = [f"{move['stage']} {since(move['time'])}" + _by(move["by"], move["why"]) for move in facts["promotions"]]
     return [
-        ("checkpoint", f"{facts['id']}, step {facts['step']}, {size(facts['bytes'])}"),
-        ("saved", f"{age(facts['created'])}, {facts['created']}, {facts['reason']}"),
+        ("checkpoint", f"{facts['id']}, step {facts['step']}, {size_text(facts['bytes'])}"),
+        ("saved", f"{since(facts['created'])}, {facts['created']}, {facts['reason']}"),
         ("from", " ".join(parents) or "nothing: a fresh run"),
         ("stored in", facts["lies_in"] if facts["lies_in"] != facts["run"] else ""),
         ("branches", ", ".join(facts["branches"])),
         ("tags", " ".join(facts["tags"])),
         ("promoted", "; ".join(moves)),
-        *(("note", f"{note['text']}{_by(note['by'], '')}, {age(note['time'])}") for note in facts["notes"]),
+        *(("note", f"{note['text']}{_by(note['by'], '')}, {since(note['time'])}") for note in facts["notes"]),
         ("metrics", metrics_text(facts["metrics"])),
         ("metadata", ", ".join(f"{name}={_value(value)}" for name, value in facts["metadata"].items())),
         ("code", code_text(code)),

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, facts_list, number, paint, plural, progress, size, table
+from relight.cli.output import emit_json, escape, facts_list, number, paint, progress, table
 from relight.reader.opened import Opened
+from relight.units import count_text, percent_text, size_text
 from relight.versions.difference import CHANGED, SAME, Difference, ValueChange, bytes_to_read, diff
 
 _SHOWN = 20
@@ -87,7 +88,7 @@ def _show(left: Opened, right: Opened, difference: Difference, everything: bool,
     for tensor in difference.tensors:
         states[tensor.state] = states.get(tensor.state, 0) + 1
     click.echo(
-        f"{plural(len(difference.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}"
+        f"{count_text(len(difference.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}"
     )
     for tensor in [tensor for tensor in difference.tensors if tensor.state not in (SAME, CHANGED)][
         : None if everything else _SHOWN
@@ -111,15 +112,15 @@ def _show(left: Opened, right: Opened, difference: Difference, everything: bool,
     if left.root.step == right.root.step:
         _show_generators(difference)
     if difference.bytes_read:
-        click.echo(f"{size(difference.bytes_read)} read and verified; what is the same was not")
+        click.echo(f"{size_text(difference.bytes_read)} read and verified; what is the same was not")
     if difference.is_none:
         click.echo("tensors and values are the same, to the bit")
 
 
 def _numbers(apart: Any) -> list[str]:
     odd = apart.odd_b - apart.odd_a
-    share = f"{100 * apart.changed / apart.elements:.1f} %" if apart.elements else ""
-    change = "from 0" if apart.relative is None else f"{100 * apart.relative:.3g} %"
+    share = percent_text(apart.changed / apart.elements) if apart.elements else ""
+    change = "from 0" if apart.relative is None else percent_text(apart.relative)
     cosine = "" if apart.cosine is None else f"{1 - apart.cosine:.2g}"
     return [
         change,
@@ -134,7 +135,7 @@ def _show_values(difference: Difference, everything: bool) -> None:
     shown = difference.values if everything else [value for value in difference.values if _is_short(value)][:_SHOWN]
     if shown:
         more = "" if len(shown) == len(difference.values) else "; --values shows all"
-        click.echo(f"{plural(len(difference.values), 'plain value')} changed{more}")
+        click.echo(f"{count_text(len(difference.values), 'plain value')} changed{more}")
         facts_list([(value.path, _arrow(value)) for value in shown])
 
 

@@ -14,7 +14,7 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
-from relight.cli.output import Styled, emit_json, escape, paint, plural, table
+from relight.cli.output import Styled, emit_json, escape, paint, table
 from relight.doctor import (
     Coverage,
     DoctorFacts,
@@ -35,6 +35,7 @@ from relight.doctor.explain import read_log
 from relight.doctor.facts import NodeFacts
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.store import ByteStore
+from relight.units import count_text
 
 if TYPE_CHECKING:
     from relight.supervise.node_exchange import NodeAddress
@@ -201,21 +202,21 @@ def _show(path: str, facts: DoctorFacts, findings: list[Finding], fix: bool) -> 
     for what, why in [(what, why) for what, why in facts.unseen.items() if why != QUICK][:8]:
         click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")
     counts = [
-        plural(count, severity)
+        count_text(count, severity)
         for severity in _COLOURS
         if (count := sum(finding.severity == severity for finding in findings))
     ]
     made = coverage(facts)
     missing = len(facts.unseen) - sum(why == QUICK for why in facts.unseen.values())
-    unseen = f", {plural(missing, 'thing')} could not be seen" if missing else ""
+    unseen = f", {count_text(missing, 'thing')} could not be seen" if missing else ""
     summary = ", ".join(counts) if counts else paint("nothing wrong", "green")
     compared = (
-        f", {sum(node.there for node in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared"
+        f", {sum(node.there for node in facts.nodes)} of {count_text(len(facts.nodes), 'node')} compared"
         if facts.nodes
         else ""
     )
     click.echo(
-        f"{escape(path)}: {summary}; {len(made.made)} of {plural(made.known, 'check')} made{_not_made(made)}{compared}{unseen}"
+        f"{escape(path)}: {summary}; {len(made.made)} of {count_text(made.known, 'check')} made{_not_made(made)}{compared}{unseen}"
     )
 
 
@@ -262,7 +263,7 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
             return None
     report = execute_fix(plan, store)
     if not as_json:
-        click.echo(f"removed {plural(len(report.removed), 'leftover')}; checking again\n")
+        click.echo(f"removed {count_text(len(report.removed), 'leftover')}; checking again\n")
         for name in report.left:
             click.echo(f"{escape(name)} could not be removed yet")
     return report

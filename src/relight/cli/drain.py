@@ -9,11 +9,12 @@ import click
 from relight.catalog.locate import locate
 from relight.catalog.tiers import open_tier, read_tier, tiers_of
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, paint, plural, progress, size
+from relight.cli.output import emit_json, escape, paint, progress
 from relight.drain.outwards import drain, owed_to
 from relight.errors import ConfigError
 from relight.log import Log, fold
 from relight.store.wrapper import guard_of
+from relight.units import count_text, size_text
 
 
 @click.command("drain")
@@ -65,7 +66,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
         for tier in tiers:
             mine = [row for row in copied if row["tier"] == tier.name]
             count = sum(bytes_of.get(str(row["id"]), 0) for row in mine)
-            summary = f"copied {plural(len(mine), 'checkpoint')}, {size(count)}" if mine else "nothing to copy"
+            summary = f"copied {count_text(len(mine), 'checkpoint')}, {size_text(count)}" if mine else "nothing to copy"
             if tier.name not in report.errors or mine:
                 click.echo(f"{tier.name}: {summary}")
     return 1 if report.errors or any(report.owed.values()) else 0
@@ -82,5 +83,5 @@ def _print_wanted(wanted: dict[str, list[str]], bytes_of: dict[str, int], as_jso
         return
     for tier, ids in wanted.items():
         click.echo(
-            f"{tier}: lacks {plural(len(ids), 'checkpoint')}, {size(sum(bytes_of[checkpoint_id] for checkpoint_id in ids))}"
+            f"{tier}: lacks {count_text(len(ids), 'checkpoint')}, {size_text(sum(bytes_of[checkpoint_id] for checkpoint_id in ids))}"
         )

@@ -15,8 +15,9 @@ import click
 from relight.catalog.run import Run
 from relight.cli.common import json_option, open_run_at
 from relight.cli.launched import LaunchCommand
-from relight.cli.output import Styled, age, emit_json, escape, table, warn
+from relight.cli.output import Styled, emit_json, escape, since, table, warn
 from relight.errors import ConfigError, RelightError
+from relight.units import duration_text
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
@@ -167,23 +168,23 @@ def _progress() -> Iterator[ProgressCallback]:
             if outcome is None:
                 status.update(name)
             else:
-                console.print(f"{name}: [{_STYLES[outcome.verdict]}]{outcome.verdict}[/], {outcome.took_s:.0f} s")
+                console.print(
+                    f"{name}: [{_STYLES[outcome.verdict]}]{outcome.verdict}[/], {duration_text(outcome.took_s)}"
+                )
 
         yield show
 
 
 def _line(outcome: Any) -> str:
-    return f"{outcome.name}: {outcome.verdict}, {outcome.took_s:.0f} s"
+    return f"{outcome.name}: {outcome.verdict}, {duration_text(outcome.took_s)}"
 
 
 def _show(done: Any) -> None:
-    from relight.drill.report import seconds_text
-
     rows = [
         [
             outcome.name, Styled(outcome.verdict, _STYLES[outcome.verdict]),
-            seconds_text(outcome.noticed_s), seconds_text(outcome.decided_s),
-            seconds_text(outcome.back_s), "–" if outcome.steps_lost is None else outcome.steps_lost,
+            duration_text(outcome.noticed_s), duration_text(outcome.decided_s),
+            duration_text(outcome.back_s), "–" if outcome.steps_lost is None else outcome.steps_lost,
         ]
         for outcome in done.outcomes
     ]  # fmt: skip
@@ -214,7 +215,7 @@ def _row(done: Any) -> list[object]:
     failed = [outcome.name for outcome in done.outcomes if outcome.verdict == "failed"]
     subject = "the job itself" if done.live else "checkpoints" if done.copies else "a copy"
     return [
-        age(done.at),
+        since(done.at),
         done.host,
         subject,
         Styled(done.summary(), "" if done.ok else "red"),

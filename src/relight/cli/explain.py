@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, escape, facts_list, plural, table
-from relight.cost_model.schedule import span
+from relight.cli.output import emit_json, escape, facts_list, since, table
 from relight.cost_model.schedule_note import ScheduleNote, decode
 from relight.errors import CheckpointNotFound
 from relight.format.records import Record
 from relight.format.topics import SCHEDULE, TIER_PACE
 from relight.log import History
 from relight.policy.tiers import NOW
+from relight.units import count_text, duration_text, percent_text
 
 
 @click.group("explain")
@@ -62,7 +62,7 @@ def schedule(path: str, last: int, as_json: bool) -> int:
         columns.pop()
     table(columns, [_row(*row)[: len(columns)] for row in shown], right=tuple(columns[1:]))
     if len(shown) < len(notes):
-        click.echo(f"… and {plural(len(notes) - len(shown), 'decision')} before them: --last {len(notes)}")
+        click.echo(f"… and {count_text(len(notes) - len(shown), 'decision')} before them: --last {len(notes)}")
     _print_decision(shown[-1][1], opened.history)
     _print_paces(opened.history)
     return 0
@@ -76,7 +76,13 @@ def decisions(history: History) -> list[tuple[Record, ScheduleNote]]:
 
 def _row(record: Record, note: ScheduleNote) -> list[object]:
     foreseen = note.numbers.get("foreseen", 0.0)
-    return [age(record.time), record.epoch, note.step, span(note.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
+    return [
+        since(record.time),
+        record.epoch,
+        note.step,
+        duration_text(note.interval_s),
+        percent_text(foreseen) if foreseen else "–",
+    ]
 
 
 def _print_decision(note: ScheduleNote, history: History) -> None:
@@ -89,7 +95,7 @@ def _print_decision(note: ScheduleNote, history: History) -> None:
             click.echo(f"  - {part}")
     numbers_of = note.numbers
     facts: list[tuple[str, object]] = [
-        (label, span(numbers_of[name]))
+        (label, duration_text(numbers_of[name]))
         for name, label in (
             ("young_s", "Young"),
             ("daly_s", "Daly"),
@@ -99,11 +105,11 @@ def _print_decision(note: ScheduleNote, history: History) -> None:
         if name in numbers_of
     ]
     if "waste" in numbers_of:
-        facts.append(("expected loss", f"{numbers_of['waste']:.2%} of the time"))
+        facts.append(("expected loss", f"{percent_text(numbers_of['waste'])} of the time"))
     click.echo()
     facts_list(facts)
     saved = [checkpoint for checkpoint in history.live if checkpoint.step > note.step]
-    click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
+    click.echo(f"\n{count_text(len(saved), 'live checkpoint')} of later steps")
 
 
 def _print_paces(history: History) -> None:

@@ -8,7 +8,7 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import OpenedRun, json_option, open_run_at
-from relight.cli.output import emit_json, escape, plural, progress, size, warn
+from relight.cli.output import emit_json, escape, progress, warn
 from relight.errors import ConfigError
 from relight.export import (
     ExportPlan,
@@ -25,7 +25,8 @@ from relight.export.average import check_alike
 from relight.export.convert import SHORT, dtype_meant
 from relight.export.plan import FORMATS, facts, format_of, left_out
 from relight.export.selection import choose
-from relight.policy.units import bytes_of
+from relight.policy.argument_checks import bytes_of
+from relight.units import count_text, size_text
 
 SHOWN = 8
 """Largest number of omitted items that are printed."""
@@ -132,7 +133,7 @@ def averaged(opened_run: OpenedRun, spec: str, ema: float | None) -> Mixture:
             if checkpoint.id not in opened_run.history.rolled_back_ids
         ]
         if len(live) < int(number):
-            raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="request fewer")
+            raise ConfigError(f"{spec}: the run has {count_text(len(live), 'checkpoint')}", hint="request fewer")
         opened, weights = [opened_run.run.open(checkpoint) for checkpoint in live[-int(number) :]], [1.0] * int(number)
     else:
         opened, weights = [], []
@@ -202,7 +203,7 @@ def _print_plan(plan: ExportPlan, as_json: bool) -> None:
     if plan.mixed is not None:
         _print_weights(plan.mixed)
     for file in plan.files:
-        click.echo(f"{escape(file.name)}  {size(file.size)}")
+        click.echo(f"{escape(file.name)}  {size_text(file.size)}")
     _print_rest(plan)
     click.echo(f"{_content_text(plan)} would be written to {escape(plan.path)}")
 
@@ -214,7 +215,8 @@ def _print_report(plan: ExportPlan, report: ExportReport) -> None:
     _print_from_last(report.from_last)
     for name, count in report.overflowed.items():
         warn(
-            f"{plural(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large for {plan.options.dtype}: infinite now"
+            f"{count_text(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large "
+            f"for {plan.options.dtype}: infinite now"
         )
     files = "" if len(report.files) == 1 else f", in {len(report.files)} files"
     click.echo(f"{_content_text(plan)}, written to {escape(plan.path)}{files}")
@@ -225,7 +227,7 @@ def _content_text(plan: ExportPlan) -> str:
     subject = (
         f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
     )
-    return f"{plural(len(plan.entries), 'tensor')} of {subject}, {size(plan.bytes_written)}"
+    return f"{count_text(len(plan.entries), 'tensor')} of {subject}, {size_text(plan.bytes_written)}"
 
 
 def _print_rest(plan: ExportPlan) -> None:

@@ -13,6 +13,7 @@ from relight.cli.output import emit_json, escape, facts_list, table
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.supervise.goodput import Account, merged
 from relight.supervise.incidents import read_accounts
+from relight.units import count_text, duration_text, percent_text
 
 
 @click.command("goodput")
@@ -59,22 +60,13 @@ def _show(account: Account, jobs: int) -> None:
     failures = ", ".join(f"{count} × {kind}" for kind, count in account.failures.items())
     facts_list([
         ("job", account.job if jobs == 1 else f"{jobs} jobs; the last: {account.job}"), ("since", account.began),
-        ("time", duration(account.seconds)), ("goodput", f"{100 * account.goodput:.1f} %"),
-        ("steps", f"{account.steps}, and {account.again} once more"), ("failures", failures or "none"),
+        ("time", duration_text(account.seconds)), ("goodput", percent_text(account.goodput)),
+        ("steps", f"{count_text(account.steps)}, and {count_text(account.again)} once more"), ("failures", failures or "none"),
     ])  # fmt: skip
     click.echo()
     whole = account.seconds or 1.0
     rows = [
-        [cause or "-", part, duration(seconds), f"{100 * seconds / whole:.1f} %"]
+        [cause or "-", part, duration_text(seconds), percent_text(seconds / whole, 1)]
         for cause, part, seconds in account.rows()
     ]
     table(["failure", "spent on", "time", "share"], rows, right=("time", "share"))
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people, in at most two units."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

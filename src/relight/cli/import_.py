@@ -9,7 +9,8 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, facts_list, plural, progress, size
+from relight.cli.output import emit_json, escape, facts_list, progress
+from relight.units import count_text, duration_text, size_text
 
 
 @click.command("import")
@@ -76,13 +77,15 @@ def command(
         )
         return
     shown = escape(to.removeprefix(f"{os.getcwd()}/"))
-    done = "is there already" if report.there else f"imported {size(report.bytes)} in {report.seconds:.1f} s"
+    done = (
+        "is there already" if report.there else f"imported {size_text(report.bytes)} in {duration_text(report.seconds)}"
+    )
     click.echo(f"{report.id}  step {report.step} of {shown}: {done}")
 
 
 def _print_found(facts: dict[str, Any]) -> None:
     """Print what the source contains, before anything is imported."""
-    click.echo(f"{escape(facts['format'])}: {plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])}")
+    click.echo(f"{escape(facts['format'])}: {count_text(facts['tensors'], 'tensor')}, {size_text(facts['bytes'])}")
     rows: list[tuple[str, object]] = [("step", "not recorded: 0" if facts["step"] is None else facts["step"])]
     rows += [(name, _part(text)) for name, text in facts["parts"].items()]
     click.echo()
@@ -105,7 +108,7 @@ def _part(description: str) -> str:
     """Return a part's description with its bytes for people."""
     words = description.split(", ")
     shown = [
-        size(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word
+        size_text(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word
         for word in words
     ]
     return ", ".join(shown)

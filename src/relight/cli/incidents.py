@@ -9,9 +9,10 @@ import click
 import msgspec
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import Styled, age, emit_json, escape, facts_list, table
+from relight.cli.output import Styled, emit_json, escape, facts_list, since, table
 from relight.errors import CheckpointNotFound
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
+from relight.units import duration_text
 
 
 @click.command("incidents")
@@ -65,8 +66,8 @@ def _row(incident: Incident) -> list[object]:
     after = incident.after
     style = "red" if incident.action in ("stop",) else ""
     return [
-        incident.id[-6:], age(incident.at), incident.kind, incident.step if incident.step >= 0 else "-", Styled(incident.action, style),
-        "-" if after is None else after.steps_lost, "-" if after is None else f"{after.seconds.get('all', 0):.1f} s", incident.why,
+        incident.id[-6:], since(incident.at), incident.kind, incident.step if incident.step >= 0 else "-", Styled(incident.action, style),
+        "-" if after is None else after.steps_lost, "-" if after is None else duration_text(after.seconds.get("all", 0)), incident.why,
     ]  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def _show(incident: Incident) -> None:
     if incident.settings:
         facts.append(("settings", " ".join(f"{name}={value}" for name, value in incident.settings.items())))
     if incident.after is not None:
-        parts = ", ".join(f"{name} {value:.2f} s" for name, value in incident.after.seconds.items())
+        parts = ", ".join(f"{name} {duration_text(value)}" for name, value in incident.after.seconds.items())
         facts += [
             ("restored", incident.after.restored),
             ("lost", f"{incident.after.steps_lost} steps"),

@@ -9,11 +9,12 @@ import msgspec
 
 from relight.catalog.locate import locate
 from relight.cli.common import OpenedRun, json_option, open_run_at
-from relight.cli.output import Styled, age, emit_json, escape, metrics_text, number, paint, table, warn
+from relight.cli.output import Styled, emit_json, escape, metrics_text, number, paint, since, table, warn
 from relight.errors import ConfigError
 from relight.format import Record
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, RunBody, SweepBody, TagBody
 from relight.log import Log, fold
+from relight.units import duration_text
 from relight.versions.lineage import Node, draw, lineage
 
 
@@ -97,8 +98,8 @@ def _node(node: Node, runs: int, steps: int) -> str:
     )
     what = f"{node.id}  {escape(node.run).ljust(runs)}  step {node.checkpoint.step:>{steps}}"
     tags = paint(escape(named), "green") if named else ""
-    since, metrics = age(node.checkpoint.time), metrics_text(node.checkpoint.body.metrics)
-    return f"{what}  {since:<10}  {metrics}".rstrip() + tags + escape(flags)
+    made, metrics = since(node.checkpoint.time), metrics_text(node.checkpoint.body.metrics)
+    return f"{what}  {made:<14}  {metrics}".rstrip() + tags + escape(flags)
 
 
 def _with_writers(opened: OpenedRun) -> list[tuple[Record, str]]:
@@ -145,7 +146,7 @@ def _record_text(record: Record) -> str:
         return ", ".join(fact for fact in facts if fact) + (", suspect" if body.suspect else "")
     if isinstance(body, RetireBody):
         return f"{' '.join(body.ids)} ({body.reason})" + (
-            f", may be recalled for {body.undo_s / 3600:g} h" if body.undo_s else ""
+            f", may be recalled for {duration_text(body.undo_s)}" if body.undo_s else ""
         )
     if isinstance(body, RecallBody):
         return f"{' '.join(body.ids)}" + (f" ({body.reason})" if body.reason else "")

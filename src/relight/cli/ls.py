@@ -9,12 +9,13 @@ import click
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
-from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plural, size, table, warn
+from relight.cli.output import Styled, emit_json, escape, metrics_text, since, table, warn
 from relight.drain.outwards import residency
 from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
 from relight.run_records.verification import VerificationResult, checked
 from relight.store.anchored import anchor_of
+from relight.units import count_text, percent_text, size_text
 
 
 @click.command("ls")
@@ -49,7 +50,7 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
     elif rows:
         _table(rows)
         new_bytes = sum(checkpoint.body.new_bytes for checkpoint in opened.history.live)
-        total = f"{plural(len(opened.history.live), 'checkpoint')}, {size(new_bytes)}"
+        total = f"{count_text(len(opened.history.live), 'checkpoint')}, {size_text(new_bytes)}"
         _damage(rows)
         click.echo(total if len(rows) == len(opened.history.live) else f"{len(rows)} of {total}")
     else:
@@ -86,7 +87,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
     """Print the table without empty columns, as lines have 80 characters."""
     columns = ["id", "step", "saved", "size"]
     cells: list[list[object]] = [
-        [row["id"], row["step"], age(row["created"]), size(row["stored_bytes"])] for row in rows
+        [row["id"], row["step"], since(row["created"]), size_text(row["stored_bytes"])] for row in rows
     ]
 
     def add(column: str, texts: list[str], style: str = "") -> None:
@@ -95,7 +96,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
             cell.append(Styled(text, style) if style else text)
 
     if any(row["new_bytes"] != row["stored_bytes"] for row in rows):
-        add("new", [size(row["new_bytes"]) for row in rows])
+        add("new", [size_text(row["new_bytes"]) for row in rows])
     add("reason", [row["reason"] for row in rows])
     if any(row["metrics"] for row in rows):
         add("metrics", [metrics_text(row["metrics"]) for row in rows])
@@ -111,7 +112,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
             + ("set aside " if row["set_aside"] else "")
             + (f"in {row['home']} " if row["home"] else "")
             + (f"needs {len(row['requires'])} " if row["requires"] else "")
-            + (f"lossy, ±{100 * row['lossy']:.2g} %" if row["lossy"] else "")
+            + (f"lossy, ±{percent_text(row['lossy'])}" if row["lossy"] else "")
             for row in rows
         ]
         add("flags", [text.strip() for text in flags], "yellow")
@@ -123,7 +124,7 @@ def _damage(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if damage := row["damaged"]:
             warn(
-                f"checkpoint {row['id']} is damaged: {escape(damage['what'])} (found by {escape(damage['by'])}, {age(damage['at'])})"
+                f"checkpoint {row['id']} is damaged: {escape(damage['what'])} (found by {escape(damage['by'])}, {since(damage['at'])})"
             )
 
 
@@ -153,7 +154,7 @@ def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
     cells: list[list[object]] = []
     for row in rows:
         places = [_there(name, row, silent) for name in names]
-        cells.append([row["id"], row["step"], age(row["created"]), size(row["stored_bytes"]), *places])
+        cells.append([row["id"], row["step"], since(row["created"]), size_text(row["stored_bytes"]), *places])
     table(["id", "step", "saved", "size", *names], cells, right=("step", "size"))
     click.echo(
         ", ".join(f"{name}: {sum(name in row['tiers'] for row in rows)}" for name in names if name not in silent)
@@ -205,8 +206,8 @@ def _runs(place: Location, as_json: bool) -> None:
                 row["run"],
                 row["checkpoints"],
                 "–" if row["latest_step"] is None else row["latest_step"],
-                age(row["latest_created"]) if row["latest_created"] else "–",
-                size(row["stored_bytes"]),
+                since(row["latest_created"]) if row["latest_created"] else "–",
+                size_text(row["stored_bytes"]),
                 row["attempts"],
             ]
             for row in rows

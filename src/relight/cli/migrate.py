@@ -9,12 +9,13 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, paint, plural, progress, size, table
+from relight.cli.output import emit_json, escape, paint, progress, table
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STORE_FILE
 from relight.store import open_bytes
 from relight.store.durable import temporary_of
 from relight.store.urls import absolute
+from relight.units import count_text, duration_text, size_text
 
 SHOWN = 20
 
@@ -95,8 +96,8 @@ def command(
         click.echo(f"{paint('WRONG', 'red')}  {checkpoint_id} of {escape(source)}: {escape(what)}")
     runs = len({checkpoint["run"] for checkpoint in report.brought})
     present = f"; {report.there} were there already" if report.there else ""
-    brought = f"{plural(len(report.brought), 'checkpoint')}, {size(report.bytes)}, brought to {plural(runs, 'run')}"
-    click.echo(f"{brought} in {report.seconds:.1f} s{present}")
+    brought = f"{count_text(len(report.brought), 'checkpoint')}, {size_text(report.bytes)}, brought to {count_text(runs, 'run')}"
+    click.echo(f"{brought} in {duration_text(report.seconds)}{present}")
     same = "all the same" if not report.wrong else f"{len(report.wrong)} not the same"
     click.echo(f"{report.checked} compared with what they were made of: {same}")
     return 0 if report.ok else 1
@@ -166,12 +167,13 @@ def _print_plan(plan: Any, as_json: bool) -> None:
         )
         return
     if plan.todo:
-        rows_ = [(item.run, item.step, size(item.bytes), item.format, item.name) for item in plan.todo]
+        rows_ = [(item.run, item.step, size_text(item.bytes), item.format, item.name) for item in plan.todo]
         table(("run", "step", "size", "format", "from"), rows_, right=("step", "size"), wrap=("from",))
     _print_unreadable(plan.unreadable)
     present = f"; {len(plan.there)} are there already" if plan.there else ""
     click.echo(
-        f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{present}"
+        f"{count_text(len(plan.todo), 'checkpoint')}, {size_text(plan.bytes)}, would be brought "
+        f"to {count_text(len(plan.runs), 'run')}{present}"
     )
 
 
@@ -198,5 +200,5 @@ def _back(old: str, url: str, dry_run: bool, as_json: bool) -> int:
         for checkpoint_id, why in report.kept:
             click.echo(f"{checkpoint_id} stays: {escape(why)}")
         shown = escape(url.removeprefix(f"{os.getcwd()}/"))
-        click.echo(f"{plural(count, 'checkpoint')} {'would be ' if dry_run else ''}taken back out of {shown}")
+        click.echo(f"{count_text(count, 'checkpoint')} {'would be ' if dry_run else ''}taken back out of {shown}")
     return 1 if report.kept else 0

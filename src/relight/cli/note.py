@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, table
+from relight.cli.output import emit_json, since, table
 from relight.versions.stages import notes_of, write_note
 
 
@@ -35,7 +35,7 @@ def command(path: str, text: str | None, as_json: bool) -> None:
     if as_json:
         emit_json([{**note._asdict(), "step": steps.get(note.id)} for note in notes])
     elif notes:
-        rows = [[note.id, steps.get(note.id, ""), age(note.time), note.by, note.text] for note in notes]
+        rows = [[note.id, steps.get(note.id, ""), since(note.time), note.by, note.text] for note in notes]
         table(["id", "step", "when", "by", "note"], rows, right=("step",), wrap=("note",))
     else:
         click.echo("no note yet")

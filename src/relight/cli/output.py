@@ -19,6 +19,7 @@ import click
 
 from relight.errors import RelightError
 from relight.run_names import shown as with_names
+from relight.units import age_text
 
 
 class Styled(NamedTuple):
@@ -168,34 +169,13 @@ def hanging(text: str, indent: int) -> str:
     )
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 checkpoint``, ``2 checkpoints``."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.95 or unit == "TB":
-            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return str(count)
-
-
-def age(text: str) -> str:
-    """Return how long ago a record's time was; the text itself if it is in the future or invalid."""
+def since(time: str) -> str:
+    """Return how long ago a record's time was; the text itself if it is not a time."""
     try:
-        then = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
-        return text[:20]
-    seconds = (datetime.now(UTC) - then).total_seconds()
-    if seconds < -60:
-        return text
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
+        return time[:20]
+    return age_text((datetime.now(UTC) - then).total_seconds())
 
 
 def number(value: Any) -> str:

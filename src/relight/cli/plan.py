@@ -12,13 +12,14 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, facts_list, paint, size, table
+from relight.cli.output import emit_json, escape, facts_list, paint, table
 from relight.cost_model import PUBLISHED, Belief, prior
 from relight.cost_model.planned import JobPlan, KnownNumber, MeasuredTime, ParallelLayout, Question, fit, plan
-from relight.cost_model.schedule import costly, span
+from relight.cost_model.schedule import costly
 from relight.cost_model.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, from_count, size_of
 from relight.errors import ConfigError
-from relight.policy.units import bytes_of, seconds_of
+from relight.policy.argument_checks import bytes_of, seconds_of
+from relight.units import count_text, duration_text, percent_text, rate_text, size_text
 
 _BYTES_MAX = 16 << 20
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?[kKmMbBtT]?\Z")
@@ -154,7 +155,7 @@ def plan_for(
     """Return the plan, and a description of its model."""
     state, description = model_size(model, precision, optimizer)
     belief = prior(gpus, source=rates)
-    source = f"{rates} rates of {gpus:,} GPU{'s' if gpus > 1 else ''}"
+    source = f"{rates} rates of {count_text(gpus, 'GPU')}"
     if mtbf is not None:
         belief, source = Belief(belief.shape, belief.shape * seconds_of(mtbf, "--mtbf")), "given"
     given = {"copy": copy_, "link": link, "store_write": store_write, "store_read": store_read}
@@ -186,7 +187,7 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
             config = json.loads(data)
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"invalid JSON, or more than {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text
+                f"invalid JSON, or more than {size_text(_BYTES_MAX)}: {str(error)[:80]}", where=text
             ) from None
         if not isinstance(config, Mapping):
             raise ConfigError("a config.json is a JSON object", where=text)
@@ -219,9 +220,7 @@ def stored_share(text: str) -> KnownNumber:
     if not bodies:
         raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
     share = sum(body.new_bytes for body in bodies) / sum(body.logical_bytes for body in bodies)
-    return KnownNumber(
-        share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {opened.run.name}"
-    )
+    return KnownNumber(share, f"measured: {count_text(len(bodies), 'checkpoint')} of {opened.run.name}")
 
 
 def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
@@ -238,7 +237,7 @@ def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
             raise ConfigError(
                 f"it is not output of relight bench --json: {type(error).__name__}", where=str(path), hint=hint
             ) from None
-    source = f"measured: {len(paths)} file{'s' if len(paths) > 1 else ''} of relight bench"
+    source = f"measured: {count_text(len(paths), 'file')} of relight bench"
     return {name: fit(points_of, source) for name, points_of in points.items()}
 
 
@@ -246,15 +245,15 @@ def show(plan: JobPlan, description: str) -> None:
     """Print the plan for people."""
     question = plan.question
     layout, state = question.layout, question.size
-    spread = f"{layout.gpus:,} GPUs on {layout.nodes:,} nodes" if layout.gpus > 1 else "one GPU"
+    spread = f"{count_text(layout.gpus)} GPUs on {count_text(layout.nodes)} nodes" if layout.gpus > 1 else "one GPU"
     click.echo(f"{paint('Plan', 'bold')} for {escape(description)}, {spread}")
     click.echo("\n".join(state.description.split("; ")) + "\n")
     rows: list[list[object]] = [
-        [name, size(count), size(round(count / layout.gpus))] for name, count in state.parts.items()
+        [name, size_text(count), size_text(round(count / layout.gpus))] for name, count in state.parts.items()
     ]
     table(
         ["part", "bytes", "a GPU"],
-        [*rows, ["checkpoint", size(state.bytes), size(round(state.bytes / layout.gpus))]],
+        [*rows, ["checkpoint", size_text(state.bytes), size_text(round(state.bytes / layout.gpus))]],
         right=("bytes", "a GPU"),
     )
     click.echo()
@@ -263,17 +262,17 @@ def show(plan: JobPlan, description: str) -> None:
         [
             [
                 nested.name,
-                span(nested.interval_s),
-                span(level.costs.durable_s),
-                span(level.costs.restart_s),
-                f"{level.share:.0%}",
+                duration_text(nested.interval_s),
+                duration_text(level.costs.durable_s),
+                duration_text(level.costs.restart_s),
+                percent_text(level.share, 0),
             ]
             for nested, level in zip(plan.best.levels, plan.levels)
         ],
         right=("saves every", "durable after", "back after", "of failures"),
     )
     click.echo()
-    facts_list([*_facts(plan), *((f"{name} a month", f"{amount:,.0f}") for name, amount in plan.month.items())])
+    facts_list([*_facts(plan), *((f"{name} a month", count_text(amount)) for name, amount in plan.month.items())])
     click.echo(f"\n{paint('Rests on', 'bold')}")
     table(
         ["number", "value", "source"],
@@ -284,15 +283,17 @@ def show(plan: JobPlan, description: str) -> None:
 
 _LABELS = {
     "copy": "GPU to host, a second", "link": "node to node, a second", "store_write": "into the store, a second",
-    "store_read": "out of the store, a second", "start": "until processes are up", "mtbf": "between failures", "stall_s": "a save's stall",
+    "store_read": "from the store, a second", "start": "until processes are up", "mtbf": "between failures", "stall_s": "a save's stall",
     "durable_s": "a save until durable", "load_s": "a load", "stored": "stored of each byte",
 }  # fmt: skip
 
 
 def _value(name: str, value: float) -> str:
     if name == "stored":
-        return f"{value:.1%}"
-    return span(value) if name in ("start", "mtbf", "stall_s", "durable_s", "load_s") else size(round(value))
+        return percent_text(value)
+    return (
+        duration_text(value) if name in ("start", "mtbf", "stall_s", "durable_s", "load_s") else size_text(round(value))
+    )
 
 
 def _facts(plan: JobPlan) -> list[tuple[str, object]]:
@@ -302,12 +303,14 @@ def _facts(plan: JobPlan) -> list[tuple[str, object]]:
     interval, lost = plan.store_only
     store = plan.best.levels[-1].interval_s
     return [
-        ("goodput", f"{plan.goodput:.2%} expected; {1 - lost:.2%} with the store alone, at {span(interval)}"),
-        ("stall", f"{span(stall)} a save, {stall / plan.best.levels[0].interval_s:.3%} of the time"),
-        ("host memory", f"{size(plan.host_bytes)} a node for snapshots"),
-        ("write", f"{size(round(total / window))}/s for a save in {span(window)}, {size(round(total / store))}/s at one in {span(store)}"),
-        ("read", f"{size(round(plan.load_bytes / window))}/s for a load in {span(window)}, {size(round(plan.load_bytes))} in all"),
-        ("storage", f"{size(plan.kept_bytes)} for {question.kept} kept and one being written"),
+        ("goodput", (f"{percent_text(plan.goodput, 2)} expected; "
+         f"{percent_text(1 - lost, 2)} with the store alone, at {duration_text(interval)}")),
+        ("stall", f"{duration_text(stall)} a save, {percent_text(stall / plan.best.levels[0].interval_s)} of the time"),
+        ("host memory", f"{size_text(plan.host_bytes)} a node for snapshots"),
+        ("write", (f"{rate_text(total / window)} for a save in {duration_text(window)}, "
+         f"{rate_text(total / store)} at one in {duration_text(store)}")),
+        ("read", f"{rate_text(plan.load_bytes / window)} for a load in {duration_text(window)}, {size_text(plan.load_bytes)} in all"),
+        ("storage", f"{size_text(plan.kept_bytes)} for {question.kept} kept and one being written"),
         *_bounded(plan),
     ]  # fmt: skip
 
@@ -315,8 +318,8 @@ def _facts(plan: JobPlan) -> list[tuple[str, object]]:
 def _bounded(plan: JobPlan) -> list[tuple[str, object]]:
     """Return a row with the cost of the given bounds, if any."""
     question = plan.question
-    bounds = [f"at_least={span(question.at_least_s)}"] if question.at_least_s else []
-    bounds += [f"at_most={span(question.at_most_s)}"] if question.at_most_s is not None else []
+    bounds = [f"at_least={duration_text(question.at_least_s)}"] if question.at_least_s else []
+    bounds += [f"at_most={duration_text(question.at_most_s)}"] if question.at_most_s is not None else []
     return [("bound", costly(", ".join(bounds), plan.bound_cost, plan.free.levels[0].interval_s))] if bounds else []
 
 

@@ -13,11 +13,10 @@ import click
 from relight.cli.common import json_option
 from relight.cli.output import emit_json, escape, table
 from relight.errors import ConfigError
+from relight.units import duration_text, parse_duration
 
 if TYPE_CHECKING:
     from relight.prediction.score import AlarmCosts, Result
-
-_AGE = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @click.group("predict")
@@ -186,7 +185,7 @@ def _print(results: list[Result], costs: AlarmCosts) -> None:
         ]
         table(["found of", *causes], rows, right=causes)
     click.echo(
-        f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at an unpredicted failure."
+        f"\nA save more costs {duration_text(costs.save_s)}; half of {duration_text(costs.every_s)} is lost at an unpredicted failure."
     )
     click.echo(f"In earnest: seconds a day with {costs.failures_per_day:g} failures of a node a day.")
 
@@ -206,10 +205,7 @@ def _costs(save_seconds: float, every_seconds: float, failures_per_day: float) -
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text[:-1]) * _AGE[text[-1:]]
-    except (ValueError, KeyError):
-        value = math.nan
-    if not value >= 0:
+    value = parse_duration(text)
+    if value is None:
         raise ConfigError(f"a time such as 30m, 24h or 7d, not {text[:40]!r}", where="--if-older")
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, escape, table
+from relight.cli.output import emit_json, escape, since, table
 from relight.errors import ConfigError
 from relight.versions.stages import STAGES, clear, promote, promotions, take_back
 
@@ -49,7 +49,7 @@ def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, l
                 for number, move in enumerate(moves)
             ]
             rows = [
-                [move.stage, move.id or "(nothing)", is_now, age(move.time), move.by, move.why]
+                [move.stage, move.id or "(nothing)", is_now, since(move.time), move.by, move.why]
                 for move, is_now in zip(moves, here)
             ]
             table(["stage", "id", "", "when", "by", "why"], rows, wrap=("why",))

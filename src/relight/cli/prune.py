@@ -7,10 +7,11 @@ import sys
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import Styled, emit_json, escape, plural, progress, size, table
+from relight.cli.output import Styled, emit_json, escape, progress, table
 from relight.errors import ConfigError
 from relight.policy import keep
 from relight.reclaim import PrunePlan, SweepPlan, execute, execute_sweep, plan_prune, plan_sweep
+from relight.units import count_text, size_text
 
 POSITIVE = click.IntRange(min=1)
 
@@ -128,9 +129,9 @@ def command(
         )
         return
     if doing and report:
-        leftovers = f", swept {plural(len(swept_report.deleted), 'leftover')}" if sweep and swept_report else ""
+        leftovers = f", swept {count_text(len(swept_report.deleted), 'leftover')}" if sweep and swept_report else ""
         recallable = f", which can be recalled for {undo_window}" if undo_window and report.retired else ""
-        click.echo(f"removed {plural(len(report.retired), 'checkpoint')}{leftovers}{recallable}")
+        click.echo(f"removed {count_text(len(report.retired), 'checkpoint')}{leftovers}{recallable}")
         for name in left:
             click.echo(f"{escape(name)} could not be deleted yet: the next --sweep tries again")
     else:
@@ -154,9 +155,9 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
         table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))
     if plan.due:
         click.echo(
-            f"the bytes of {plural(len(plan.due), 'checkpoint')} retired before go: the time to recall them is over"
+            f"the bytes of {count_text(len(plan.due), 'checkpoint')} retired before go: the time to recall them is over"
         )
     count = len(plan.going)
     click.echo(
-        f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}"
+        f"{count} of {count_text(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size_text(plan.bytes_freed)}"
     )

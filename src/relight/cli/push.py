@@ -9,9 +9,10 @@ import click
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option, open_run_at
 from relight.cli.cp import changes_of, warn_of_change
-from relight.cli.output import emit_json, escape, paint, plural, progress, size, warn
+from relight.cli.output import emit_json, escape, paint, progress, warn
 from relight.errors import ConfigError
 from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_push
+from relight.units import count_text, size_text
 
 
 @click.command("push")
@@ -60,10 +61,11 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
             emit_json({"dry_run": True, "to": to, "copy": rows, **facts})
         else:
             for checkpoint in plan.copy.checkpoints:
-                click.echo(f"{checkpoint.id}  step {checkpoint.step:<9}  {size(checkpoint.body.alone_bytes):>9}")
-            tags = f", {plural(len(plan.tags) - len(plan.refused), 'tag')}" if plan.tags else ""
+                click.echo(f"{checkpoint.id}  step {checkpoint.step:<9}  {size_text(checkpoint.body.alone_bytes):>9}")
+            tags = f", {count_text(len(plan.tags) - len(plan.refused), 'tag')}" if plan.tags else ""
             click.echo(
-                f"{plural(len(plan.copy.checkpoints), 'checkpoint')}, {size(plan.copy.bytes)}{tags}, would be {done} to {escape(to)}"
+                f"{count_text(len(plan.copy.checkpoints), 'checkpoint')}, {size_text(plan.copy.bytes)}{tags}, "
+                f"would be {done} to {escape(to)}"
             )
         return 0
     with progress(f"{done[:4]}ing", plan.copy.bytes) as meter:
@@ -102,6 +104,8 @@ def _print_result(plan: PushPlan, report: PushReport, done: str, to: str) -> Non
         return
     copied = {old for old, _ in report.copy.copied}
     count = sum(checkpoint.body.alone_bytes for checkpoint in plan.copy.checkpoints if checkpoint.id in copied)
-    tags = f", {plural(len(report.tagged), 'tag')}" if report.tagged else ""
+    tags = f", {count_text(len(report.tagged), 'tag')}" if report.tagged else ""
     present = f"; {len(report.copy.there)} were there already" if report.copy.there else ""
-    click.echo(f"{done} {plural(len(report.copy.copied), 'checkpoint')}, {size(count)}{tags}, to {escape(to)}{present}")
+    click.echo(
+        f"{done} {count_text(len(report.copy.copied), 'checkpoint')}, {size_text(count)}{tags}, to {escape(to)}{present}"
+    )

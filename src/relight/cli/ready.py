@@ -11,13 +11,14 @@ import click
 
 from relight.cli.common import json_option
 from relight.cli.doctor import status
-from relight.cli.output import emit_json, escape, paint, plural, progress
+from relight.cli.output import emit_json, escape, paint, progress
 from relight.doctor import Readiness, collect, grade, judge
 from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
 from relight.log.identity import seconds_since_epoch
 from relight.store import ByteStore
+from relight.units import count_text, percent_text
 
 _COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "yellow", "F": "red", "–": "cyan"}
 
@@ -117,10 +118,10 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
             if line.command:
                 click.echo(f"      → {escape(line.command)}")
         if len(lines) > len(shown):
-            click.echo(f"      {plural(len(lines) - len(shown), 'line')} with nothing to do")
+            click.echo(f"      {count_text(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
     missing = (
-        f"; {plural(len(readiness.unmeasured), 'line')} could not be measured here" if readiness.unmeasured else ""
+        f"; {count_text(len(readiness.unmeasured), 'line')} could not be measured here" if readiness.unmeasured else ""
     )
     by = (
         f" (by its run {escape(readiness.run)})"
@@ -128,7 +129,8 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
         else ""
     )
     click.echo(
-        f"{escape(path)}{by}: {_painted(readiness.grade())}, {readiness.score():.0%} of {plural(len(readiness.lines), 'line')}{missing}"
+        f"{escape(path)}{by}: {_painted(readiness.grade())}, "
+        f"{percent_text(readiness.score(), 0)} of {count_text(len(readiness.lines), 'line')}{missing}"
     )
 
 

@@ -8,9 +8,10 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, plural, progress, table, warn
+from relight.cli.output import emit_json, escape, progress, table, warn
 from relight.errors import ConfigError
 from relight.reclaim import RebuildPlan, execute_rebuild, plan_rebuild
+from relight.units import count_text
 
 
 @click.command("recover")
@@ -52,7 +53,7 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
         emit_json({**plan.to_dict(), "dry_run": dry_run, "committed": report.committed if report else []})
     elif report is not None:
         click.echo(
-            f"rebuilt: the log lists {plural(len(report.committed), 'checkpoint')} again, in {plural(report.records, 'record')}"
+            f"rebuilt: the log lists {count_text(len(report.committed), 'checkpoint')} again, in {count_text(report.records, 'record')}"
         )
         warn("tags, holds and notes were lost with the log: set them again (relight tag, relight hold)")
     elif plan.is_needed:

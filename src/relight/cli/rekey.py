@@ -6,10 +6,11 @@ import click
 
 from relight.cli.common import json_option
 from relight.cli.keys import key_option, keychain_of, store_at
-from relight.cli.output import emit_json, plural, progress, size
+from relight.cli.output import emit_json, progress
 from relight.errors import ConfigError
 from relight.keys import Keychain
 from relight.transfer.keys import rekey
+from relight.units import count_text, size_text
 
 
 @click.command("rekey")
@@ -66,17 +67,19 @@ def command(
     else:
         verb = "would be encrypted" if dry_run else "encrypted"
         click.echo(
-            f"{plural(report.files, 'file')}, {size(report.bytes)}, {verb} again" if report.files else "nothing to do"
+            f"{count_text(report.files, 'file')}, {size_text(report.bytes)}, {verb} again"
+            if report.files
+            else "nothing to do"
         )
         if report.left:
             click.echo(
-                f"{plural(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command"
+                f"{count_text(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command"
             )
         if report.plain:
             click.echo(
-                f"{plural(report.plain, 'file')} not encrypted, and ignored: another program put them there, or a rekey"
+                f"{count_text(report.plain, 'file')} not encrypted, and ignored: another program put them there, or a rekey"
             )
             click.echo("was interrupted; then --plain continues it")
         if report.damaged:
-            click.echo(f"{plural(report.damaged, 'file')} damaged: relight verify lists them")
+            click.echo(f"{count_text(report.damaged, 'file')} damaged: relight verify lists them")
     return 1 if report.left or report.plain or report.damaged else 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, plural, progress, size
+from relight.cli.output import emit_json, progress
 from relight.transfer.repack import execute_repack, plan_repack
+from relight.units import count_text, size_text
 
 
 @click.command("repack")
@@ -39,7 +40,7 @@ def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> 
             )
         else:
             click.echo(
-                f"{plural(len(plan.chosen), 'checkpoint')} would be written out, {size(plan.bytes)}"
+                f"{count_text(len(plan.chosen), 'checkpoint')} would be written out, {size_text(plan.bytes)}"
                 if plan.chosen
                 else _NOTHING
             )
@@ -51,9 +52,11 @@ def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> 
     elif not report.repacked:
         click.echo(_NOTHING)
     else:
-        freed = f"; {plural(len(report.freed), 'other')} needed no more" if report.freed else ""
+        freed = f"; {count_text(len(report.freed), 'other')} needed no more" if report.freed else ""
         stand = "stands by itself" if len(report.repacked) == 1 else "stand by themselves"
-        click.echo(f"{plural(len(report.repacked), 'checkpoint')} {stand} now, {size(report.bytes)} written{freed}")
+        click.echo(
+            f"{count_text(len(report.repacked), 'checkpoint')} {stand} now, {size_text(report.bytes)} written{freed}"
+        )
 
 
 _NOTHING = "nothing to do: they stand by themselves"

@@ -8,12 +8,13 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import json_option, keep_events
-from relight.cli.output import emit_json, escape, paint, plural, progress, size
+from relight.cli.output import emit_json, escape, paint, progress
 from relight.drain.outwards import residency
 from relight.drain.scrub import scrub
 from relight.errors import ConfigError
 from relight.observe import emit
-from relight.policy.units import bytes_of
+from relight.policy.argument_checks import bytes_of
+from relight.units import count_text, size_text
 
 
 @click.command("scrub")
@@ -57,10 +58,12 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
         click.echo(f"{word}  {damage.tier}: {escape(damage.file)}: {escape(damage.detail)}{source}")
     for name, error in report.silent.items():
         click.echo(f"{paint('SILENT', 'yellow')}  {name}: {escape(error.what)}")
-    scope = f"{plural(report.checkpoints, 'checkpoint')} in all tiers, {size(report.bytes)}"
+    scope = f"{count_text(report.checkpoints, 'checkpoint')} in all tiers, {size_text(report.bytes)}"
     repaired = len(report.damage) - len(lost)
     outcome = (
-        f"{plural(repaired, 'file')} repaired, {len(lost)} damaged" if report.damage else "as committed, to the byte"
+        f"{count_text(repaired, 'file')} repaired, {len(lost)} damaged"
+        if report.damage
+        else "as committed, to the byte"
     )
     click.echo(f"{scope}: {outcome}")
     return 1 if lost else 0

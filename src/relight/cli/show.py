@@ -14,16 +14,14 @@ from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import (
     Styled,
-    age,
     code_text,
     emit_json,
     escape,
     facts_list,
     metrics_text,
     paint,
-    plural,
     progress,
-    size,
+    since,
     table,
 )
 from relight.errors import CheckpointNotFound, ConfigError
@@ -36,6 +34,7 @@ from relight.reader.opened import Opened
 from relight.reader.spread import Pieces, numbers_of, pieces_named
 from relight.reader.storage_stats import StoredAs, stored_as
 from relight.run_records.verification import checked
+from relight.units import count_text, percent_text, size_text
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
 ODD = ("nan", "inf")
@@ -142,7 +141,7 @@ def command(
         return
     click.echo(paint(f"checkpoint {root.id}: step {root.step} of {escape(run_opened.run.name)}", "bold"))
     facts_shown = [
-        ("saved", f"{age(root.created)}, {root.created}, by attempt {root.epoch}"),
+        ("saved", f"{since(root.created)}, {root.created}, by attempt {root.epoch}"),
         ("because", root.reason),
         ("metrics", metrics_text(root.metrics)),
         ("tags", " ".join(run_opened.history.tags_of(root.id))),
@@ -155,11 +154,11 @@ def command(
         ("suspect", (SUSPECT.read(root.user) or "") if checkpoint.body.suspect else ""),
         (
             "damaged",
-            f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else "",
+            f"{known.damage} (found by {known.by}, {since(known.at)})" if known is not None and known.damage else "",
         ),
         (
             "verified",
-            f"{age(known.at)}, by {known.by}: every byte as committed"
+            f"{since(known.at)}, by {known.by}: every byte as committed"
             if known is not None and not known.damage
             else "",
         ),
@@ -214,7 +213,7 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
             continue
         kind = f" ({components[name]})" if components.get(name, name) != name else ""
         count = sum(_elements(row.tensor) for row in members)
-        total = size(sum(row.bytes for row in members))
+        total = size_text(sum(row.bytes for row in members))
         heading = [f"{name}{kind}", *([""] * (len(shown) + 1) if with_stats else [f"{count:,} in all", "", total])]
         alone = members[0].tensor.name == name  # a component that is one tensor needs no heading
         if not alone:
@@ -225,13 +224,13 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
             pieces = f" in {len(row.pieces)} pieces" if len(row.pieces) > 1 else ""
             shape = "×".join(map(str, tensor.shape)) or "scalar"
             numbers = [_short((row.stats or {}).get(key)) for key in shown]
-            cells.append([label, shape + pieces, *(numbers if with_stats else [tensor.dtype, size(row.bytes)])])
+            cells.append([label, shape + pieces, *(numbers if with_stats else [tensor.dtype, size_text(row.bytes)])])
     if cells:
         table(columns, cells, right=("size", *STATS), wrap=("tensor", "shape"))
     held_bytes = sum(row.bytes for row in rows)
     sane = ", none NaN or infinite" if with_stats and not set(ODD) & set(shown) else ""
-    elements = plural(sum(_elements(row.tensor) for row in rows), "element")
-    click.echo(f"{plural(len(rows), 'tensor')}, {elements}, {size(held_bytes)}{sane}")
+    elements = count_text(sum(_elements(row.tensor) for row in rows), "element")
+    click.echo(f"{count_text(len(rows), 'tensor')}, {elements}, {size_text(held_bytes)}{sane}")
 
 
 def _is_own(opened: Opened) -> bool:
@@ -242,15 +241,16 @@ def _is_own(opened: Opened) -> bool:
 def _sizes(root: Root) -> str:
     """Return the bytes of the tensors, and the bytes stored with this checkpoint and with those that it shares chunks with."""
     if root.new_bytes == root.stored_bytes:
-        return f"{size(root.logical_bytes)} of tensors, {size(root.stored_bytes)} stored"
-    return f"{size(root.logical_bytes)} of tensors, {size(root.new_bytes)} stored here; a restore reads {size(root.stored_bytes)}"
+        return f"{size_text(root.logical_bytes)} of tensors, {size_text(root.stored_bytes)} stored"
+    stored = f"{size_text(root.new_bytes)} stored here; a restore reads {size_text(root.stored_bytes)}"
+    return f"{size_text(root.logical_bytes)} of tensors, {stored}"
 
 
 def _codecs(rows: Sequence[StoredAs]) -> None:
     """Print a line for each kind of chunk."""
     cells = [
-        [row.dtype, row.role, row.chunks, size(row.bytes), size(row.new_bytes), f"{row.new_bytes / max(row.bytes, 1):.0%}",
-         size(row.stored_bytes), row.coded, row.differences, row.elsewhere, row.derived]
+        [row.dtype, row.role, row.chunks, size_text(row.bytes), size_text(row.new_bytes), percent_text(row.new_bytes / max(row.bytes, 1)),
+         size_text(row.stored_bytes), row.coded, row.differences, row.elsewhere, row.derived]
         for row in rows
     ]  # fmt: skip
     columns = [
@@ -330,6 +330,8 @@ def _machine(environment: dict[str, Any], world: int) -> str:
     )
     named = [str(environment[key]) for key in ("host", "machine") if environment.get(key)] + listed
     if environment.get("threads"):
-        named.append(plural(int(environment["threads"]), "thread") if isinstance(environment["threads"], int) else "")
-    ranks = f"{plural(world, 'rank')}" if world > 1 else ""
+        named.append(
+            count_text(int(environment["threads"]), "thread") if isinstance(environment["threads"], int) else ""
+        )
+    ranks = f"{count_text(world, 'rank')}" if world > 1 else ""
     return ", ".join(part for part in (*named, ranks) if part)

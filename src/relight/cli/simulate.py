@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.cli.common import json_option
-from relight.cli.output import Styled, emit_json, escape, plural, size, table
+from relight.cli.output import Styled, emit_json, escape, table
 from relight.errors import ConfigError
+from relight.units import count_text, duration_text, percent_text, size_text
 
 if TYPE_CHECKING:
     from relight.simulator.policies import Policy
@@ -137,7 +138,10 @@ def _list(as_json: bool) -> int:
             ]
         )
     else:
-        rows = [[scenario.name, f"{scenario.gpus:,}", f"{scenario.days:g}", scenario.about] for scenario in scenarios]
+        rows = [
+            [scenario.name, f"{count_text(scenario.gpus)}", f"{scenario.days:g}", scenario.about]
+            for scenario in scenarios
+        ]
         table(["name", "gpus", "days", "what it is"], rows, right=("gpus", "days"), wrap=("what it is",))
     return 0
 
@@ -228,7 +232,7 @@ def _counting(total: int) -> Iterator[Callable[[int], None]]:
 
 def _title(case: Case) -> str:
     scenario = case.scenario
-    return f"{scenario.name}: {scenario.gpus:,} GPUs, {scenario.days:g} days" + (
+    return f"{scenario.name}: {count_text(scenario.gpus)} GPUs, {scenario.days:g} days" + (
         f", {case.about}" if case.about else ""
     )
 
@@ -243,20 +247,16 @@ def _to_dict(case: Case, summaries: list[Summary]) -> dict[str, Any]:
     }
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %" if share < 0.0995 else f"{100 * share:.1f} %"
-
-
 def _show(case: Case, summaries: list[Summary], seeds: int) -> None:
     failures = sum(summary.failures for summary in summaries) / len(summaries)
-    click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures")
+    click.echo(f"{escape(_title(case))}; {count_text(seeds, 'seed')}, about {count_text(failures, 'failure')}")
     click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
     best = max(summary.goodput.median for summary in summaries)
     rows = [
         _row(summary, summary.goodput.median == best and len(summaries) > 1, case.scenario.days)
         for summary in summaries
     ]
-    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
+    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "a day", "stored"]
     table([*columns], rows, right=columns[1:])
     click.echo()
     _by_cause(summaries)
@@ -270,25 +270,20 @@ def _show(case: Case, summaries: list[Summary], seeds: int) -> None:
         _against_first(summaries)
 
 
-def _row(summary: Summary, best: bool, days: float) -> list[object]:
-    from relight.cost_model.schedule import span
+def _share(part: float) -> str:
+    """Return a part of the time in at most six characters: a row of the table has 84."""
+    return percent_text(part, 2 if part < 0.0995 else 1)
 
+
+def _row(summary: Summary, best: bool, days: float) -> list[object]:
     down = summary.parts["detecting"] + summary.parts["waiting"] + summary.parts["restarting"]
-    goodput = f"{100 * summary.goodput.median:.2f} %"
-    every = "-" if summary.interval_s == float("inf") else span(summary.interval_s)
+    goodput = percent_text(summary.goodput.median, 2)
+    every = "-" if summary.interval_s == float("inf") else duration_text(summary.interval_s)
     return [
         _short(summary.policy), Styled(goodput, "green" if best else ""), f"{100 * summary.goodput.p5:.1f}–{100 * summary.goodput.p95:.1f}",
-        _percent(summary.parts["lost"]), _percent(summary.parts["saving"]), _percent(down), every, f"{summary.saves / days:,.0f}",
-        _bytes(summary.stored_peak),
+        _share(summary.parts["lost"]), _share(summary.parts["saving"]), _share(down), every,
+        count_text(summary.saves / days), size_text(summary.stored_peak),
     ]  # fmt: skip
-
-
-def _bytes(count: float) -> str:
-    """Return bytes with three digits and a unit up to PB."""
-    for unit, by in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= 0.9995 * by:
-            return f"{count / by:.3g} {unit}"
-    return size(round(count))
 
 
 def _by_cause(summaries: Sequence[Summary]) -> None:
@@ -297,7 +292,7 @@ def _by_cause(summaries: Sequence[Summary]) -> None:
     causes = list(dict.fromkeys(cause for summary in shown for cause in summary.by_cause))
     causes.sort(key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for summary in shown))
     heads = [_short(summary.policy) for summary in shown]
-    rows = [[_short(cause, 24), *(_percent(summary.by_cause.get(cause, 0.0)) for summary in shown)] for cause in causes]
+    rows = [[_short(cause, 24), *(_share(summary.by_cause.get(cause, 0.0)) for summary in shown)] for cause in causes]
     table(["time lost to", *heads], rows, right=heads)
 
 

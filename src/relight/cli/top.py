@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.cli.common import json_option
-from relight.cli.output import Styled, emit_json, escape, plural, size, table
+from relight.cli.output import Styled, emit_json, escape, table
 from relight.errors import ConfigError
 from relight.monitoring import RunSeen, Watcher
 from relight.monitoring.alert_delivery import clean
-from relight.monitoring.rules import FIRING, Alert, as_dict, format_duration, judge
+from relight.monitoring.rules import FIRING, Alert, as_dict, judge
 from relight.monitoring.settings import Alerting, read_alerting
+from relight.units import count_text, duration_text, percent_text, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,16 +127,16 @@ def _row(run: RunSeen) -> list[object]:
     return [
         name,
         "–" if run.step is None else run.step,
-        "–" if run.good_age_s is None else format_duration(run.good_age_s),
-        "–" if saving.blocked_s is None else format_duration(saving.blocked_s),
+        "–" if run.good_age_s is None else duration_text(run.good_age_s),
+        "–" if saving.blocked_s is None else duration_text(saving.blocked_s),
         Styled("failed", "red")
         if saving.failed_in_a_row
         else "–"
         if saving.durable_s is None
-        else format_duration(saving.durable_s),
-        size(run.stored_bytes) if run.step is not None else "–",
+        else duration_text(saving.durable_s),
+        size_text(run.stored_bytes) if run.step is not None else "–",
         Styled(tiers, "yellow") if lagging else tiers,
-        "–" if run.goodput is None else f"{100 * run.goodput:.1f} %",
+        "–" if run.goodput is None else percent_text(run.goodput),
         Styled(run.recent_failures, "red") if run.recent_failures else "0",
         Styled(f"{run.risk:.2f}", "yellow") if run.risk else "–",
     ]
@@ -155,7 +156,7 @@ def _lines(watcher: Watcher, seen: Sequence[RunSeen], alerts: Sequence[Alert]) -
         lines.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
     runs = [run for run in seen if run.run]
     active = sum(run.active and not run.error for run in runs)
-    lines.append((f"{plural(len(runs), 'run')}, {active} active; {plural(len(alerts), 'alert')}", ""))
+    lines.append((f"{count_text(len(runs), 'run')}, {active} active; {count_text(len(alerts), 'alert')}", ""))
     if watcher.why_no_events:
         lines.append((escape(watcher.why_no_events), ""))
     return lines
@@ -174,7 +175,9 @@ def _live(watcher: Watcher, alerting: Alerting, every: float) -> None:
             now = time.time()
             seen = watcher.poll(now)
             lines = [Text(line, style) for line, style in _lines(watcher, seen, _alerts(alerting, seen, now))]
-            head = Text(f"relight top · {time.strftime('%H:%M:%S')} · every {every:g} s · Ctrl-C ends", "dim")
+            head = Text(
+                f"relight top · {time.strftime('%H:%M:%S')} · every {duration_text(every)} · Ctrl-C ends", "dim"
+            )
             live.update(Group(head, Text(""), _rich(_rows(seen)), *lines), refresh=True)
             time.sleep(every)
 

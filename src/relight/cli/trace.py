@@ -10,12 +10,12 @@ import click
 from relight.catalog.find import DIGITS_MAX
 from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, facts_list, plural, table
+from relight.cli.output import emit_json, escape, facts_list, table
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.monitoring.files import EventFiles, FileEvent
-from relight.monitoring.rules import format_duration
 from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 from relight.observe.spans import PARTS
+from relight.units import count_text, duration_text, percent_text
 
 LANE = 56
 MARKS = {
@@ -81,7 +81,7 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
     if otlp is not None:
         from relight.monitoring.otlp import export
 
-        click.echo(f"{plural(export(trace, otlp), 'span')} sent", err=True)
+        click.echo(f"{count_text(export(trace, otlp), 'span')} sent", err=True)
     if plot is not None:
         from relight.monitoring.plot import draw
 
@@ -134,12 +134,12 @@ def _show(trace: SaveTrace) -> None:
     head.append(
         (
             "took",
-            f"{format_duration(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}",
+            f"{duration_text(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}",
         )
     )
     if trace.slowest is not None and len(ranks) > 1:
         lag = max(trace.slack.values())
-        head.append(("slowest", f"rank {trace.slowest}, {format_duration(lag)} after the first"))
+        head.append(("slowest", f"rank {trace.slowest}, {duration_text(lag)} after the first"))
     if len(trace.hosts) > 1:
         head.append(("machines", f"{len(trace.hosts)}, aligned at the commit"))
     facts_list(head)
@@ -148,7 +148,7 @@ def _show(trace: SaveTrace) -> None:
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
     legs = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
-    rows = [[leg.part, leg.rank, format_duration(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in legs]
+    rows = [[leg.part, leg.rank, duration_text(leg.seconds), percent_text(leg.seconds / whole, 0)] for leg in legs]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 
@@ -173,6 +173,6 @@ def _lanes(trace: SaveTrace) -> None:
         click.echo(f"{name[:18]:<18} |{''.join(cells[:LANE])}|")
     if len(shown) > 2 * RANKS_SHOWN:
         click.echo(f"… and {len(shown) - 2 * RANKS_SHOWN} lanes more, of faster ranks; --json has all")
-    click.echo(f"{'':<18} 0{format_duration(whole):>{LANE}}")
+    click.echo(f"{'':<18} 0{duration_text(whole):>{LANE}}")
     used = sorted({span.part for span in trace.spans}, key=PARTS.index)
     click.echo(f"{'':<18} {' '.join(f'{MARKS[part]}={part}' for part in used)}")

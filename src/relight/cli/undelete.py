@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import OpenedRun, json_option, open_run_at
-from relight.cli.output import emit_json, escape, plural, table, warn
+from relight.cli.output import emit_json, escape, table, warn
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.records import RetireBody
 from relight.log import Checkpoint
 from relight.reclaim import due_of, recall, sweep_recallable
+from relight.units import count_text, duration_text
 
 ALL = "all"
 
@@ -53,7 +54,7 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
         if as_json:
             emit_json({"given_up": ids, "deleted": deleted, "left": left})
         else:
-            click.echo(f"{plural(len(ids), 'checkpoint')} given up, {len(deleted)} deleted")
+            click.echo(f"{count_text(len(ids), 'checkpoint')} given up, {len(deleted)} deleted")
             for name in left:
                 click.echo(f"{escape(name)} could not be deleted yet: the next prune --sweep tries again")
         return
@@ -110,11 +111,4 @@ def _list(opened: OpenedRun, as_json: bool) -> None:
 
 
 def _until(undo_s: object, due: bool) -> str:
-    hours = float(str(undo_s)) / 3600
-    return (
-        "until the next save"
-        if due
-        else f"for {hours:g} h of the run"
-        if hours >= 1
-        else f"for {hours * 60:g} min of the run"
-    )
+    return "until the next save" if due else f"for {duration_text(float(str(undo_s)))} of the run"

@@ -11,13 +11,14 @@ import click
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, json_option, keep_events, open_run_at, read_run
-from relight.cli.output import emit_json, escape, hanging, paint, plural, progress, size
+from relight.cli.output import emit_json, escape, hanging, paint, progress
 from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.reader import VerifyFinding, verify_checkpoint, verify_log
 from relight.run_records.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.run_records.verification import record_checked
+from relight.units import count_text, size_text
 
 
 @click.command("verify")
@@ -88,12 +89,12 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
     unread = sum(any(finding.is_unknown for finding in findings) for _, _, findings in results)
     if ok:
         checked = "by metadata and sizes only (--quick)" if quick else "to the byte"
-        total = size(sum(checkpoint.body.stored_bytes for _, checkpoint in wanted))
-        click.echo(f"{plural(len(results), 'checkpoint')}, {total}: as committed, {checked}")
+        total = size_text(sum(checkpoint.body.stored_bytes for _, checkpoint in wanted))
+        click.echo(f"{count_text(len(results), 'checkpoint')}, {total}: as committed, {checked}")
     else:
-        wrong = [f"{damaged} of {plural(len(results), 'checkpoint')} damaged"] if damaged else []
-        wrong += [f"{unread} of {plural(len(results), 'checkpoint')} could not be read"] if unread else []
-        wrong += [f"{plural(len(log_findings), 'fault')} in the log"] if log_findings else []
+        wrong = [f"{damaged} of {count_text(len(results), 'checkpoint')} damaged"] if damaged else []
+        wrong += [f"{unread} of {count_text(len(results), 'checkpoint')} could not be read"] if unread else []
+        wrong += [f"{count_text(len(log_findings), 'fault')} in the log"] if log_findings else []
         click.echo(", ".join(wrong))
     return 0 if ok else 1
 
@@ -135,7 +136,7 @@ def _remember(opened: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFind
     rows = tuple(Verified(checkpoint.id, checkpoint.step, _first(bad)) for checkpoint, bad in read)
     if rows:
         wrong = sum(bool(row.damage) for row in rows)
-        message = f"{plural(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
+        message = f"{count_text(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
         with contextlib.suppress(RelightError):
             remember_proof(opened.run.store, opened.run.name, Proof(VERIFIED, not wrong, message, checkpoints=rows))
 
@@ -163,7 +164,7 @@ def _print_findings(
 ) -> None:
     unread = findings and all(finding.is_unknown for finding in findings)
     state = paint("UNREAD", "yellow") if unread else paint("DAMAGED", "red") if findings else paint("ok", "green")
-    write(f"{label}  {size(checkpoint.body.stored_bytes):>9}  {state}")
+    write(f"{label}  {size_text(checkpoint.body.stored_bytes):>9}  {state}")
     for finding in findings:
         affected = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
         write(f"    {escape(finding.file)}")

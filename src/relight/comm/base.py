@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from relight.errors import SaveFailed
+from relight.units import duration_text
 
 
 class RankTimeout(SaveFailed):
@@ -20,7 +21,7 @@ def late(ranks: Sequence[int], doing: str, seconds: float) -> RankTimeout:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     who = f"rank {shown} was" if len(ranks) == 1 else f"ranks {shown} were" if ranks else "some ranks were"
     error = RankTimeout(
-        f"{who} not there when the others were {doing} ({seconds:.1f} s)",
+        f"{who} not there when the others were {doing} ({duration_text(seconds)})",
         hint="check that these ranks still run: every rank must make the same calls of the Checkpointer, in the same order",
     )
     error.ranks = tuple(ranks)

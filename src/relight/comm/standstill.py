@@ -16,6 +16,7 @@ from time import monotonic
 
 from relight.comm.process_state import STOPPED, ProcessIdentity, process_at
 from relight.observe import emit
+from relight.units import duration_text
 
 CONTINUE_AFTER_S = 2.0
 """Seconds that a needed process may be stopped before it is continued. A suspended job is continued as a whole, within
@@ -75,7 +76,7 @@ def wake(process: ProcessIdentity, stopped_s: float, words: tuple[str, str, str]
     """Continue a stopped process, and report it. Return whether the signal was sent."""
     how, (work, waits, _) = process.words, words
     sent = process.send(signal.SIGCONT)
-    text = f"the process {work}, {process.pid}, is {how} for {stopped_s:.1f} s while {waits}"
+    text = f"the process {work}, {process.pid}, is {how} for {duration_text(stopped_s)} while {waits}"
     emit("agent.stopped", f"{text}: it is continued" if sent else text, pid=process.pid, action="continued")
     return sent
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from relight.errors import ConfigError
 from relight.keys import StoreSecurity
 from relight.monitoring.settings import alerting_of
+from relight.policy.argument_checks import bytes_of
 from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.policy.file_defaults import defaults_of
-from relight.policy.units import bytes_of
 from relight.settings.error_location import Keys, faults, value_at
 from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, unnamed, variables_in
 from relight.settings.lines import places

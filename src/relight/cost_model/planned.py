@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from relight.cost_model.interval import Costs, best_interval
 from relight.cost_model.levels import Level, Levels, best_levels, total_waste
 from relight.cost_model.rates import Belief
-from relight.cost_model.schedule import RESTART_PER_DEVICE_S, RESTART_S, span
+from relight.cost_model.schedule import RESTART_PER_DEVICE_S, RESTART_S
 from relight.cost_model.sizing import Size
 from relight.errors import ConfigError
+from relight.units import duration_text
 
 ASSUMED = {"copy": 25e9, "link": 25e9, "store_write": 200e9, "store_read": 200e9}
 """Assumed bytes per second if they are neither measured nor given: from a GPU to its host's memory and between nodes
@@ -130,7 +131,7 @@ class Question:
     def __post_init__(self) -> None:
         if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
             raise ConfigError(
-                f"an interval of at least {span(self.at_least_s)} and at most {span(self.at_most_s)} cannot be"
+                f"an interval of at least {duration_text(self.at_least_s)} and at most {duration_text(self.at_most_s)} cannot be"
             )
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from relight.cost_model.planned import JobPlan, ParallelLayout, Question, plan
 from relight.cost_model.rates import prior
-from relight.cost_model.schedule import span
 from relight.cost_model.sizing import from_count, size_of
 from relight.errors import ConfigError
+from relight.units import duration_text, percent_text, size_text
 
 NOTICED_STEPS = 5000
 """Most steps for which damage to a model was observed to go unnoticed (docs/planning.md)."""
@@ -123,7 +123,7 @@ class Preset:
         layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
         head = [
             f"# relight preset {self.name}: {self.summary}",
-            f"# Expected: goodput {plan.goodput:.2%}; {_tb(self.memory_bytes)} of each node's memory for snapshots.",
+            f"# Expected: goodput {percent_text(plan.goodput, 2)}; {size_text(self.memory_bytes)} of each node's memory for snapshots.",
             f"# Computed by: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
         if self.first:
@@ -193,15 +193,17 @@ def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     longest = _longest(lambda interval_s: job_plan.store_lost_at(interval_s, WORSE), least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
-    worse = f"{scenario.slack:.1%} more of the time is lost than at the best, with {WORSE:g} times the failures"
-    apart = f"no two within {span(stall / scenario.overhead)}, as one takes {span(stall)}"
+    worse = (
+        f"{percent_text(scenario.slack)} more of the time is lost than at the best, with {WORSE:g} times the failures"
+    )
+    apart = f"no two within {duration_text(stall / scenario.overhead)}, as one takes {duration_text(stall)}"
     return [
         PresetLine("checkpoint.adaptive", "at_least", f"{least:g}s",
-                       f"a save takes {span(store.durable_s)} until it is durable in the store"),
+                       f"a save takes {duration_text(store.durable_s)} until it is durable in the store"),
         PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
-            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(job_plan.store_only[0])} is the best" if capped
-            else f"there {worse}; {span(job_plan.store_only[0])} is the best",
+            f"no failure takes more than {duration_text(LOST_MAX_S)} of work; {duration_text(job_plan.store_only[0])} is the best" if capped
+            else f"there {worse}; {duration_text(job_plan.store_only[0])} is the best",
         ),
         PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
@@ -214,14 +216,14 @@ def _keeping(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
             "checkpoint.keep",
             "last",
             scenario.kept,
-            f"{_tb(size)} each, {_tb(job_plan.kept_bytes)} with the one being written",
+            f"{size_text(size)} each, {size_text(job_plan.kept_bytes)} with the one being written",
         )
     ]
     if scenario.lasting:
         lines += [
-            PresetLine("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
-            PresetLine("checkpoint.keep", "weekly", 4, f"{_tb(4 * size)} at most"),
-            PresetLine("checkpoint.keep", "monthly", 12, f"{_tb(12 * size)} at most"),
+            PresetLine("checkpoint.keep", "daily", 7, f"{size_text(7 * size)} at most, to go back within a week"),
+            PresetLine("checkpoint.keep", "weekly", 4, f"{size_text(4 * size)} at most"),
+            PresetLine("checkpoint.keep", "monthly", 12, f"{size_text(12 * size)} at most"),
             PresetLine("checkpoint.keep", "undo_window", "24h", "what went may be recalled for a day"),
         ]
     if not scenario.cheap and not scenario.sparing:
@@ -248,7 +250,8 @@ def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
         )
         gain = job_plan.goodput - plan(near).goodput
         if gain >= GAIN or scenario.guarded:
-            why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
+            memory = f"{size_text(2 * share)} of each node's memory"
+            why = f"goodput {'+' * (gain >= 0)}{percent_text(gain, 2)}, for {memory}: another node holds its snapshot"
             lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
     if scenario.sparing:
         rank = size / layout.gpus
@@ -257,7 +260,7 @@ def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
                 "checkpoint.limits",
                 "memory",
                 math.ceil(rank * 1.05 / 1e6) * 10**6,
-                f"one snapshot at a time: {_tb(rank)} for a rank, and a twentieth more",
+                f"one snapshot at a time: {size_text(rank)} for a rank, and a twentieth more",
             ),
             PresetLine("checkpoint.limits", "threads", 1, "a core is left to training"),
             PresetLine("checkpoint.limits", "nice", 19, "whatever else runs goes first"),
@@ -270,7 +273,7 @@ def _copies(scenario: PresetScenario, job_plan: JobPlan, copies: str) -> list[Pr
     if not scenario.guarded:
         return []
     size = job_plan.question.size.bytes
-    months = f"{_tb(12 * size)} at most; what goes from the near store is there first"
+    months = f"{size_text(12 * size)} at most; what goes from the near store is there first"
     return [
         PresetLine("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
         PresetLine("checkpoint.tiers.cold", "lag", "1h", "the copies may be so far apart"),
@@ -308,13 +311,17 @@ def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     waits = (
         "processes that wait take memory"
         if idle
-        else f"processes that wait spare a part of {span(start)} at each failure"
+        else f"processes that wait spare a part of {duration_text(start)} at each failure"
     )
     leaves = "if others can take its place" if others else "where there are others: not here"
     first, loading = (float(max(900, _up(PATIENCE * seconds))) for seconds in (back, back - start))
     return [
-        PresetLine("supervise", "start_s", first, f"three times the {span(back)} that a restart takes, or 15 min"),
-        PresetLine("supervise", "phase_s", loading, f"three times the {span(back - start)} of a load, or 15 min"),
+        PresetLine(
+            "supervise", "start_s", first, f"three times the {duration_text(back)} that a restart takes, or 15 min"
+        ),
+        PresetLine(
+            "supervise", "phase_s", loading, f"three times the {duration_text(back - start)} of a load, or 15 min"
+        ),
         PresetLine("supervise", "spares", not idle, waits),
         PresetLine("supervise", "drain", others, f"a machine about to fail leaves, having saved, {leaves}"),
     ]
@@ -340,13 +347,6 @@ def _down(seconds: float) -> float:
 def _rounded(seconds: float, way: Callable[[float], int]) -> float:
     unit = 10.0 ** math.floor(math.log10(seconds)) / 2
     return way(round(seconds / unit, 9)) * unit
-
-
-def _tb(count: float) -> str:
-    for unit, by in (("TB", 1e12), ("GB", 1e9)):
-        if count >= by:
-            return f"{count / by:,.3g} {unit}"
-    return f"{count / 1e6:,.3g} MB"
 
 
 def _value(value: str | int | float | bool | tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from relight.cost_model.interval import Costs, Interval, best_interval, daly, wa
 from relight.cost_model.rates import Belief, learn, prior
 from relight.cost_model.replay import learn_aging
 from relight.errors import ConfigError
+from relight.units import count_text, duration_text, percent_text, rate_text
 
 MOVE = 2.0
 """Largest factor by which the interval changes from one decision to the next."""
@@ -144,9 +145,11 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
     why = (
         floor
         if floor_s >= most_s
-        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[
-            best.bound
-        ]
+        else {
+            "at least": floor,
+            "at most": f"no more than {duration_text(most_s)} {asked}",
+            "optimum": "least is lost",
+        }[best.bound]
     )
     bound, lost, free_s = _costly_bound(seen, costs, limits, rate, best)
     if phase == "late" and seen.total_steps is not None and seen.step_s:
@@ -165,13 +168,10 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
     if seen.step_s > 0 and steps * seen.step_s > most_s:
         steps = max(1, math.floor(most_s / seen.step_s))
     if learned.aging is not None:
-        learned_text = (
-            f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
-        )
-        moved = f", {learned_text} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
-    reason = (
-        f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
-    )
+        learned_text = f"learned: at an age of {duration_text(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        shares = f"{percent_text(learned.lost)}, without that {percent_text(learned.analytic)}"
+        moved = f", {learned_text} (a replay of {learned.lives} lives loses {shares}){moved}"
+    reason = f"every {duration_text(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
     if bound:
         reason += f"; {costly(bound, lost, free_s)}"
     return ScheduleDecision(interval_s, steps, reason, numbers, bound)
@@ -179,7 +179,7 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
 
 def costly(bound: str, cost: float, free_s: float) -> str:
     """Return what a user's bound costs, in words."""
-    return f"{bound} costs {cost:.1%} of the time: {span(free_s)} between saves would lose least"
+    return f"{bound} costs {percent_text(cost)} of the time: {duration_text(free_s)} between saves would lose least"
 
 
 def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: float = 0.0) -> tuple[float, float]:
@@ -195,9 +195,9 @@ def _costly_bound(
     nothing before a save was measured: a guess is no reason for an alarm."""
     by: list[tuple[float, str]] = []
     if interval.bound == "at most" and limits.at_most_s is not None:
-        by = [(math.inf, f"at_most={span(limits.at_most_s)}")]  # also where a save takes longer than that
+        by = [(math.inf, f"at_most={duration_text(limits.at_most_s)}")]  # also where a save takes longer than that
     elif interval.bound == "at least":
-        by = [(limits.at_least_s, f"at_least={span(limits.at_least_s)}")]
+        by = [(limits.at_least_s, f"at_least={duration_text(limits.at_least_s)}")]
         by.append((costs.stall_s / limits.overhead, f"overhead={limits.overhead:g}"))
         if seen.bytes_per_s_most and seen.save_bytes:
             by.append((seen.save_bytes / seen.bytes_per_s_most, f"bytes_per_second={seen.bytes_per_s_most:g}"))
@@ -208,14 +208,6 @@ def _costly_bound(
         interval.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s)
     )
     return (deciding, cost, free_s) if cost >= NOTICED else ("", 0.0, free_s)
-
-
-def span(seconds: float) -> str:
-    """Return a time as text with a suitable unit."""
-    for most, unit, by in ((1e-3, "µs", 1e-6), (1, "ms", 1e-3), (120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
-        if seconds < most:
-            return f"{seconds / by:.3g} {unit}" if seconds else "0 s"
-    return f"{seconds / 86400:,.3g} d"
 
 
 def _costs(seen: ScheduleInput) -> tuple[Costs, list[str]]:
@@ -242,24 +234,22 @@ def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[f
     """Return the shortest sensible interval, and the reason."""
     pressure = min(max(seen.pressure, 0.0), 1.0)
     floors = [
-        (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
+        (limits.at_least_s, f"no less than {duration_text(limits.at_least_s)} are asked for"),
         (
             costs.durable_s * (1 + pressure) if seen.durables_s else 0.0,
-            f"a save takes {span(costs.durable_s)} until it is durable",
+            f"a save takes {duration_text(costs.durable_s)} until it is durable",
         ),
         (
             costs.stall_s / limits.overhead if seen.stalls_s else 0.0,
-            f"saves may take {limits.overhead:.1%} of the steps' time",
+            f"saves may take {percent_text(limits.overhead)} of the steps' time",
         ),
         (seen.step_s, "there is no save within a step"),
     ]
     if seen.bytes_per_s_most and seen.save_bytes:
-        floors.append(
-            (seen.save_bytes / seen.bytes_per_s_most, f"saves may write {seen.bytes_per_s_most / 1e6:,.0f} MB/s")
-        )
+        floors.append((seen.save_bytes / seen.bytes_per_s_most, f"saves may write {rate_text(seen.bytes_per_s_most)}"))
     seconds, why = max(floors)
     if pressure > 0 and why == floors[1][1]:
-        why += f", and {pressure:.0%} of them wait for the one before"
+        why += f", and {percent_text(pressure)} of them wait for the one before"
     return seconds, f"as often as a save is free: {why}" if costs.stall_s == 0 else why
 
 
@@ -271,27 +261,27 @@ def _move(target_s: float, before: ScheduleDecision | None, floor_s: float) -> t
     if before is None or before.interval_s <= 0:
         return target_s, ""
     if before.interval_s / STILL < target_s < before.interval_s * STILL:
-        return before.interval_s, "" if span(target_s) == span(
+        return before.interval_s, "" if duration_text(target_s) == duration_text(
             before.interval_s
-        ) else f"; {span(target_s)} would hardly differ"
+        ) else f"; {duration_text(target_s)} would hardly differ"
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
     if least <= target_s <= most:
         return target_s, ""
     return max(
         min(max(target_s, least), most), min(floor_s, target_s)
-    ), f"; on its way to {span(target_s)}, by a factor of {MOVE:g} at a time"
+    ), f"; on its way to {duration_text(target_s)}, by a factor of {MOVE:g} at a time"
 
 
 def _reason_text(
     seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float
 ) -> str:
     low, high = belief.interval(0.9)
-    sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
+    sure = f" ({duration_text(1 / high)} to {duration_text(1 / low)})" if seen.failures else ""
     parts = [
-        f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {span(seen.watched_s)}",
-        f"one in {span(belief.mtbf_s)} is expected{sure}",
-        f"a save takes {span(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
-        f"a restart {span(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
+        f"{count_text(seen.failures, 'failure') if seen.failures else 'no failures'} in {duration_text(seen.watched_s)}",
+        f"one in {duration_text(belief.mtbf_s)} is expected{sure}",
+        f"a save takes {duration_text(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
+        f"a restart {duration_text(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
     ]
     if phase != "middle":
         parts.append({"early": "early: the worse end of it counts", "late": "late: the rest is parted evenly"}[phase])
@@ -299,7 +289,7 @@ def _reason_text(
         parts.append(f"failures are {risk:.2g} times as likely as usual")
     if seen.foreseen > 0:
         why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # these separate the parts
-        how = f"one is foreseen within {span(seen.foreseen_within_s)} ({min(seen.foreseen, 1.0):.0%} probable)"
+        how = f"one is foreseen within {duration_text(seen.foreseen_within_s)} ({percent_text(min(seen.foreseen, 1.0))} probable)"
         parts.append(how + (f": {why}" if why else ""))
     if unsteady > 1.0:
         parts.append(f"the loss is {unsteady:.2g} times as restless as usual")

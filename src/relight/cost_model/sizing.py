@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relight.errors import ConfigError
-from relight.policy.units import number_of
+from relight.policy.argument_checks import number_of
 
 Shape = tuple[int, int, tuple[int, ...]]
 """Number of such tensors in a layer, number of layers, and the tensor's shape."""

@@ -24,6 +24,7 @@ from relight.demo.lane import DemoRun
 from relight.demo.report import DemoReport, Kill, curve_digest
 from relight.demo.shape import FULL, SHAPES, DemoSize
 from relight.errors import ConfigError, NoSpace
+from relight.units import size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,7 +204,7 @@ def _folder(keep: Path | None, room: int) -> Iterator[Path]:
         free = shutil.disk_usage(folder).free
         if free < room:
             raise NoSpace(
-                f"{free / 1e9:.2f} GB free, {room / 1e9:.2f} GB needed",
+                f"{size_text(free)} free, {size_text(room)} needed",
                 where=str(folder),
                 hint="make room, or choose another disk with --keep, or use --quick",
             )

@@ -18,6 +18,7 @@ from relight.demo.compare import Finished
 from relight.demo.journal import Tail
 from relight.demo.shape import DemoSize
 from relight.errors import RelightError
+from relight.units import duration_text
 
 SILENCE_S_MAX = 120.0
 """Seconds without a journal entry after which a process counts as hung."""
@@ -93,7 +94,7 @@ class DemoRun:
         code = self._process.poll()
         if code is None:
             if time.monotonic() - self._last_entry_s > SILENCE_S_MAX:
-                raise self._trouble(f"wrote nothing for {SILENCE_S_MAX:.0f} s")
+                raise self._trouble(f"wrote nothing for {duration_text(SILENCE_S_MAX)}")
             return False
         self.poll()
         if code or self.digest is None:

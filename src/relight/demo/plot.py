@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from relight.demo.compare import Finished
 from relight.demo.report import DemoReport, Kill
+from relight.units import compact_text, duration_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def _title(figure: Figure, report: DemoReport) -> None:
     figure.text(
         0.07,
         0.9,
-        f"GPT of {report.parameters / 1e6:.1f} M parameters on the source of Python's standard library  ·  "
+        f"GPT of {compact_text(report.parameters)} parameters on the source of Python's standard library  ·  "
         f"{report.steps} steps, saved every {report.save_every}  ·  {report.redone} steps redone  ·  seed {report.seed}",
         fontsize=10.5,
         color=FAINT,
@@ -122,7 +123,7 @@ def _end(axes: Axes, row: int, kill: Kill) -> None:
     _point(axes, kill.step + 0.5, row, marker, colour, size=9)
     if kill.back_s is not None:
         axes.annotate(
-            f"back at work in {kill.back_s:.1f} s", (kill.step + 0.5, row), xytext=(9, 0), textcoords="offset points",
+            f"back at work in {duration_text(kill.back_s)}", (kill.step + 0.5, row), xytext=(9, 0), textcoords="offset points",
             ha="left", va="center", fontsize=8.5, color=FAINT, bbox=_PATCH, zorder=4,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from relight.demo.report import DemoReport, Kill
 from relight.demo.shape import DemoSize
+from relight.units import compact_text, duration_text, size_text
 
 GOOD, BAD, SAVE, QUIET = "bold green", "bold red", "bold magenta", "dim"
 
@@ -67,7 +68,9 @@ class DemoView:
     def back(self, kill: Kill) -> None:
         """Show that the run has resumed."""
         self._print(
-            Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}")
+            Text.assemble(
+                (" ↻ ", GOOD), f"back at work after {duration_text(kill.back_s)}, from step {kill.resumed_from}"
+            )
         )
 
     def _advance(self, task: Any, entry: Mapping[str, Any]) -> None:
@@ -96,7 +99,7 @@ def render(report: DemoReport) -> Group:
             Text("yes", SAVE) if kill.inside_save else Text("no", QUIET),
             "–" if kill.resumed_from is None else str(kill.resumed_from),
             str(kill.redone),
-            "–" if kill.back_s is None else f"{kill.back_s:.1f} s",
+            duration_text(kill.back_s),
         )
     parts: list[RenderableType] = [table, Text(), _numbers(report), Text(), _verdict(report)]
     return Group(*(Padding(part, (0, 1)) for part in parts))
@@ -109,21 +112,22 @@ def _numbers(report: DemoReport) -> Table:
     count = len(report.kills)
     numbers.add_row("kills", f"{count}, of them {report.kills_inside_save} inside a save; {report.redone} steps redone")
     numbers.add_row(
-        "saves", f"{report.saves} of {report.bytes_per_save / 1e6:.1f} MB, one every {report.save_every} steps"
+        "saves", f"{report.saves} of {size_text(report.bytes_per_save)}, one every {report.save_every} steps"
     )
     numbers.add_row(
-        "stall per save", f"{report.stall_ms_median:.0f} ms (median), {report.stall_ms_max:.0f} ms (longest)"
+        "stall per save",
+        f"{duration_text(report.stall_ms_median / 1e3)} (median), {duration_text(report.stall_ms_max / 1e3)} (longest)",
     )
     numbers.add_row(
         "training",
-        f"{report.steps} steps of a GPT, {report.parameters / 1e6:.1f} M parameters, on Python's own source",
+        f"{report.steps} steps of a GPT, {compact_text(report.parameters)} parameters, on Python's own source",
     )
     machine = report.machine
     numbers.add_row(
         "machine", f"{machine.get('cores')} cores, Python {machine.get('python')}, torch {machine.get('torch')}"
     )
     numbers.add_row("loader", f"{report.loader}, shuffled, with workers")
-    numbers.add_row("took", f"{report.seconds:.0f} s; seed {report.seed}")
+    numbers.add_row("took", f"{duration_text(report.seconds)}; seed {report.seed}")
     numbers.add_row("picture", report.picture)
     if report.kept:
         numbers.add_row("runs", report.kept)

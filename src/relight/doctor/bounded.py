@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from relight.errors import RelightError
+from relight.units import duration_text
 
 T = TypeVar("T")
 QUICK = "left out by --quick"
@@ -49,5 +50,7 @@ class BoundedProbe:
         if errors:
             self.unseen[name] = errors[0].what if isinstance(errors[0], RelightError) else str(errors[0])
         else:
-            self.unseen[name] = f"no answer within {limit:.0f} s" if thread.is_alive() else "it ended without an answer"
+            self.unseen[name] = (
+                f"no answer within {duration_text(limit)}" if thread.is_alive() else "it ended without an answer"
+            )
         return otherwise

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from shlex import quote
 
 from relight.doctor.facts import DoctorFacts
-from relight.doctor.finding import CheckHit, check, gb, span
+from relight.doctor.finding import CheckHit, check
 from relight.supervise.facts import KINDS
+from relight.units import count_text, duration_text, size_text
 
 _SHM_LEAST = 64 << 20
 """Bytes of ``/dev/shm`` in a container by default."""
@@ -37,7 +38,7 @@ def _memory(facts: DoctorFacts) -> Iterator[CheckHit]:
             if one_fits
             else "memory has no room for a copy of the state",
             facts.machine.host,
-            f"two copies of the newest checkpoint take {gb(need)}, {gb(available)} are available",
+            f"two copies of the newest checkpoint take {size_text(need)}, {size_text(available)} are available",
             "a save that is due while the previous one is being written has to wait"
             if one_fits
             else "the trainer writes saves itself, and waits for the disk",
@@ -58,7 +59,7 @@ def _overcommit(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the kernel's commit limit leaves no room for the state's copies",
             facts.machine.host,
-            f"vm.overcommit_memory=2: {gb(left)} of the commit limit are left, {gb(need)} are needed",
+            f"vm.overcommit_memory=2: {size_text(left)} of the commit limit are left, {size_text(need)} are needed",
             "allocations fail although memory is free",
             "raise vm.overcommit_ratio, or set vm.overcommit_memory=0",
             "sysctl vm.overcommit_memory=0",
@@ -72,7 +73,7 @@ def _shm(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "shared memory is as small as a container's default",
             _SHM,
-            f"its size is {gb(size)}",
+            f"its size is {size_text(size)}",
             "data loaders' workers and collectives fail with a bus error; Relight's own copies do not use it",
             "start the container with more: --shm-size=8g, or an emptyDir with medium: Memory",
         )
@@ -85,7 +86,7 @@ def _shm_full(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "shared memory is full",
             _SHM,
-            f"{gb(free)} are free",
+            f"{size_text(free)} are free",
             "relight run cannot create the ranks' heartbeat pages",
             "remove unused files",
             "ls -l /dev/shm",
@@ -108,7 +109,7 @@ def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the limit of locked memory is low",
             facts.machine.host,
-            f"ulimit -l is {gb(limit)}",
+            f"ulimit -l is {size_text(limit)}",
             "a fabric (InfiniBand, RoCE) and pinned buffers need locked memory: collectives fail, or are slow",
             "raise it for the job: LimitMEMLOCK=infinity, --ulimit memlock=-1",
             "ulimit -l unlimited",
@@ -150,7 +151,7 @@ def _file_size(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the limit of a file's size is low",
             facts.machine.host,
-            f"ulimit -f is {gb(limit)}",
+            f"ulimit -f is {size_text(limit)}",
             "a larger pack ends its writer (SIGXFSZ), or the save fails as if the disk were full",
             "remove the limit",
             "ulimit -f unlimited",
@@ -169,7 +170,7 @@ def _address_space(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the limit of address space is low",
             facts.machine.host,
-            f"ulimit -v is {gb(limit)}",
+            f"ulimit -v is {size_text(limit)}",
             "memory for the state's copies cannot be mapped",
             "remove the limit; control groups bound memory better",
             "ulimit -v unlimited",
@@ -196,7 +197,7 @@ def _clock_wrong(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the clock is years slow",
             facts.machine.host,
-            f"it shows {facts.machine.now:.0f} s since 1970",
+            f"it shows {duration_text(facts.machine.now)} since 1970",
             "servers refuse signed requests and certificates; ages of checkpoints are wrong",
             "set it, and synchronize it with NTP",
             "chronyc makestep",
@@ -213,7 +214,7 @@ def _clock_records(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "a record's time is in the future",
                 run.path,
-                f"the newest was written {span(ahead)} ahead of this machine's clock",
+                f"the newest was written {duration_text(ahead)} ahead of this machine's clock",
                 "keep=relight.keep(within=…) and displayed ages use these times; no commit depends on them",
                 "synchronize all machines' clocks with NTP",
                 "chronyc tracking",
@@ -232,7 +233,7 @@ def _clock_order(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "clocks of machines that wrote this run differ",
                 run.path,
-                f"a record's time is {span(run.back_s)} before that of the previous record",
+                f"a record's time is {duration_text(run.back_s)} before that of the previous record",
                 "keep=relight.keep(within=…) uses these times; no commit depends on them",
                 "synchronize all machines' clocks with NTP",
                 f"relight log {quote(run.path)}",
@@ -271,7 +272,7 @@ def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
     dead = facts.machine.dead_supervisors
     if dead:
         yield CheckHit(
-            f"memory files of {len(dead)} dead supervisor{'s' if len(dead) > 1 else ''}",
+            f"memory files of {count_text(len(dead), 'dead supervisor')}",
             dead[0],
             ", ".join(dead[:4]),
             "they use a little memory until the next relight run on this machine removes them",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from relight.doctor.facts import DoctorFacts, NodeFacts
-from relight.doctor.finding import CheckHit, check, gb, span
+from relight.doctor.finding import CheckHit, check
 from relight.settings.file import FILE
+from relight.units import duration_text, size_text
 
 APART_S = 10.0
 """Difference of clocks, in seconds, beyond which a reader cannot order events of several nodes by their times."""
@@ -125,7 +126,7 @@ def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
     if len(ahead) > 1 and (apart_s := (ahead[-1].ahead_s or 0.0) - (ahead[0].ahead_s or 0.0)) > APART_S:
         where, seen = (
             _names([ahead[0], ahead[-1]]),
-            f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}",
+            f"{_names([ahead[-1]])} is {duration_text(apart_s)} ahead of {_names([ahead[0]])}",
         )
         yield CheckHit(
             "the nodes' clocks differ",
@@ -146,7 +147,7 @@ def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
     memory = sorted((node for node in nodes if node.memory_bytes), key=lambda node: node.memory_bytes or 0)
     if len(memory) > 1 and (memory[0].memory_bytes or 0) < _ALIKE * (memory[-1].memory_bytes or 0):
         least, most = memory[0], memory[-1]
-        seen = f"{gb(least.memory_bytes or 0)} on {_names([least])}, {gb(most.memory_bytes or 0)} on {_names([most])}"
+        seen = f"{size_text(least.memory_bytes or 0)} on {_names([least])}, {size_text(most.memory_bytes or 0)} on {_names([most])}"
         findings.append(("available memory", _names([least]), seen))
     for what, where, seen in [*findings, *((f"limit of {name}", where, seen) for name, where, seen in limits)]:
         yield CheckHit(

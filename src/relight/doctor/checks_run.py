@@ -8,7 +8,8 @@ from shlex import quote
 
 from relight.doctor.checks_machine import numbers
 from relight.doctor.facts import DoctorFacts, RunFacts
-from relight.doctor.finding import CheckHit, check, span
+from relight.doctor.finding import CheckHit, check
+from relight.units import age_text, count_text, duration_text
 from relight.version import VERSION
 
 _BARREN = 5
@@ -106,7 +107,7 @@ def _empty(facts: DoctorFacts) -> Iterator[CheckHit]:
                 yield CheckHit(
                     "the run has no checkpoint",
                     run.path,
-                    f"its last attempt began {span(since)} ago, on {run.attempts[-1].host}",
+                    f"its last attempt began {age_text(since)}, on {run.attempts[-1].host}",
                     "all of its training is lost",
                     "read that job's log; check that it calls step(), and that save= is short enough",
                     f"relight log {quote(run.path)}",
@@ -124,7 +125,7 @@ def _stale(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "the run is training and no longer saves",
                 run.path,
-                f"the newest checkpoint is {span(age)} old; the usual interval is {span(usual)}",
+                f"the newest checkpoint is {duration_text(age)} old; the usual interval is {duration_text(usual)}",
                 "the next failure loses all steps since then",
                 "read the job's warnings: each failed save logs its reason",
                 f"relight incidents {quote(run.path)}",
@@ -217,7 +218,7 @@ def _leftovers(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.leftovers:
             yield CheckHit(
-                f"{len(run.leftovers)} leftover{'s' if len(run.leftovers) > 1 else ''} of ended attempts",
+                f"{count_text(len(run.leftovers), 'leftover')} of ended attempts",
                 run.path,
                 f"{run.leftovers[0][0]}: {run.leftovers[0][1]}",
                 "they use space until the run's next attempt, or a sweep",
@@ -232,7 +233,7 @@ def _temporaries(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.temporaries:
             yield CheckHit(
-                f"{len(run.temporaries)} temporary file{'s' if len(run.temporaries) > 1 else ''} of writers that were killed",
+                f"{count_text(len(run.temporaries), 'temporary file')} of writers that were killed",
                 run.path,
                 ", ".join(run.temporaries[:3]),
                 "each of them uses an inode",
@@ -271,7 +272,7 @@ def _tier_behind(facts: DoctorFacts) -> Iterator[CheckHit]:
                 yield CheckHit(
                     f"the tier {tier.name} lags",
                     tier.url,
-                    f"it lacks {tier.lacks} checkpoint{'s' if tier.lacks > 1 else ''}, the oldest for {span(tier.lacks_s)}",
+                    f"it lacks {count_text(tier.lacks, 'checkpoint')}, the oldest for {duration_text(tier.lacks_s)}",
                     "if this disk fails, these checkpoints are lost",
                     "copy them now",
                     f"relight drain {quote(run.path)}",

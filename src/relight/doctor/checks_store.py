@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from shlex import quote
 
 from relight.doctor.facts import DoctorFacts
-from relight.doctor.finding import CheckHit, check, gb, span
+from relight.doctor.finding import CheckHit, check
+from relight.units import count_text, duration_text, rate_text, size_text
 
 _LOW_BYTES = 1 << 30
 """Free bytes that count as low in a store without a checkpoint, where the size of one is unknown."""
@@ -171,7 +172,7 @@ def _space(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the next checkpoint does not fit",
             facts.store.url,
-            f"{gb(free)} are free, the newest takes {gb(need)}",
+            f"{size_text(free)} are free, the newest takes {size_text(need)}",
             "every save fails",
             "free space, or keep fewer checkpoints: keep=relight.keep(last=…)",
             f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
@@ -191,7 +192,7 @@ def _space_low(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "there is space for only one more checkpoint",
             facts.store.url,
-            f"{gb(free)} are free, the newest takes {gb(need)}",
+            f"{size_text(free)} are free, the newest takes {size_text(need)}",
             "a save needs space before retention deletes an older checkpoint",
             "free space, or keep fewer checkpoints: keep=relight.keep(last=…)",
             f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
@@ -200,7 +201,7 @@ def _space_low(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "there is little free space",
             facts.store.url,
-            f"{gb(free)} are free, and the size of a checkpoint is not known yet",
+            f"{size_text(free)} are free, and the size of a checkpoint is not known yet",
             "a checkpoint of a model with its optimizer takes 12 to 16 bytes a parameter",
             "choose a larger disk, or free space",
             f"df -h {quote(facts.store.url)}",
@@ -217,9 +218,9 @@ def _space_soon(facts: DoctorFacts) -> Iterator[CheckHit]:
     free, rate = facts.store.free_bytes, growth_bps(facts)
     if free is not None and rate and facts.newest_bytes <= free and free / rate < _SOON_S:
         yield CheckHit(
-            f"the store is full in {span(free / rate)}",
+            f"the store is full in {duration_text(free / rate)}",
             facts.store.url,
-            f"runs grow by {gb(rate * 3600)} an hour, {gb(free)} are free",
+            f"runs grow by {size_text(rate * 3600)} an hour, {size_text(free)} are free",
             "saves fail from then on",
             "set what to keep: keep=relight.keep(last=…, budget=…)",
             f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
@@ -240,7 +241,7 @@ def _retention(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "the run never deletes a checkpoint",
                 run.path,
-                f"{len(run.checkpoints)} checkpoints take {gb(taken)} of {gb(size)}",
+                f"{len(run.checkpoints)} checkpoints take {size_text(taken)} of {size_text(size)}",
                 "the disk fills up, and saves fail",
                 "set what to keep: keep=relight.keep(last=…)",
                 f"relight prune {quote(run.path)} --keep-last 3 --dry-run",
@@ -313,7 +314,7 @@ def _fsync(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "fsync does nothing here",
             facts.store.url,
-            f"4 KiB were durable after {took * 1e6:.1f} µs; no device is that fast",
+            f"4 KiB were durable after {duration_text(took)}; no device is that fast",
             "a power cut destroys checkpoints that were reported as saved",
             "check for a preloaded library, and for a disk that ignores flushes",
             f"findmnt -T {quote(facts.store.url)}",
@@ -430,7 +431,7 @@ def _clock_store(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the store's clock differs from this machine's",
             facts.store.url,
-            f"the time of a newly written file is {span(abs(skew))} {'ahead' if skew > 0 else 'in the past'}",
+            f"the time of a newly written file is {duration_text(abs(skew))} {'ahead' if skew > 0 else 'in the past'}",
             "object stores refuse requests with a signature time that is 15 minutes off; displayed ages are wrong",
             "synchronize both with NTP",
             "chronyc tracking",
@@ -444,7 +445,7 @@ def _far(facts: DoctorFacts) -> Iterator[CheckHit]:
         yield CheckHit(
             "the store answers slowly",
             facts.store.url,
-            f"a small read takes {took:.1f} s",
+            f"a small read takes {duration_text(took)}",
             "listing a run takes one read for each record, and a commit takes several",
             "choose a nearer region, or a nearer tier: relight.Tiers(hot=…, cold=…)",
             f"relight ls {quote(facts.store.url)}",
@@ -460,7 +461,8 @@ def _slow(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "saves are due faster than they can be written",
                 run.path,
-                f"the newest takes {span(newest.new_bytes / rate)} at {gb(rate)}/s, and a save is due every {span(between)}",
+                f"the newest takes {duration_text(newest.new_bytes / rate)} at {rate_text(rate)}, "
+                f"and a save is due every {duration_text(between)}",
                 "saves are postponed, and each failure loses more steps",
                 "save less often, or on a faster disk",
                 f"relight bench {quote(facts.store.url)}",
@@ -502,7 +504,7 @@ def _keys_old(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "a key has been in use for more than a year",
                 facts.store.url,
-                f"{key.label}: {key.age_days:.0f} days",
+                f"{key.label}: {count_text(key.age_days, 'day')}",
                 "the longer a key is in use, the more places have a copy of it",
                 "rotate it; nothing needs to be encrypted again",
                 f"relight keys status {quote(facts.store.url)} --max-age 365",

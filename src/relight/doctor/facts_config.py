@@ -11,8 +11,8 @@ from relight.doctor.facts import ConfigFacts, KeyFile, Trouble
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, RelightError
 from relight.keys import StoreSecurity
+from relight.policy.argument_checks import bytes_of
 from relight.policy.file_defaults import defaults_of
-from relight.policy.units import bytes_of
 from relight.settings.file import FILE, checked
 from relight.settings.marks import marks
 from relight.settings.registry import PROCESS_VARIABLES, VARIABLES

@@ -89,25 +89,3 @@ def all_checks() -> dict[str, Check]:
     from relight.doctor import checks_config, checks_machine, checks_nodes, checks_run, checks_store  # noqa: F401 - they register themselves
 
     return CHECKS
-
-
-def gb(size: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.95:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def many(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 key``, ``2 keys``."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def span(seconds: float) -> str:
-    """Return a duration for people."""
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

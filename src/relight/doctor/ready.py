@@ -16,10 +16,11 @@ from relight.doctor import ready_operations as more
 from relight.doctor.checks_machine import numbers, slots_bytes
 from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
 from relight.doctor.facts import DoctorFacts, RunFacts
-from relight.doctor.finding import Finding, gb, many, span
+from relight.doctor.finding import Finding
 from relight.doctor.ready_operations import drilled
 from relight.doctor.ready_proofs import exactness, restorable
 from relight.doctor.ready_proofs import steps_of as _steps
+from relight.units import count_text, duration_text, rate_text, size_text
 
 PARTS = ("reliability", "security", "performance", "scalability", "operations")
 _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
@@ -104,7 +105,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         yield named("the newest checkpoint can be restored", 10, None, "no checkpoint yet", "relight demo")
     elif run is not None and run.measured is not None:
         seen = run.measured
-        what = "every byte read" if seen.whole else f"{gb(seen.bytes)} of {gb(newest.bytes)} read"
+        what = "every byte read" if seen.whole else f"{size_text(seen.bytes)} of {size_text(newest.bytes)} read"
         yield named(
             "the newest checkpoint can be restored",
             10,
@@ -131,7 +132,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         "an older checkpoint exists to fall back on",
         6,
         min(1.0, max(0, good - 1) / 2) if run is not None and newest is not None else None,
-        f"{many(good, 'checkpoint')} not known to be damaged" if good else "no checkpoint yet",
+        f"{count_text(good, 'checkpoint')} not known to be damaged" if good else "no checkpoint yet",
         f"relight ls {quote(path)}",
     )
     yield named(
@@ -150,7 +151,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         "a failure loses little training",
         6,
         None if every is None else _steps(every, (600, 1800, 3600, 14400)),
-        "fewer than four checkpoints" if every is None else f"a checkpoint every {span(every)}",
+        "fewer than four checkpoints" if every is None else f"a checkpoint every {duration_text(every)}",
         f"relight bench {quote(facts.store.url)}",
     )
     yield named(
@@ -174,7 +175,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             None if took is None else 0.0 if bad else 1.0,
             "not tried"
             if took is None
-            else f"4 KiB durable in {took * 1e3:.2f} ms on {mount.type if mount is not None else 'this file system'}",
+            else f"4 KiB durable in {duration_text(took)} on {mount.type if mount is not None else 'this file system'}",
             f"findmnt -T {quote(facts.store.url)}",
         )
     if run is not None:
@@ -204,7 +205,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         _score_of(store.encrypted),
         {
             None: "the store cannot be opened",
-            True: f"{many(len(store.keys), 'key')} for it",
+            True: f"{count_text(len(store.keys), 'key')} for it",
             False: "the store is not encrypted",
         }[store.encrypted],
         f"relight rekey {quote(url)} --plain",
@@ -214,7 +215,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             "a second key exists",
             4,
             min(1.0, max(0, len(store.keys) - 1)),
-            f"{many(len(store.keys), 'key')} for it",
+            f"{count_text(len(store.keys), 'key')} for it",
             f"relight keys add {quote(url)} file:NEW",
         )
         oldest = max((key.age_days for key in store.keys), default=None)
@@ -222,7 +223,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             "keys are rotated",
             2,
             None if oldest is None else 1.0 if oldest <= 365 else 0.25,
-            "no key could be read" if oldest is None else f"the oldest is {oldest:.0f} days old",
+            "no key could be read" if oldest is None else f"the oldest is {count_text(oldest, 'day')} old",
             f"relight keys rotate {quote(url)} OLD NEW",
         )
     if facts.config.key_files:
@@ -233,7 +234,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             0.0 if open_to else 1.0,
             f"{open_to[0].path} has mode {open_to[0].mode:04o}"
             if open_to
-            else f"only its owner can read {many(len(facts.config.key_files), 'key file')}",
+            else f"only its owner can read {count_text(len(facts.config.key_files), 'key file')}",
             f"chmod 600 {(open_to or facts.config.key_files)[0].path}",
         )
     trusted = "RELIGHT_TRUST" in facts.config.settings
@@ -282,7 +283,9 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         "memory has room for two copies of the state",
         6,
         None if not need or memory is None else min(1.0, memory / need),
-        "no checkpoint yet, so its size is unknown" if not need else f"{gb(need)} needed, {gb(memory or 0)} available",
+        "no checkpoint yet, so its size is unknown"
+        if not need
+        else f"{size_text(need)} needed, {size_text(memory or 0)} available",
         f"relight bench {quote(store.url)}",
     )
     newest, every = (run.newest, run.interval_s) if run is not None else (None, None)
@@ -293,7 +296,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             "a save is durable before the next is due",
             6,
             _steps(takes / every, (0.25, 0.5, 0.75, 1.0)),
-            f"a save takes {span(takes)} at {gb(rate)}/s, and is due every {span(every)}",
+            f"a save takes {duration_text(takes)} at {rate_text(rate)}, and is due every {duration_text(every)}",
             f"relight bench {quote(store.url)}",
         )
     else:
@@ -311,7 +314,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             "a restore is fast",
             6,
             _steps(whole_s, (60, 180, 600, 1800)),
-            f"{gb(seen.bytes)} in {seen.seconds:.2f} s ({gb(seen.bytes / seen.seconds)}/s)",
+            f"{size_text(seen.bytes)} in {duration_text(seen.seconds)} ({rate_text(seen.bytes / seen.seconds)})",
             f"relight bench {quote(store.url)}",
         )
     else:
@@ -334,7 +337,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         "the store answers quickly",
         3,
         None if store.answer_s is None else _steps(store.answer_s, (0.1, 0.5, 1.0, 2.0)),
-        "not measured" if store.answer_s is None else f"a small read takes {store.answer_s * 1e3:.1f} ms",
+        "not measured" if store.answer_s is None else f"a small read takes {duration_text(store.answer_s)}",
         f"relight ls {quote(store.url)}",
     )
 
@@ -350,7 +353,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             None if free is None or not need else min(1.0, free / need / 10),
             "no checkpoint yet, so its size is unknown"
             if not need or free is None
-            else f"{gb(free)} free: {free // need} more checkpoints as large as the newest",
+            else f"{size_text(free)} free: {free // need} more checkpoints as large as the newest",
             f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
         if store.free_inodes is not None:
@@ -371,12 +374,16 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             if growth is None
             else _steps(-lasts, (-90 * _DAY_S, -30 * _DAY_S, -7 * _DAY_S, -_DAY_S))
         )
-        text = f"{many(run.retired, 'checkpoint')} retired so far" if run.retired else "no checkpoint was retired yet"
+        text = (
+            f"{count_text(run.retired, 'checkpoint')} retired so far"
+            if run.retired
+            else "no checkpoint was retired yet"
+        )
         yield named(
             "old checkpoints are deleted",
             5,
             score,
-            text + (f"; full in {span(lasts)}" if math.isfinite(lasts) and not run.retired else ""),
+            text + (f"; full in {duration_text(lasts)}" if math.isfinite(lasts) and not run.retired else ""),
             f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
     else:
@@ -423,7 +430,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         "relight doctor finds nothing",
         8,
         0.0 if errors else max(0.25, 1.0 - 0.25 * warnings),
-        f"{many(errors, 'error')}, {many(warnings, 'warning')}",
+        f"{count_text(errors, 'error')}, {count_text(warnings, 'warning')}",
         f"relight doctor {quote(target)}",
     )
     packages = facts.machine.packages
@@ -440,7 +447,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         if not packages
         else f"{old[0].name} {old[0].installed or 'is missing'}"
         if old
-        else many(len(packages), "package"),
+        else count_text(len(packages), "package"),
         "pip install --upgrade relight",
     )
     bad = len(facts.config.unknown) + len(facts.config.bad) + (facts.config.file_error is not None)
@@ -466,7 +473,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
             "no leftovers exist",
             2,
             1.0 if not left else 0.5,
-            many(left, "leftover"),
+            count_text(left, "leftover"),
             f"relight doctor {quote(target)} --fix",
         )
         skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
@@ -489,7 +496,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
                 "few failures within a week",
                 3,
                 _steps(len(failed), (0, 2, 5, 20)),
-                f"{many(len(failed), 'failure')} in 7 days",
+                f"{count_text(len(failed), 'failure')} in 7 days",
                 f"relight incidents {quote(target)}",
             )
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from shlex import quote
 
 from relight.doctor.facts import DoctorFacts, Drilled, RunFacts
-from relight.doctor.finding import many, span
 from relight.doctor.ready_proofs import steps_of
+from relight.units import age_text, count_text
 
 _DAY_S = 86400.0
 _DRILLED_DAYS = (30, 90, 180, 365)
@@ -71,7 +71,7 @@ def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
         )
         rules = [name.rpartition(".")[2] for name in _VERSIONS if name in facts.config.assigned]
         kept = run.pinned > 0 or bool(rules) or good >= _BACK_STEPS
-        evidence = f"{many(good, 'good checkpoint')}, {run.pinned} tagged or held" + (
+        evidence = f"{count_text(good, 'good checkpoint')}, {run.pinned} tagged or held" + (
             f"; keep: {', '.join(rules)}" if rules else ""
         )
         yield named(
@@ -150,5 +150,5 @@ def _stem(script: str) -> str:
 
 
 def _drill_text(drill: Drilled, now: float) -> str:
-    when = f"{span(max(0.0, now - drill.time_s))} ago" if drill.time_s is not None else "at an unknown time"
+    when = f"{age_text(max(0.0, now - drill.time_s))}" if drill.time_s is not None else "at an unknown time"
     return f"the last drill of {os.path.basename(drill.script) or 'its own job'}, {when}: {drill.summary}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.doctor.facts import CheckpointFacts, DoctorFacts, Proven, RunFacts
-from relight.doctor.finding import span
+from relight.units import age_text
 
 _DAY_S = 86400.0
 _METADATA = 0.75
@@ -53,4 +53,4 @@ def _fresh(proof: Proven, now: float, days: tuple[float, float, float, float]) -
 
 
 def _when(proof: Proven, now: float) -> str:
-    return f"{span(max(0.0, now - proof.time_s))} ago" if proof.time_s is not None else "at an unknown time"
+    return f"{age_text(max(0.0, now - proof.time_s))}" if proof.time_s is not None else "at an unknown time"

@@ -46,6 +46,7 @@ from relight.run_records.incident_sync import sync_incidents
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 from relight.transfer.copying import Claimed, copy_one
+from relight.units import duration_text, size_text
 
 Notify = Callable[[str, str, dict[str, Any]], None]
 """Receives an event: its name, sentence and fields, as ``observe.emit`` takes them."""
@@ -210,7 +211,7 @@ class _TierDrain:
         self._note(near, far)
         self._notify(
             "drain.done",
-            f"step {checkpoint.step} ({checkpoint.id}, {size / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
+            f"step {checkpoint.step} ({checkpoint.id}, {size_text(size)}) is on {self._tier.name} too, in {duration_text(seconds)}",
             {
                 "tier": self._tier.name,
                 "id": checkpoint.id,

@@ -27,6 +27,7 @@ from relight.policy import keep
 from relight.reader import verify_checkpoint, verify_log
 from relight.reclaim import execute, plan_prune
 from relight.transfer import execute_copy, plan_copy
+from relight.units import duration_text, size_text
 
 BROUGHT = 2
 """Number of copied checkpoints: the newest, and one to fall back to."""
@@ -66,7 +67,7 @@ class CopyLoads:
         """Restore the newest good checkpoint into memory, as ``relight.load`` does. Return the ids of skipped ones, and the seconds."""
         needs, has = max(checkpoint.body.logical_bytes for checkpoint in self.live), available_bytes()
         if has is not None and needs > has // 2:
-            raise CannotTry(f"a restore needs {needs / 1e9:.1f} GB of memory, and {has / 1e9:.1f} GB are available")
+            raise CannotTry(f"a restore needs {size_text(needs)} of memory, and {size_text(has)} are available")
         try:
             import relight.capture  # noqa: F401 - imports torch before the clock starts: the import is not part of a restore
         except ModuleNotFoundError as error:
@@ -121,7 +122,7 @@ def copied(source: Run, top: Path) -> Iterator[CopyLoads]:
     needs, free = sum(checkpoint.body.alone_bytes for checkpoint in newest), shutil.disk_usage(top).free
     if needs * _ROOM > free:
         hint = f"free {_ROOM:g} times the size of the copies, or set TMPDIR to another directory"
-        raise NoSpace(f"the copies take {needs / 1e9:.1f} GB, and {free / 1e9:.1f} are free", where=str(top), hint=hint)
+        raise NoSpace(f"the copies take {size_text(needs)}, and {size_text(free)} are free", where=str(top), hint=hint)
     done = execute_copy(plan_copy(source, newest, store, source.name))
     if done.damaged:
         raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
@@ -142,7 +143,8 @@ def restored(copy: CopyLoads) -> RehearsalResult:
         raise Wrong(f"{', '.join(sorted(skipped))} cannot be restored")
     newest = copy.live[-1]
     return RehearsalResult(
-        f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {took:.2f} s", back_s=round(took, 3)
+        f"step {newest.step}, {size_text(newest.body.logical_bytes)}, was restored in {duration_text(took)}",
+        back_s=round(took, 3),
     )
 
 
@@ -204,7 +206,7 @@ def torn(copy: CopyLoads) -> RehearsalResult:
         _, took = again.restored()
     finally:
         record.write_bytes(whole)
-    why = f"the log reports record {newest.seq} as damaged; step {before.step} was restored in {took:.2f} s"
+    why = f"the log reports record {newest.seq} as damaged; step {before.step} was restored in {duration_text(took)}"
     return RehearsalResult(
         why,
         back_s=round(took, 3),
@@ -260,7 +262,7 @@ def _check_fallback(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, mea
             if not skipped
             else f"the restore skipped {', '.join(sorted(skipped))}"
         )
-    why = f"verify named it; a restore skipped it and restored step {before.step} in {took:.2f} s"
+    why = f"verify named it; a restore skipped it and restored step {before.step} in {duration_text(took)}"
     return RehearsalResult(why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=means)
 
 

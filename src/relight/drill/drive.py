@@ -27,6 +27,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
 from relight.run_records.incident_sync import DIRECTORY
 from relight.transfer import execute_copy, plan_copy
+from relight.units import duration_text
 
 R = TypeVar("R", Rehearsal, CopyRehearsal)
 BROUGHT = 2
@@ -132,7 +133,7 @@ def _in_time(
             pace.passed(outcome.took_s)
         return outcome
     outcome = RehearsalOutcome(
-        name, what, SKIPPED, f"no time was left: the deadline of {options.deadline_s:.0f} s has passed"
+        name, what, SKIPPED, f"no time was left: the deadline of {duration_text(options.deadline_s)} has passed"
     )
     options.on_progress(name, outcome)
     return outcome
@@ -206,7 +207,7 @@ def over_limits(shown: RehearsalResult, options: DrillOptions) -> str:
     if options.max_lost_steps is not None and (shown.steps_lost or 0) > options.max_lost_steps:
         return f"{shown.steps_lost} steps were lost, and {options.max_lost_steps} are allowed: {shown.why}"
     if options.max_seconds is not None and (shown.back_s or 0.0) > options.max_seconds:
-        return f"training continued after {shown.back_s:.1f} s, and {options.max_seconds:g} s are allowed: {shown.why}"
+        return f"training continued after {duration_text(shown.back_s)}, and {duration_text(options.max_seconds)} are allowed: {shown.why}"
     return ""
 
 

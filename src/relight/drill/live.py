@@ -23,6 +23,7 @@ from relight.errors import CheckpointNotFound, ConfigError
 from relight.heartbeat import Heartbeat
 from relight.supervise.incidents import Incident, read_incidents
 from relight.supervise.procfs import began_at
+from relight.units import duration_text
 
 T = TypeVar("T")
 MAY = ("kill", "hang", "preempt")
@@ -121,8 +122,9 @@ class LiveJob:
         last, live = max(beat.step for beat in self._pages.beats().values()), self._run.history().live
         stored = live[-1].step if live else -1
         if stored < 0:
-            raise Wrong(f"the job ended {took:.1f} s later, and nothing is stored")
-        why = f"the job ended {took:.1f} s later: step {last} was the last, {stored} is stored; the next start continues from there"
+            raise Wrong(f"the job ended {duration_text(took)} later, and nothing is stored")
+        why = f"the job ended {duration_text(took)} later: step {last} was the last, {stored} is stored"
+        why += "; the next start continues from there"
         return RehearsalResult(why, steps_lost=max(0, last - stored))
 
 

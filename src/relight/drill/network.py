@@ -11,6 +11,7 @@ from relight.drill.stage import STEPS_BEFORE, CannotTry, DrillJob, Wrong
 from relight.drill.storage import cannot
 from relight.drill.warden import environment
 from relight.heartbeat import Heartbeat
+from relight.units import duration_text
 
 _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400
@@ -57,8 +58,8 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
                 )
         and_then = ended(stage, job, incidents=len(incidents))
         again = "; the second node had ended, and was restarted" if nodes.starts > 1 else ""
-        summary = f"{incidents[0].why.splitlines()[0]}{again}; both made steps {back - repaired:.1f} s after the link was restored"
-        means = f"two network namespaces, with the link between them down for {repaired - broken:.1f} s"
+        summary = f"{incidents[0].why.splitlines()[0]}{again}; both made steps {duration_text(back - repaired)} after the link was restored"
+        means = f"two network namespaces, with the link between them down for {duration_text(repaired - broken)}"
         return RehearsalResult(
             f"{summary}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means
         )

@@ -16,6 +16,7 @@ from relight.drill.target import DrillTarget
 from relight.heartbeat import Heartbeat
 from relight.supervise.incidents import Incident
 from relight.supervise.procfs import sample_process
+from relight.units import duration_text
 
 SETTLED_STEPS = 3
 """Number of steps after which a script's job counts as resumed."""
@@ -191,7 +192,7 @@ def agent(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         saved = job.saves_again(step, "save after the agent's death")
         and_then = ended(stage, job, incidents=0)
         return RehearsalResult(
-            f"training continued, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0
+            f"training continued, and a save was stored {duration_text(saved - broken)} later{and_then}", steps_lost=0
         )
 
 
@@ -207,7 +208,7 @@ def supervisor(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         )
         last = max(beat.step for beat in job.beats().values())
         return _started_again(
-            stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later"
+            stage, job, last, broken, f"its ranks saved and ended {duration_text(time.monotonic() - broken)} later"
         )
 
 
@@ -224,7 +225,7 @@ def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             raise Wrong(f"relight run ended with {code}, and not with 75 or 76")
         if (code == 75) != (stored >= last):
             raise Wrong(f"relight run ended with {code}, step {stored} is stored, and step {last} was the last")
-        summary = f"it ended {took:.1f} s later with {code}: step {last} was the last, {stored} is stored"
+        summary = f"it ended {duration_text(took)} later with {code}: step {last} was the last, {stored} is stored"
         return _started_again(stage, job, last, broken, summary)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from relight.drill.made_of import MadeOf
+from relight.units import duration_text
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
@@ -67,17 +68,12 @@ class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
     def summary(self) -> str:
         """Return the counts of the verdicts and the duration, in one line."""
         parts = [f"{self.count(verdict)} {verdict}" for verdict in (PASSED, FAILED, SKIPPED) if self.count(verdict)]
-        return f"{', '.join(parts) or 'nothing was tried'}; {self.seconds:.0f} s"
+        return f"{', '.join(parts) or 'nothing was tried'}; {duration_text(self.seconds)}"
 
 
 def lines_of(report: DrillReport) -> list[str]:
     """Return a line for each outcome: the rehearsal, its verdict, the failure, the result."""
     return [f"{outcome.name}: {outcome.verdict}: {outcome.what}; {outcome.why}" for outcome in report.outcomes]
-
-
-def seconds_text(value: float | None) -> str:
-    """Return a duration for people; "–" for None."""
-    return "–" if value is None else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
 def markdown(report: DrillReport) -> str:
@@ -89,7 +85,7 @@ def markdown(report: DrillReport) -> str:
         "| rehearsal | | noticed | decided | training again | steps lost |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for outcome in report.outcomes:
-        times = " | ".join(seconds_text(value) for value in (outcome.noticed_s, outcome.decided_s, outcome.back_s))
+        times = " | ".join(duration_text(value) for value in (outcome.noticed_s, outcome.decided_s, outcome.back_s))
         lost = "–" if outcome.steps_lost is None else outcome.steps_lost
         lines.append(
             f"| {outcome.name} | {'**failed**' if outcome.verdict == FAILED else outcome.verdict} | {times} | {lost} |"

@@ -26,6 +26,7 @@ from relight.log import Checkpoint
 from relight.reader import verify_checkpoint, verify_log
 from relight.store import ByteStore, open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
+from relight.units import duration_text
 
 T = TypeVar("T")
 POLL_INTERVAL_S = 0.02
@@ -141,7 +142,7 @@ class DrillJob:
                     raise CannotTry(
                         f"the drill's deadline (--deadline) passed while waiting for: {what}; {self._position_text()}"
                     )
-                raise Wrong(f"no {what} within {ends - began:.0f} s: {self._position_text()}")
+                raise Wrong(f"no {what} within {duration_text(ends - began)}: {self._position_text()}")
             time.sleep(POLL_INTERVAL_S)
 
     def makes_steps(self) -> None:

@@ -17,6 +17,7 @@ from relight.drill.rehearsals import Rehearsal, RehearsalResult, RehearsalStage,
 from relight.drill.stage import CannotTry, DrillJob, Wrong
 from relight.format.names import STORE_FILE
 from relight.log import Checkpoint
+from relight.units import duration_text, size_text
 
 FULL_S, AWAY_S = 4.0, 4.0
 """Least seconds for which the store is full, or unavailable: several saves are due meanwhile."""
@@ -37,8 +38,8 @@ def full(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         freed = time.monotonic()
         saved = job.saves_again(job.durable(), "save after space was freed")
         and_then = ended(stage, job, incidents=0)
-        why = f"training continued{failures}; a save was stored {saved - freed:.1f} s after space was freed{and_then}"
-        return RehearsalResult(why, steps_lost=0, means=f"{means}, for {freed - broken:.1f} s")
+        why = f"training continued{failures}; a save was stored {duration_text(saved - freed)} after space was freed{and_then}"
+        return RehearsalResult(why, steps_lost=0, means=f"{means}, for {duration_text(freed - broken)}")
 
 
 def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -64,10 +65,12 @@ def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         saved = job.saves_again(job.durable(), "save after the store's return")
         left = sum(map(_bytes_in, meanwhile))
         and_then = ended(stage, job, incidents=0)
-        why = f"training continued{failures}; a save was stored {saved - back:.1f} s after the store was back{and_then}"
+        why = f"training continued{failures}; a save was stored {duration_text(saved - back)} after the store was back{and_then}"
         if left:
-            why += f"; failed saves had left {left / 1e6:.1f} MB at the store's path"
-        return RehearsalResult(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
+            why += f"; failed saves had left {size_text(left)} at the store's path"
+        return RehearsalResult(
+            why, steps_lost=0, means=f"its directory was moved away for {duration_text(back - broken)}"
+        )
 
 
 def move_back(elsewhere: Path, store: Path) -> list[Path]:
@@ -128,9 +131,7 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
                 )
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
         skipped = f"step {checkpoints[-1].step} was skipped, {'which the job reported' if reported else 'which its output does not report'}"
-        why = (
-            f"{skipped}; after a restart, training continued from step {restored}, {back - again:.1f} s later{and_then}"
-        )
+        why = f"{skipped}; after a restart, training continued from step {restored}, {duration_text(back - again)} later{and_then}"
         return RehearsalResult(
             why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}"
         )
@@ -198,7 +199,7 @@ def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}"]
     stage.folder.mkdir(parents=True, exist_ok=True)
     if size > _memory_available() // 2:
-        reason = f"memory has no room for a file system of {size >> 20} MiB"
+        reason = f"memory has no room for a file system of {size_text(size)}"
     else:
         reason = cannot([*OWN_MOUNTS, *mount, "none", str(stage.folder)])
     if reason:
@@ -214,7 +215,7 @@ def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
             job.warden.call(["cp", "--archive", str(stage.store), str(job.store)])
         job.start()
         ballast = Path(job.seen(disk / "ballast"))
-        yield NoRoom(job, f"a full file system of {size >> 20} MiB in memory", partial(_fill, ballast), ballast.unlink)
+        yield NoRoom(job, f"a full file system of {size_text(size)} in memory", partial(_fill, ballast), ballast.unlink)
 
 
 def cannot(command: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from relight.importers.content import (
 from relight.importers.files import Files
 from relight.importers.hf import add_fsdp, read_weights, take_rng
 from relight.importers.torch_file import read_torch
+from relight.units import count_text
 
 _KINDS = (("optimizer", "bin", OPTIMIZER), ("scheduler", "bin", SCHEDULER))
 _MODEL = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)(\.index\.json)?")
@@ -28,7 +29,7 @@ def detect_accelerate(files: Files) -> Content | None:
     states = sorted(name for name in files.names() if re.fullmatch(r"random_states_\d+\.pkl", name))
     if not states:
         return None
-    content = Content("accelerate", f"Accelerate save_state folder, {len(states)} rank{'s' if len(states) > 1 else ''}")
+    content = Content("accelerate", f"Accelerate save_state folder, {count_text(len(states), 'rank')}")
     _models(content, files)
     for name, ending, kind in _KINDS:
         _numbered(content, files, name, ending, kind)

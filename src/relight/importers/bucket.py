@@ -14,6 +14,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, Unsaf
 from relight.format import Digest
 from relight.importers.files import ENTRIES_MAX, Files, Handle, Stamp
 from relight.store import ObjectStore, Reader, Version
+from relight.units import size_text
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure")
 LISTED_MAX = 1_000_000
@@ -177,7 +178,7 @@ class BucketFiles(Files):
                 return mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ)
         except OSError as error:
             raise NoSpace(
-                f"{length:,} bytes of a non-contiguous tensor cannot be written to a temporary file: {error.strerror}",
+                f"{size_text(length)} of a non-contiguous tensor cannot be written to a temporary file: {error.strerror}",
                 where=self.where(name),
                 hint=f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR",
             ) from error

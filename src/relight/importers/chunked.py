@@ -18,6 +18,7 @@ from relight.importers.files import PIECE_BYTES, SLAB_BYTES
 from relight.importers.tensors import AssembledTensor, Tiled
 from relight.importers.value_cache import ValueCache
 from relight.layout import Box
+from relight.units import size_text
 
 CHUNK_BYTES_MAX = 1 << 30
 CHUNKS_MAX = 1_000_000
@@ -108,7 +109,7 @@ def elements_of(
     except OSError as error:
         hint = f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR"
         raise NoSpace(
-            f"a chunk of {size:,} bytes cannot be decoded here: {error.strerror}", where=where, hint=hint
+            f"a chunk of {size_text(size)} cannot be decoded here: {error.strerror}", where=where, hint=hint
         ) from error
     whole_chunk = np.frombuffer(data, f"V{DTYPES[dtype].itemsize}").reshape(chunks)
     inside: tuple[Any, ...] = (..., *(slice(extent) for extent in box.size))

@@ -16,6 +16,7 @@ from relight.importers.pickles import UnpickledObject
 from relight.importers.tensors import AssembledTensor, Joined, Spec, row_major
 from relight.importers.torch_file import read_torch
 from relight.layout import Bytes, Source
+from relight.units import count_text
 
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -66,7 +67,9 @@ def detect_deepspeed(files: Files) -> Content | None:
         return _unpartitioned(files, model_state)
     stage = _stage(partitions[0].get("zero_stage"), where)
     _check_count(partitions, where)
-    content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(partitions))}{_version(model_state)}")
+    content = Content(
+        "zero", f"DeepSpeed ZeRO stage {stage}, {count_text(len(partitions), 'rank')}{_version(model_state)}"
+    )
     shapes = _shapes(model_state, where)
     if stage == 3:
         other_states = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
@@ -451,7 +454,8 @@ def _check_count(partitions: list[dict[str, Any]], where: str) -> None:
     )
     if expected != len(partitions):
         raise CorruptCheckpoint(
-            f"files of {_ranks(len(partitions))}, but {str(expected)[:20]} wrote the checkpoint", where=where
+            f"files of {count_text(len(partitions), 'rank')}, but {str(expected)[:20]} wrote the checkpoint",
+            where=where,
         )
 
 
@@ -545,10 +549,6 @@ def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise UnsafeContent("not as DeepSpeed writes it: something other than a list", where=where)
     return list(value)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def _version(model_state: Mapping[str, Any]) -> str:

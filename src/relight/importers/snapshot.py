@@ -16,6 +16,7 @@ from relight.importers.files import Files
 from relight.importers.tensors import AssembledTensor, FileRange, Home, Spec, Tiled, row_major
 from relight.importers.torch_file import read_torch
 from relight.layout import Box, Source
+from relight.units import count_text
 
 METADATA = ".snapshot_metadata"
 _CONTAINERS = ("dict", "OrderedDict", "list")
@@ -44,7 +45,7 @@ def detect_snapshot(files: Files) -> Content | None:
     version, world = str(metadata.get("version"))[:20], metadata.get("world_size")
     content = Content(
         "torchsnapshot",
-        f"torchsnapshot {version}, {world if type(world) is int else '?'} rank{'' if world == 1 else 's'}",
+        f"torchsnapshot {version}, {count_text(world, 'rank') if type(world) is int else '? ranks'}",
     )
     tree = _Tree(files, manifest).all()
     take_tree(content, tree, files)

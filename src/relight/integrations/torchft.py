@@ -16,6 +16,7 @@ from relight.api import Store, load, save
 from relight.errors import CheckpointNotFound, StoreUnavailable
 from relight.integrations.frameworks import needed, save_options
 from relight.policy import keep
+from relight.units import duration_text
 
 if TYPE_CHECKING:
     from torchft.checkpointing.transport import CheckpointTransport
@@ -55,6 +56,7 @@ class Transport(CheckpointTransport[Any]):
             except CheckpointNotFound:
                 if time.monotonic() + _PAUSE_S > ends:
                     raise StoreUnavailable(
-                        f"rank {src_rank} has not sent step {step} in {timeout.total_seconds():g} s", where=metadata
+                        f"rank {src_rank} has not sent step {step} in {duration_text(timeout.total_seconds())}",
+                        where=metadata,
                     ) from None
             time.sleep(_PAUSE_S)

@@ -21,6 +21,7 @@ from relight.reader import Opened, verify_checkpoint
 from relight.reader.merged_parts import whole_of
 from relight.reader.slab_reader import SLAB_BYTES, SlabReader, is_straight, slabs_of
 from relight.store import open_bytes
+from relight.units import duration_text
 
 TURN_S_MAX = 24 * 3600.0
 """Seconds that a task waits for earlier tasks of its run."""
@@ -100,7 +101,7 @@ def _wait_for_turn(task: MigrationTask, journal: MigrationJournal) -> None:
     end, pause = time.monotonic() + TURN_S_MAX, _POLL_S[0]
     while task.after is not None and journal.read(task.session, task.after) is None:
         if time.monotonic() > end:
-            raise LeaseHeld(f"waited {TURN_S_MAX:.0f} s for task {task.after}", where=task.run)
+            raise LeaseHeld(f"waited {duration_text(TURN_S_MAX)} for task {task.after}", where=task.run)
         journal.check_newest(task.session)
         time.sleep(pause)
         pause = min(2 * pause, _POLL_S[1])

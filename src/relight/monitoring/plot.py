@@ -7,9 +7,9 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from relight.monitoring.rules import format_duration
 from relight.monitoring.trace import HANDOVER, SaveTrace
 from relight.observe.spans import PARTS
+from relight.units import duration_text
 
 PAPER, INK = "#fbfaf7", "#22262e"
 COLOURS = dict(
@@ -47,7 +47,7 @@ def draw(trace: SaveTrace, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds since the save was requested", color=INK, fontsize=9)
     axes.set_title(
-        f"save {trace.id}, step {trace.step}: {format_duration(trace.durable_s)}",
+        f"save {trace.id}, step {trace.step}: {duration_text(trace.durable_s)}",
         color=INK,
         fontsize=10,
         loc="left",

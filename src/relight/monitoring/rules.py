@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from relight.monitoring.overview import ROLLED_BACK_WORDS, RunSeen
 from relight.run_names import run_name
+from relight.units import age_text, duration_text, percent_text, size_text
 
 INFO, WARNING, CRITICAL = "info", "warning", "critical"
 SEVERITIES = (INFO, WARNING, CRITICAL)
@@ -132,10 +133,10 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
     if not seen.active or seen.unprotected_s is None or seen.unprotected_s <= limit:
         return
     if seen.good_step is None:
-        yield "", f"no good checkpoint since the run began, {format_duration(seen.unprotected_s)} ago"
+        yield "", f"no good checkpoint since the run began, {age_text(seen.unprotected_s)}"
         return
     newer = f"; newer ones are not good: {seen.bad[-1][1]}" if seen.bad and seen.step != seen.good_step else ""
-    yield "", f"the newest good checkpoint is step {seen.good_step}, {format_duration(seen.unprotected_s)} old{newer}"
+    yield "", f"the newest good checkpoint is step {seen.good_step}, {duration_text(seen.unprotected_s)} old{newer}"
 
 
 def _slow(seen: RunSeen, limit: float, now: float) -> Found:
@@ -144,7 +145,7 @@ def _slow(seen: RunSeen, limit: float, now: float) -> Found:
         step = seen.saving.last[-1].step if seen.saving.last else None
         yield (
             "",
-            f"the save of step {step} took {format_duration(seconds)} until it was durable, more than {format_duration(limit)}",
+            f"the save of step {step} took {duration_text(seconds)} until it was durable, more than {duration_text(limit)}",
         )
 
 
@@ -156,8 +157,8 @@ def _failing(seen: RunSeen, limit: float, now: float) -> Found:
 def _full(seen: RunSeen, limit: float, now: float) -> Found:
     for tier in seen.tiers:
         if tier.full is not None and tier.full > limit:
-            of = f"{tier.used_bytes / 1e9:.1f} of {(tier.capacity_bytes or 0) / 1e9:.1f} GB"
-            yield tier.name, f"tier {tier.name} is {tier.full:.0%} full: {of}"
+            of = f"{size_text(tier.used_bytes)} of {size_text(tier.capacity_bytes or 0)}"
+            yield tier.name, f"tier {tier.name} is {percent_text(tier.full)} full: {of}"
 
 
 def _lagging(seen: RunSeen, limit: float, now: float) -> Found:
@@ -165,7 +166,7 @@ def _lagging(seen: RunSeen, limit: float, now: float) -> Found:
         if seen.active and tier.lag_s > limit:
             yield (
                 tier.name,
-                f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {format_duration(tier.lag_s)} old",
+                f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {duration_text(tier.lag_s)} old",
             )
 
 
@@ -194,11 +195,11 @@ def _loops(seen: RunSeen, limit: float, now: float) -> Found:
 def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
     if bool(seen.outcomes.given_up) >= limit:
         ago = (
-            format_duration(max(0.0, now - seen.outcomes.decided_at))
+            age_text(max(0.0, now - seen.outcomes.decided_at))
             if seen.outcomes.decided_at is not None
-            else "an unknown time"
+            else "at an unknown time"
         )
-        yield "", f"relight run stopped the job {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
+        yield "", f"relight run stopped the job {ago}, and no attempt has begun since: {seen.outcomes.given_up}"
 
 
 def _excluded(seen: RunSeen, limit: float, now: float) -> Found:
@@ -261,18 +262,6 @@ KINDS: dict[str, RuleKind] = {
 def usual_rules() -> tuple[AlertRule, ...]:
     """Return the default rule of each kind."""
     return tuple(AlertRule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as text: ``8.1 ms``, ``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
-    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    if seconds >= 10:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 or not seconds else f"{1000 * seconds:.1f} ms"
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:

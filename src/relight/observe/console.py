@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from relight.units import duration_text, size_text
+
 VARIABLE = "RELIGHT_LOG"
 LEVELS = {
     "quiet": None,
@@ -93,7 +95,7 @@ def _by_default(name: str, text: str, fields: Mapping[str, Any]) -> str | None:
             where = f" in {_starts[0]}" if len(_starts) == 1 else ""
             _starts.clear()
             return _one_line(
-                f"first save: step {fields['step']}{where} ({_size(fields['bytes'])}, {fields['seconds']:.2f} s)"
+                f"first save: step {fields['step']}{where} ({size_text(fields['bytes'])}, {duration_text(fields['seconds'])})"
             )
         if name == "save.coalesced":
             _postponed += 1
@@ -103,14 +105,6 @@ def _by_default(name: str, text: str, fields: Mapping[str, Any]) -> str | None:
             _postponed, _postponed_s = 0, time.monotonic()
             return _one_line(text) + more
     return _one_line(text) if name in SHOWN else None
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _passes(logger: logging.Logger, level: int, text: str) -> bool:

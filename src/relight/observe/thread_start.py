@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 
+from relight.units import duration_text
+
 REFUSED = "can't start new thread"
 START_S = 5.0
 """Seconds that a new thread may take to its first line.
@@ -33,7 +35,7 @@ class _Started(threading.Event):
         if not self._claim.acquire(blocking=False):
             return True  # it began at this very moment
         _given_up.set()
-        raise RuntimeError(f"{REFUSED}: it did not begin within {bound:.0f} s")
+        raise RuntimeError(f"{REFUSED}: it did not begin within {duration_text(bound)}")
 
 
 def start_thread(thread: threading.Thread) -> None:

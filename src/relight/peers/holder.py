@@ -34,6 +34,7 @@ from relight.peers.messages import (
 from relight.peers.parts import blob_length, cut
 from relight.peers.rings import PeerRing
 from relight.peers.wire import PeerLost
+from relight.units import size_text
 
 PENDING_MAX = 2
 """A member may already send the next checkpoint while others still send this one: both can be completed."""
@@ -345,9 +346,7 @@ class Holder:
 
     def _lack(self, size: int) -> str | None:
         if self._budget is not None and self._used + size > self._budget:
-            return (
-                f"{size >> 20} MiB more of parity are wanted, {self._used >> 20} of {self._budget >> 20} MiB are in use"
-            )
+            return f"{size_text(size)} more of parity are wanted, {size_text(self._used)} of {size_text(self._budget)} are in use"
         return room_for(size)
 
     def _drop(self, place: _StripeRow, pieces: list[_ParityPiece]) -> None:

@@ -15,6 +15,7 @@ from relight.peers.rings import Peer, PeerRing, Rings, rings
 from relight.peers.sender import Notify, Sender
 from relight.peers.server import PeerServer
 from relight.peers.wire import check_token, join_address
+from relight.units import size_text
 
 ANYWHERE = ("192.0.2.1", 9)
 """A documentation address (RFC 5737), which no host has.
@@ -120,7 +121,7 @@ class PeerService:
 
     def _completed(self, piece: Parity) -> None:
         where = f"checkpoint {piece.id}, lane {piece.lane}"
-        text = f"{where}: parity {piece.row} of stripe {piece.stripe} is complete, {piece.length >> 20} MiB"
+        text = f"{where}: parity {piece.row} of stripe {piece.stripe} is complete, {size_text(piece.length)}"
         fields = {
             "checkpoint": piece.id,
             "lane": piece.lane,

@@ -29,6 +29,7 @@ from relight.peers.messages import (
 from relight.peers.parts import HeldPartFile, cut
 from relight.peers.rings import Peer, PeerRing
 from relight.peers.wire import Caller, PeerLost, call
+from relight.units import duration_text, size_text
 
 Notify = Callable[[str, str, dict[str, Any]], None]
 AT_ONCE = 4
@@ -176,7 +177,7 @@ class Sender:
             self._fail(part, why, holder)
         if not failed:
             total = sum(transfer.sent[part.lane] for transfer in transfers)
-            text = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB sent to {len(transfers)} peers in {seconds:.1f} s"
+            text = f"checkpoint {part.id}, rank {part.rank}: {size_text(total)} sent to {len(transfers)} peers in {duration_text(seconds)}"
             fields = {
                 "checkpoint": part.id,
                 "rank": part.rank,

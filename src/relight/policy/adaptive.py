@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from relight.errors import ConfigError, shown
+from relight.policy.argument_checks import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
 from relight.policy.triggers import Trigger, TriggerInput
-from relight.policy.units import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
 from relight.save_reason import Kind
+from relight.units import duration_text, percent_text
 
 EARLIEST_SHARE = 0.5
 """Least share of the interval after which a save may be brought forward because the loss has dropped."""
@@ -46,7 +47,9 @@ class Adaptive(Trigger):
         factor, reasons = self.phases.get(phase, 1.0), []
         if factor != 1:
             reasons.append(f"phase {phase!r}: {factor:g} times the interval")
-        over = [f"{name} {use[name]:.0%} in use" for name, most in self.busy.items() if use.get(name, 0.0) > most]
+        over = [
+            f"{name} {percent_text(use[name])} in use" for name, most in self.busy.items() if use.get(name, 0.0) > most
+        ]
         if over:
             reasons.append(f"{BUSY_FACTOR:g} times as {' and '.join(over)}")
         scaled_s = interval_s * factor * (BUSY_FACTOR if over else 1.0)
@@ -60,7 +63,7 @@ class Adaptive(Trigger):
             return None
         since_s = facts.now_s - facts.last_save_s
         if since_s >= facts.interval_s:
-            return f"{_ROUTINE}every {facts.interval_s:.3g} s"
+            return f"{_ROUTINE}every {duration_text(facts.interval_s)}"
         if self.loss is None or self.drop is None or since_s < EARLIEST_SHARE * facts.interval_s:
             return None
         value, known = facts.metrics.get(self.loss, math.nan), facts.best.get(f"{self.loss}:min", math.nan)

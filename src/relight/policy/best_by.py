@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.policy.units import name_of, one_of
+from relight.policy.argument_checks import name_of, one_of
 
 BEST = "best"
 """The selector; alone, or followed by ``:NAME`` or ``:NAME:MODE``."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
-from relight.policy.units import check_bool, one_of, whole_of
+from relight.policy.argument_checks import check_bool, one_of, whole_of
+from relight.units import percent_text, rate_text
 
 LEVEL_MAX = 19
 """Highest zstd level: higher ones use windows that readers refuse."""
@@ -332,14 +333,14 @@ def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
     if rules.full_every is not None and seen.since_full >= rules.full_every:
         return False, f"every {rules.full_every} saves one stores everything itself"
     if seen.equal is None and (seen.untrained or 0) >= EQUAL_MIN:
-        return True, f"nothing trains {seen.untrained:.0%} of it, and there is a checkpoint before"
+        return True, f"nothing trains {percent_text(seen.untrained)} of it, and there is a checkpoint before"
     if seen.alike is not None and (seen.equal or 0) < EQUAL_MIN:
-        return seen.alike >= EQUAL_MIN, f"{seen.alike:.1%} of it may be as in an earlier save"
+        return seen.alike >= EQUAL_MIN, f"{percent_text(seen.alike)} of it may be as in an earlier save"
     if seen.equal is None:
         return False, "nothing to compare with yet"
     if seen.equal < EQUAL_MIN:
-        return False, f"{seen.equal:.1%} of the last two saves was equal"
-    return True, f"{seen.equal:.0%} of the last two saves was equal"
+        return False, f"{percent_text(seen.equal)} of the last two saves was equal"
+    return True, f"{percent_text(seen.equal)} of the last two saves was equal"
 
 
 def _coded(rules: Compact, seen: Experience, under: Conditions, lanes: int) -> tuple[tuple[str, ...] | None, str]:
@@ -351,7 +352,7 @@ def _coded(rules: Compact, seen: Experience, under: Conditions, lanes: int) -> t
         return (), "there is nothing to code"
     worth = [sample for sample in seen.samples or () if sample.coded <= WORTH]
     if seen.samples is not None and not worth:
-        return (), f"a coded sample takes {_left(seen.samples):.0%} of its raw bytes"
+        return (), f"a coded sample takes {percent_text(_left(seen.samples))} of its raw bytes"
     if rules.codecs == "always":
         return None, "codecs are on"
     if seen.samples is None or seen.lane_s_per_byte is None:
@@ -361,10 +362,10 @@ def _coded(rules: Compact, seen: Experience, under: Conditions, lanes: int) -> t
     kinds = min(ways, key=lambda way: should_take(seen, under, way))
     raw, coded = under.store_s_per_byte(seen, lanes), should_take(seen, under, kinds)
     left = _left(sample for sample in worth if sample.kind in kinds)
-    taken = f"a sample takes {left:.0%} of its raw bytes, {_speed(coded)}; the store takes raw bytes at {_speed(raw)}"
+    taken = f"a sample takes {percent_text(left)} of its raw bytes, {_speed(coded)}; the store takes raw bytes at {_speed(raw)}"
     text = f"with {' and '.join(kinds)} coded, {taken}"
     return (kinds, text) if coded <= SLACK * raw else ((), f"coding would take too long: {text}")
 
 
 def _speed(seconds_per_byte: float) -> str:
-    return f"{1e-6 / seconds_per_byte:,.0f} MB/s" if seconds_per_byte > 0 else "more than can be measured"
+    return rate_text(1 / seconds_per_byte) if seconds_per_byte > 0 else "more than can be measured"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from relight.units import duration_text
+
 GRACE = "RELIGHT_GRACE_S"
 """Variable with the seconds that a process has from SIGTERM to SIGKILL."""
 _SHARE, _LEAST_S, _MOST_S = 0.1, 0.4, 1.5
@@ -61,5 +63,5 @@ def fits(ranks: Sequence[GraceState]) -> Fit:
     if left is None:
         return Fit(True, "the time left is unknown")
     if not need:
-        return Fit(left > 0, f"{max(0.0, left):.1f} s are left, and no save has shown yet how long one takes")
-    return Fit(need <= left, f"a save takes {need:.1f} s, and {max(0.0, left):.1f} s are left")
+        return Fit(left > 0, f"{duration_text(max(0.0, left))} are left, and no save has shown yet how long one takes")
+    return Fit(need <= left, f"a save takes {duration_text(need)}, and {duration_text(max(0.0, left))} are left")

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from relight.policy.argument_checks import Duration, bytes_of, check_bool, one_of, seconds_of, whole_of
 from relight.policy.best_by import MODES, listed, mode_for, mode_of, only_metric
-from relight.policy.units import Duration, bytes_of, check_bool, one_of, seconds_of, whole_of
+from relight.units import duration_text, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ def _evicted(
             and not needed
         ):
             evicted[checkpoint.id] = (
-                f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and it is on {checkpoint.elsewhere}"
+                f"the tier is above its {size_text(rules.capacity or 0)}, and it is on {checkpoint.elsewhere}"
             )
             over -= checkpoint.bytes
     named = lasting(rules, counted)
@@ -266,7 +267,7 @@ def _evicted(
         )
         if over > 0 and may_go and checkpoint.id not in named and not needed:
             evicted[checkpoint.id] = (
-                f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and no further tier will get it: newer ones do"
+                f"the tier is above its {size_text(rules.capacity or 0)}, and no further tier will get it: newer ones do"
             )
             over -= checkpoint.bytes
     return evicted
@@ -360,7 +361,7 @@ def _by_time(rules: Keep, sound: Sequence[Candidate]) -> Kept:
     newest = next((time_s for time_s in times if time_s is not None), 0.0)
     for checkpoint, time_s in zip(sound, times):
         if rules.within_s is not None and (time_s is None or newest - time_s <= rules.within_s):
-            yield checkpoint, f"within {rules.within_s / 3600:g} h of the newest"
+            yield checkpoint, f"within {duration_text(rules.within_s)} of the newest"
     for name, bucket_of in _BUCKETS.items():
         count, seen = getattr(rules, name), list[float]()
         for checkpoint, time_s in zip(sound, times) if count else ():
@@ -413,7 +414,7 @@ def _by_size(rules: Keep, sound: Sequence[Candidate]) -> Kept:
         total += sum(bytes_of[each] for each in with_it)
         if total > (rules.budget or 0):
             return
-        yield checkpoint, f"the newest that fit into {(rules.budget or 0) / 1e9:g} GB"
+        yield checkpoint, f"the newest that fit into {size_text(rules.budget or 0)}"
 
 
 def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
@@ -468,11 +469,14 @@ def _why_not(rules: Keep, candidate: Candidate) -> str:
     if candidate.aside:
         return "training returned to an earlier step, and no tag holds it"
     words = {
-        "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
+        "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {}",
         "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",
         "weekly": "not the newest of one of the last {} weeks", "monthly": "not the newest of one of the last {} months",
-        "budget": "beyond {} bytes", "lag_steps": "not the one {} steps behind",
+        "budget": "beyond {}", "lag_steps": "not the one {} steps behind",
     }  # fmt: skip
     words["best"] = "not among the best {} by {metric}"
+    text_of = {"within_s": duration_text, "budget": size_text}
     given = {name: value for name in words if (value := getattr(rules, name)) is not None}
-    return ", ".join(words[name].format(value, metric=rules.metric) for name, value in given.items())
+    return ", ".join(
+        words[name].format(text_of.get(name, str)(value), metric=rules.metric) for name, value in given.items()
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relight.policy.units import number_above_0, one_of, whole_of
+from relight.policy.argument_checks import number_above_0, one_of, whole_of
 
 
 @dataclass(frozen=True, slots=True)

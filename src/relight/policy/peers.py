@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight.errors import ConfigError
-from relight.policy.units import bytes_of, number_above_0, whole_of
+from relight.policy.argument_checks import bytes_of, number_above_0, whole_of
 
 
 @dataclass(frozen=True, init=False, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from relight.errors import ConfigError, shown
+from relight.policy.argument_checks import Duration, bytes_of, number_above_0, seconds_of, whole_of
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
-from relight.policy.units import Duration, bytes_of, number_above_0, seconds_of, whole_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOW = "all"

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from relight.errors import ConfigError, shown
+from relight.policy.argument_checks import Duration, number_above_0, seconds_of, whole_of
 from relight.policy.best_by import mode_for
-from relight.policy.units import Duration, number_above_0, seconds_of, whole_of
 from relight.save_reason import Kind, SaveReason
+from relight.units import duration_text
 
 if TYPE_CHECKING:
     from relight.policy.adaptive import Adaptive
@@ -155,7 +156,7 @@ class _Every(Trigger):
         if by_step is not None:
             return by_step
         if self.seconds and facts.now_s - facts.last_save_s >= self.seconds:
-            return f"every {self.seconds:g} seconds" if self.seconds % 60 else f"every {self.seconds / 60:g} minutes"
+            return f"every {duration_text(self.seconds)}"
         return None
 
     def by_step(self, step: int, previous: int | None = None) -> str | None:

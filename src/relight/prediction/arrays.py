@@ -20,6 +20,7 @@ import numpy as np
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
 from relight.store.disk import Disk
 from relight.store.durable import Replacement, translate
+from relight.units import size_text
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 VERSION = 1
@@ -48,7 +49,7 @@ def write_arrays(
     data = magic + blake3.blake3(follows).digest() + follows
     if len(data) > FILE_BYTES_MAX or len(head) > _HEAD_BYTES_MAX:
         raise ConfigError(
-            f"the file has {len(data) >> 20} MiB, at most {FILE_BYTES_MAX >> 20} MiB are allowed", where=str(path)
+            f"the file has {size_text(len(data))}, at most {size_text(FILE_BYTES_MAX)} are allowed", where=str(path)
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ class _Damaged(Exception):
 
 def _decode(data: bytes, magic: bytes) -> tuple[dict[str, Any], Arrays]:
     if len(data) > FILE_BYTES_MAX:
-        raise _Damaged(f"more than {FILE_BYTES_MAX >> 20} MiB")
+        raise _Damaged(f"more than {size_text(FILE_BYTES_MAX)}")
     if data[:8] != magic:
         raise _Damaged(f"it does not begin with {magic.decode()}")
     if blake3.blake3(memoryview(data)[_LENGTH_AT:]).digest() != data[_HASH_AT:_LENGTH_AT]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from relight.prediction.features import SPANS, FeatureWindow, column
+from relight.units import duration_text, percent_text
 
 Array = np.ndarray[Any, Any]
 
@@ -114,8 +115,8 @@ def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
             float(row[_of(signal, "last")]),
             min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S),
         )
-        forecast = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
-        return f"{100 * value:.1f} % of the {what} are left{forecast}"
+        forecast = f"; at this rate it is full in {duration_text(seconds)}" if np.isfinite(seconds) else ""
+        return f"{percent_text(value)} of the {what} are left{forecast}"
 
     return why
 
@@ -127,8 +128,8 @@ def _throttled(rows: Array) -> Array:
 
 
 def _throttled_why(row: Array) -> str:
-    celsius, clock = 100 * row[_of("temperature", "mean30")], 100 * np.exp(row[_of("clock", "mean30")])
-    return f"an accelerator of {celsius:.0f} °C runs at {clock:.0f} % of its usual clock"
+    celsius, clock = 100 * row[_of("temperature", "mean30")], float(np.exp(row[_of("clock", "mean30")]))
+    return f"an accelerator of {celsius:.0f} °C runs at {percent_text(clock)} of its usual clock"
 
 
 def _ecc(rows: Array) -> Array:
@@ -155,11 +156,11 @@ RULES: dict[str, DetectionRule] = {
     ),
     "all wait for memory": DetectionRule(
         "memory", lambda rows: _half(rows[:, _of("psi_memory_full", "mean30")], 0.2),
-        lambda row: f"all processes waited for memory {100 * row[_of('psi_memory_full', 'mean30')]:.0f} % of the time",
+        lambda row: f"all processes waited for memory {percent_text(row[_of('psi_memory_full', 'mean30')])} of the time",
     ),
     "all wait for disks": DetectionRule(
         "pressure", lambda rows: _half(rows[:, _of("psi_io_full", "mean300")], 0.6),
-        lambda row: f"all processes waited for disks {100 * row[_of('psi_io_full', 'mean300')]:.0f} % of the time",
+        lambda row: f"all processes waited for disks {percent_text(row[_of('psi_io_full', 'mean300')])} of the time",
     ),
     "steps take longer and longer": DetectionRule(
         "link", _rising, lambda row: f"a step takes {np.exp(row[_of('step', 'mean30')]):.1f} times the usual time, and rises"

@@ -14,6 +14,7 @@ from relight.errors import CorruptCheckpoint
 from relight.prediction.arrays import Arrays
 from relight.prediction.detect import RULES, DetectionRules, Risk
 from relight.prediction.features import FeatureWindow, Scale, columns
+from relight.units import percent_text
 
 Array = np.ndarray[Any, Any]
 CLASSES: tuple[str, ...] = ("healthy", "memory", "storage", "hardware", "hang")
@@ -57,7 +58,7 @@ class Lstm:
         inputs[0, STEPS - len(lately) :] = lately
         chances = self.chances(inputs)[0]
         best = 1 + int(np.argmax(chances[1:]))
-        likely = f"most like a {CLASSES[best]} failure ({100 * chances[best]:.0f} %)"
+        likely = f"most like a {CLASSES[best]} failure ({percent_text(chances[best])})"
         why = f"the last eight minutes are like those before a failure, {likely}"
         return Risk(float(1 - chances[0]), why, _RISKS[CLASSES[best]])
 

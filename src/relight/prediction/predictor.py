@@ -26,6 +26,7 @@ from relight.prediction.sample import NodeSample, SampleShape
 from relight.prediction.score import HORIZON_S, Alarming, Enough
 from relight.prediction.signals import SignalHistory
 from relight.prediction.trace import HOURS, Happened, SampleRecorder, keep_newest, name_of
+from relight.units import duration_text, percent_text
 
 Array = np.ndarray[Any, Any]
 PRECISION = 0.5
@@ -113,7 +114,10 @@ class _Watcher:
         used = not self.distrusted()
         if came_true is not None:
             self.settled.append(came_true)
-        words = {"true": "an alarm came true", "false": f"an alarm did not come true within {HORIZON_S / 60:.0f} min"}
+        words = {
+            "true": "an alarm came true",
+            "false": f"an alarm did not come true within {duration_text(HORIZON_S)}",
+        }
         text = f"{self.name}: {words.get(outcome, 'a failure came without an alarm')}"
         emit("prediction.scored", text, detector=self.name, outcome=outcome, used=used)
 
@@ -323,4 +327,4 @@ class FailurePredictor:
 
 
 def _percent(share: float) -> str:
-    return "none" if math.isnan(share) else f"{100 * share:.0f} %"
+    return "none" if math.isnan(share) else percent_text(share)

@@ -23,6 +23,7 @@ from relight.policy.compact import LOSSY
 from relight.prove.compare import FirstDifference, MetricDrift, compare, drift
 from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import read_trace
+from relight.units import duration_text
 
 TRACE_FILE = r"(straight|killed|resumed)\.trace"
 """Names of the three recordings of a proof."""
@@ -165,7 +166,7 @@ def _start(
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k"
+                f"the {name} run took more than {duration_text(options.timeout_s)}", hint="fewer steps: -n and -k"
             ) from None
     expected = -signal.SIGKILL if kill else 0
     reached = os.path.exists(config.kinds)

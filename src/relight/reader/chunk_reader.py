@@ -32,6 +32,7 @@ from relight.reader.pack_reader import StoredReader, files_of, location_text, op
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.base import READS_AT_ONCE, invalidate_cache
 from relight.store.retry import report_reread
+from relight.units import size_text
 
 _THREADS_MIN, _THREADS_MAX = 2, 8
 READ_BYTES = 8 << 20
@@ -245,7 +246,7 @@ class _Work:
             names = ", ".join(
                 dict.fromkeys(shown(tensor.name) for want in run.wants[:3] for tensor, _ in want.takers[:1])
             )
-            raise no_memory(error, f"a buffer of {self._room_bytes:,} bytes to read {names}", file.key) from error
+            raise no_memory(error, f"a buffer of {size_text(self._room_bytes)} to read {names}", file.key) from error
         try:
             data = file.reader.fetch(run.offset, run.length, buffer)
             if data is not None and self._threads:  # the device keeps reading while other threads hash

@@ -12,6 +12,7 @@ from relight.policy.keep import with_recorded
 from relight.reclaim.prune import PruneReport, candidates_of, prune_a_share
 from relight.run_records.holds import holds_of
 from relight.store import ByteStore
+from relight.units import size_text
 
 _PAUSES_S = 0.2, 5.0
 """Seconds between two polls of the log: the first pause, which doubles, and the longest."""
@@ -50,9 +51,9 @@ class SpaceGuard:
             if not self._comes_free(history, need) or now >= until or not still():
                 break
             if not reported:
-                size = (self.rules.capacity or 0) / 1e9
+                size = size_text(self.rules.capacity or 0)
                 on_wait(
-                    f"the tier's capacity is {size:g} GB, and its checkpoints are not copied to a further tier yet",
+                    f"the tier's capacity is {size}, and its checkpoints are not copied to a further tier yet",
                     until - now,
                 )
                 reported = True

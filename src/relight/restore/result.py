@@ -12,6 +12,7 @@ from relight.format.topics import RESTORED_ELSEWHERE, RestoredElsewhereNote
 from relight.log import Checkpoint, History
 from relight.observe import emit
 from relight.store.retry import first_contact
+from relight.units import duration_text
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ def report_restored(found: Resumed, start: int, environment: dict[str, Any]) -> 
     assert found.checkpoint is not None
     emit(
         "restore.done",
-        f"resumed run {found.run!r} from step {found.checkpoint.step} (store {found.where}, {found.seconds:.2f} s"
+        f"resumed run {found.run!r} from step {found.checkpoint.step} (store {found.where}, {duration_text(found.seconds)}"
         f"{'' if found.source == 'store' else f', from {found.source}'}); continuing with step {start}{_skipped(found)}",
         step=found.checkpoint.step,
         id=found.checkpoint.id,

@@ -18,6 +18,7 @@ from relight.format.topics import SAVE_ACKNOWLEDGED, SAVE_REQUEST, SaveAcknowled
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
+from relight.units import duration_text
 
 REQUEST_POLL_S = 3.0
 """Seconds between a supervisor's polls for requests."""
@@ -153,9 +154,10 @@ def describe_outcome(answer: Answer, waited_s: float) -> str:
     if answer.refused:
         return f"acknowledged on {answer.acknowledged_by}, but refused: {answer.refused}"
     if answer.acknowledged_by:
-        return f"acknowledged on {answer.acknowledged_by}, but not saved within {waited_s:.0f} s: it may still come; see the job's output"
+        late = f"not saved within {duration_text(waited_s)}"
+        return f"acknowledged on {answer.acknowledged_by}, but {late}: it may still come; see the job's output"
     return (
-        f"not acknowledged within {waited_s:.0f} s: no relight run supervises a job of this run, or it cannot read the store; "
+        f"not acknowledged within {duration_text(waited_s)}: no relight run supervises a job of this run, or it cannot read the store; "
         "without relight run, send SIGUSR1 to the training process on its machine (kill -USR1 PID)"
     )
 

@@ -35,6 +35,7 @@ from relight.serve.state import TokenFile
 from relight.serve.tasks import Tasks
 from relight.serve.tasks_work import drill, verify, wait_for
 from relight.supervise.goodput import Account
+from relight.units import age_text, duration_text
 from relight.versions.branching import branch
 from relight.versions.stages import STAGES, promote
 
@@ -378,9 +379,9 @@ class Actions:
         recorded_at = newest_account_time(self._index.state(fields["store"], run.name).accounts)
         ago_s = time.time() - recorded_at if recorded_at is not None else None
         watched = (
-            f"relight run recorded its goodput {max(0.0, ago_s):.0f} s ago: it checks for requests every {REQUEST_POLL_S:.0f} s."
+            f"relight run recorded its goodput {age_text(max(0.0, ago_s))}: it checks for requests every {duration_text(REQUEST_POLL_S)}."
             if ago_s is not None and ago_s < WATCHED_S
-            else f"No relight run has recorded anything within {WATCHED_S / 60:.0f} minutes, and no other process receives the request: "
+            else f"No relight run has recorded anything within {duration_text(WATCHED_S)}, and no other process receives the request: "
             "send SIGUSR1 to the training process on its own machine instead."
         )
 

@@ -18,11 +18,12 @@ from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.loop import EVERY_S, AlertLoop
 from relight.monitoring.notify import Alarms
 from relight.monitoring.overview import KnownRun, RunSeen, Watcher
-from relight.monitoring.rules import FIRING, KINDS, State, format_duration
+from relight.monitoring.rules import FIRING, KINDS, State
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
 from relight.serve.reader import NOT_YET, StoreFollower
 from relight.serve.values import AlertRow, RiskRow, SpanRow
+from relight.units import duration_text
 
 SAVE_EVENTS = ("save.span", "drain.done")
 STEPS = "steps.done"
@@ -128,7 +129,7 @@ class EventFeed:
         for alert in self._alarms.alerts:
             if alert.state == FIRING:
                 for_s = max(0.0, time.time() - (alert.fired_at or alert.since))
-                firing.setdefault(alert.kind, []).append(f"{alert.run}, for {format_duration(for_s)}: {alert.reason}")
+                firing.setdefault(alert.kind, []).append(f"{alert.run}, for {duration_text(for_s)}: {alert.reason}")
         return [
             AlertRow(
                 rule.kind,
@@ -169,7 +170,7 @@ class EventFeed:
             if now.state != "ok":
                 yield KnownRun(reader.store, error=now.state)
             elif silent_s > SILENT_S:
-                yield KnownRun(reader.store, error=f"the store has not answered for {format_duration(silent_s)}")
+                yield KnownRun(reader.store, error=f"the store has not answered for {duration_text(silent_s)}")
             else:
                 for state in now.runs.values():
                     yield KnownRun(

@@ -55,6 +55,7 @@ from relight.serve.values import (
     Working,
 )
 from relight.supervise.goodput import merged
+from relight.units import size_text
 from relight.versions.difference import ONLY_A, ONLY_B, SAME, diff
 from relight.versions.stages import STAGES
 
@@ -251,7 +252,7 @@ class Index:
         if not total:
             raise CheckpointNotFound(f"no tensor {path[:80]!r} with bytes in checkpoint {checkpoint.id}")
         if total > VALUES_MAX:
-            message = f"{path[:80]!r} has {total / 1e9:.0f} GB, more than is read for a page"
+            message = f"{path[:80]!r} has {size_text(total)}, more than is read for a page"
             raise ConfigError(message, hint="at a terminal: relight show RUN@WHICH --stats")
         key = f"values {store}/{run}@{checkpoint.id} {path}"
         job = self.jobs.ask(
@@ -267,7 +268,7 @@ class Index:
         sides = [self._checkpoint_of_spec(a), self._checkpoint_of_spec(b)]
         total = sum(checkpoint.body.logical_bytes for _, _, checkpoint in sides)
         if asker().startswith(ANONYMOUS) and total > STRANGERS_BYTES_MAX:
-            message = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
+            message = f"these checkpoints hold {size_text(total)}, more than is compared for clients without a token"
             raise ConfigError(message, hint="log in, or at a terminal: relight diff")
         key = "diff " + " ".join(f"{store}/{state.name}@{checkpoint.id}" for store, state, checkpoint in sides)
         job = self.jobs.ask(

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from relight.errors import StoreUnavailable
 from relight.serve.scope import ANONYMOUS, asker
+from relight.units import duration_text
 
 T = TypeVar("T")
 KEPT_MAX, ROWS_KEPT_MAX = 256, 400_000
@@ -210,5 +211,7 @@ class Jobs:
 def clients_left() -> StoreUnavailable:
     """Return the error of a job that was cancelled because its clients left."""
     return StoreUnavailable(
-        f"cancelled: no client asked for the result within {ABANDONED_S:.0f} s", hint="ask again", retryable=True
+        f"cancelled: no client asked for the result within {duration_text(ABANDONED_S)}",
+        hint="ask again",
+        retryable=True,
     )

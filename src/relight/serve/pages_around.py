@@ -8,7 +8,7 @@ from typing import Any
 from relight.serve.draw import Curve, Fork, RankRow, TimeRange, graph, lanes, line, usage
 from relight.serve.pages_addresses import of_run
 from relight.serve.pages_views import chart_data, incident_row
-from relight.serve.pages_words import NOTHING, ago, moment_of, number, plural, share, size, span, when
+from relight.serve.pages_words import moment_of, number, when
 from relight.serve.values import (
     AuditRow,
     IncidentRow,
@@ -18,6 +18,7 @@ from relight.serve.values import (
     StorageDetail,
     StoreRow,
 )
+from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
 
 ROWS_MAX, TAGS_MAX = 200, 20
 """Rows of a table on one page, and tags in one row."""
@@ -39,7 +40,7 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
     return {
         "name": name,
         "id": store,
-        "picture": graph(forks, f"{plural(len(forks), 'run')} and where each began") if forks else None,
+        "picture": graph(forks, f"{count_text(len(forks), 'run')} and where each began") if forks else None,
         "rows": [
             {
                 "href": of_run(store, row.run),
@@ -51,7 +52,7 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
             }
             for row in rows[:ROWS_MAX]
         ],
-        "cut": f"The first {ROWS_MAX} of {plural(len(rows), 'run')}; the API has all of them."
+        "cut": f"The first {ROWS_MAX} of {count_text(len(rows), 'run')}; the API has all of them."
         if len(rows) > ROWS_MAX
         else "",
     }
@@ -69,7 +70,7 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
     freed = sum(row.bytes or 0 for row in detail.retention)
     full = detail.full_at
     forecast = (
-        f"Full {ago(now - full)} at the rate of the last week."
+        f"Full {age_text(now - full)} at the rate of the last week."
         if full
         else "No forecast: the store has no limit, or does not grow."
     )
@@ -78,12 +79,16 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
         "name": store_row.name,
         "actions": [],
         "facts": [
-            ("Stored", size(store_row.bytes), plural(store_row.runs, "run")),
-            ("Full", ago(now - full) if full else NOTHING, "at the rate of the last week" if full else "no forecast"),
+            ("Stored", size_text(store_row.bytes), count_text(store_row.runs, "run")),
+            (
+                "Full",
+                age_text(now - full) if full else UNKNOWN,
+                "at the rate of the last week" if full else "no forecast",
+            ),
             (
                 "Retention deletes next",
-                size(freed) if detail.retention else NOTHING,
-                plural(len(detail.retention), "checkpoint") if detail.retention else "",
+                size_text(freed) if detail.retention else UNKNOWN,
+                count_text(len(detail.retention), "checkpoint") if detail.retention else "",
             ),
         ],
         "tiers": [
@@ -92,7 +97,7 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
                 "used": tier.used,
                 "limit": tier.limit,
                 "free": tier.free,
-                "picture": usage(tier.used or 0, tier.limit, f"{size(tier.used)} of {size(tier.limit)}"),
+                "picture": usage(tier.used or 0, tier.limit, f"{size_text(tier.used)} of {size_text(tier.limit)}"),
             }
             for tier in detail.tiers
         ],
@@ -117,7 +122,7 @@ def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
         lanes_of.setdefault(row.run, []).append(
             TimeRange("failure", hours, hours + max((row.seconds or 0) / 3600, 0.0), f"{row.kind}: {row.why}")
         )
-    caption = f"{plural(len(rows), 'incident')}, hours since the first"
+    caption = f"{count_text(len(rows), 'incident')}, hours since the first"
     return {
         "incidents": [incident_row(row, now) for row in rows],
         "caption": caption,
@@ -145,7 +150,7 @@ def incident(row: IncidentRow, now: float) -> dict[str, Any]:
             ("Step", number(row.step), ""),
             ("Rank", number(row.rank), ""),
             ("Steps lost", number(row.steps_lost), ""),
-            ("Downtime", span(row.seconds), ""),
+            ("Downtime", duration_text(row.seconds), ""),
         ],
         "workers": "\n".join(str(worker) for worker in row.workers),
         "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in row.clues],
@@ -165,7 +170,7 @@ def risk(rows: Sequence[RiskRow], now: float) -> list[dict[str, Any]]:
             "by": row.detector,
             "risk": row.risk,
             "why": row.why,
-            "picture": usage(row.risk or 0.0, 1.0, f"risk {share(row.risk)}"),
+            "picture": usage(row.risk or 0.0, 1.0, f"risk {percent_text(row.risk)}"),
         }
         for row in rows
     ]

@@ -7,9 +7,10 @@ from typing import Any
 
 from relight.serve.draw import StripItem, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
-from relight.serve.pages_words import number, plural, share, size, when
+from relight.serve.pages_words import number, when
 from relight.serve.pieces import piece_of
 from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statistics, Working
+from relight.units import count_text, percent_text, size_text
 from relight.versions.difference import layer_of
 
 TENSORS_MAX, VALUES_MAX = 200, 500
@@ -37,7 +38,7 @@ def checkpoint(
         Tile(
             tensor.path,
             tensor.bytes,
-            f"{size(tensor.bytes)}, {tensor.dtype} {shape(tensor.shape)}",
+            f"{size_text(tensor.bytes)}, {tensor.dtype} {shape(tensor.shape)}",
             of_checkpoint(store, name, row.id, tensor=tensor.path) + "#tensor",
             tensor.path[len(group_of(tensor.path)) + 1 :],
             groups[group_of(tensor.path)],
@@ -47,7 +48,7 @@ def checkpoint(
     if small := largest[TILES_MAX:]:
         tiles.append(Tile(f"{number(len(small))} more", sum(tensor.bytes for tensor in small), "the smallest", group=7))
     total = sum(tensor.bytes for tensor in detail.tensors)
-    caption = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
+    caption = f"{count_text(len(detail.tensors), 'tensor')}, {size_text(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
     return {
         "run": name,
         "step": row.step,
@@ -56,7 +57,7 @@ def checkpoint(
         "tags": list(row.tags),
         "facts": [
             ("Saved", when(row.at, now), row.id),
-            ("Stored", size(row.bytes), f"tensors: {size(total)}"),
+            ("Stored", size_text(row.bytes), f"tensors: {size_text(total)}"),
             ("Tensors", number(len(detail.tensors)), ""),
             ("Verified", when(detail.verified_at, now) if detail.verified_at else "not yet", "every byte, by hash"),
         ],
@@ -99,14 +100,14 @@ def one_tensor(detail: CheckpointDetail, path: str, result: Statistics | Working
         return None
     facts = [
         ("Shape", shape(tensor.shape), tensor.dtype),
-        ("Size", size(tensor.bytes), tensor.codec or "raw"),
-        ("Stored", share(tensor.ratio), "of its size"),
+        ("Size", size_text(tensor.bytes), tensor.codec or "raw"),
+        ("Stored", percent_text(tensor.ratio), "of its size"),
     ]
     context = {"path": tensor.path, "facts": facts, "histogram": None, "waiting": False}
     if isinstance(result, str):
         return {**context, "note": result}
     if isinstance(result, Working):
-        return {**context, "note": f"{result.says}: {share(result.done)} so far", "waiting": True}
+        return {**context, "note": f"{result.says}: {percent_text(result.done)} so far", "waiting": True}
     facts += [(name, number(value), "") for name, value in result.numbers]
     picture = histogram(result.edges, result.counts, f"values of {tensor.path}") if result.counts else None
     return {**context, "histogram": picture, "note": result.says}
@@ -141,7 +142,7 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
             ("Only in A", number(count["removed"]), ""),
             ("Other values", number(len(detail.values)), ""),
         ],
-        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(detail.tensors))} differ")
+        "picture": strip(pieces, f"{count_text(len(differing), 'tensor')} of {number(len(detail.tensors))} differ")
         if differing
         else None,
         "tensors": [
@@ -163,7 +164,8 @@ def compared(answer: DiffDetail | Working) -> dict[str, Any]:
     if isinstance(answer, Working):
         return {
             "found": False,
-            "waiting": f"Tensors that differ are being read: {share(answer.done)}. {answer.says or 'The page then shows the result.'}",
+            "waiting": f"Tensors that differ are being read: {percent_text(answer.done)}. "
+            f"{answer.says or 'The page then shows the result.'}",
         }
     return {"waiting": ""} | compare(answer)
 
@@ -172,4 +174,4 @@ def difference_text(row: DiffRow) -> str:
     """Return a tensor's difference in words."""
     if row.kind != "changed":
         return {"same": "equal", "added": "only in B", "removed": "only in A"}.get(row.kind, row.kind)
-    return f"{share(row.share)} of its values, at most by {number(row.largest)}"
+    return f"{percent_text(row.share)} of its values, at most by {number(row.largest)}"

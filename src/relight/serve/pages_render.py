@@ -11,6 +11,7 @@ from relight.errors import ConfigError
 from relight.run_names import shown
 from relight.serve import pages_words as words
 from relight.serve.scope import Caller
+from relight.units import duration_text, percent_text, size_text
 from relight.version import VERSION
 
 if TYPE_CHECKING:
@@ -46,7 +47,12 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
+    templates.filters |= {
+        "size": size_text,
+        "duration": duration_text,
+        "percent": percent_text,
+        "number": words.number,
+    }
     templates.globals |= {"version": VERSION}
     return templates
 

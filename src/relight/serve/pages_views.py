@@ -13,8 +13,9 @@ from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
 from relight.audit.effects import role_of_action
 from relight.serve.draw import BarPart, Curve, Mark, RankRow, TimeRange, bar, lanes, line, thinned
 from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
-from relight.serve.pages_words import NOTHING, ago, number, plural, share, size, span, when
+from relight.serve.pages_words import number, when
 from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
+from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
 
 _POINTS_MAX = 2000
 _CHARTS_MAX = 4
@@ -35,16 +36,16 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
                 f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds
             ),
         ),
-        ("Oldest last good", span(max(ages)) if ages else NOTHING, "of runs that are not idle"),
+        ("Oldest last good", duration_text(max(ages)) if ages else UNKNOWN, "of runs that are not idle"),
         (
             "Goodput",
-            share(sum(goodputs) / len(goodputs)) if goodputs else NOTHING,
-            f"mean of {plural(len(goodputs), 'run')}" if goodputs else "no run reports it",
+            percent_text(sum(goodputs) / len(goodputs)) if goodputs else UNKNOWN,
+            f"mean of {count_text(len(goodputs), 'run')}" if goodputs else "no run reports it",
         ),
         (
             "Stored",
-            size(sum(store_row.bytes or 0 for store_row in stores)),
-            plural(sum(row.checkpoints for row in rows), "checkpoint"),
+            size_text(sum(store_row.bytes or 0 for store_row in stores)),
+            count_text(sum(row.checkpoints for row in rows), "checkpoint"),
         ),
     ]
     names = {store_row.id: store_row.name for store_row in stores}
@@ -54,7 +55,7 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
             "run": row.run,
             "health": row.health,
             "step": row.step,
-            "age": ago(row.age_s),
+            "age": age_text(row.age_s),
             "goodput": row.goodput,
             "risk": row.risk,
             "checkpoints": row.checkpoints,
@@ -86,10 +87,10 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
     row = detail.row
     facts = [
         ("Step", number(row.step), f"newest checkpoint {row.newest}" if row.newest else "no checkpoint"),
-        ("Last good", ago(row.age_s), ""),
-        ("Goodput", share(row.goodput), ""),
-        ("Risk", share(row.risk), ""),
-        ("Checkpoints", number(row.checkpoints), size(row.bytes)),
+        ("Last good", age_text(row.age_s), ""),
+        ("Goodput", percent_text(row.goodput), ""),
+        ("Risk", percent_text(row.risk), ""),
+        ("Checkpoints", number(row.checkpoints), size_text(row.bytes)),
     ]
     picture, caption, kinds = last_save(detail.saves)
     parts, spent = where_time_went(detail.goodput)
@@ -180,7 +181,7 @@ def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
         RankRow(
             f"rank {rank}",
             [
-                TimeRange(phase.kind, phase.begin_s, phase.end_s, span(phase.end_s - phase.begin_s))
+                TimeRange(phase.kind, phase.begin_s, phase.end_s, duration_text(phase.end_s - phase.begin_s))
                 for phase in newest.spans
                 if phase.rank == rank
             ],
@@ -188,7 +189,7 @@ def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
         for rank in ranks
     ]
     kinds = list(dict.fromkeys(phase.kind for phase in newest.spans))
-    duration = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
+    duration = f"{duration_text(newest.seconds)} until durable, {count_text(len(ranks), 'rank')}"
     caption = f"Step {number(newest.step)}: {duration}. Clocks of several nodes are aligned at the commit."
     return lanes(rows, caption), caption, kinds
 
@@ -206,13 +207,18 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
         BarPart(
             f"{part.kind}, {part.cause}" if part.cause else part.kind,
             part.seconds,
-            f"{span(part.seconds)}, {share(part.seconds / total)}",
+            f"{duration_text(part.seconds)}, {percent_text(part.seconds / total)}",
             "lost" if part.cause else part.kind,
         )
         for part in ordered
     ]
     rows = [
-        {"what": part.kind, "cause": part.cause or NOTHING, "seconds": part.seconds, "share": part.seconds / total}
+        {
+            "what": part.kind,
+            "cause": part.cause or UNKNOWN,
+            "seconds": part.seconds,
+            "share": part.seconds / total,
+        }
         for part in ordered
     ]
     return bar(
@@ -272,7 +278,7 @@ def task(facts: Mapping[str, Any], now: float) -> dict[str, Any]:
         "word": word,
         "by": facts["who"],
         "began": when(facts["began"], now),
-        "took": span(facts["seconds"]),
+        "took": duration_text(facts["seconds"]),
         "message": facts["says"],
         "details": facts["details"],
         "lines": facts["lines"],

@@ -19,10 +19,10 @@ from relight.log.identity import seconds_since_epoch
 from relight.monitoring.incident_reader import Diary
 from relight.reclaim.recall import due_of
 from relight.run_records.verification import damage
-from relight.serve.pages_words import span
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident
+from relight.units import duration_text
 
 NOT_YET = "not read yet"
 """State of a store before its first read."""
@@ -76,7 +76,10 @@ class RunState:
         if age > IDLE_AFTER_S and (self.gap_s is None or age > 10 * self.gap_s):
             return "idle", "no checkpoint for a day"
         if self.gap_s is not None and age > LATE_AFTER * self.gap_s + 60:
-            return "late", f"the last good checkpoint is {span(age)} old; they are usually {span(self.gap_s)} apart"
+            return (
+                "late",
+                f"the last good checkpoint is {duration_text(age)} old; they are usually {duration_text(self.gap_s)} apart",
+            )
         return "good", ""
 
 

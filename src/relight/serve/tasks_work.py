@@ -24,6 +24,7 @@ from relight.serve.pages_actions import ActionOutcome
 from relight.serve.tasks import ServerTask
 from relight.serve.verify_process import VerifyMessage, VerifyResult
 from relight.store.wrapper import guard_of
+from relight.units import percent_text
 
 DRILL_S = 1800.0
 VERIFYING_MAX = 2
@@ -99,7 +100,7 @@ def _verify_in_child(task: ServerTask, run: Run, checkpoint_id: str) -> VerifyRe
                 if message.error is not None:
                     raise message.error.to_exception()
                 if message.tenths is not None:
-                    task.add_line(f"{10 * message.tenths} % of its bytes are verified")
+                    task.add_line(f"{percent_text(message.tenths / 10)} of its bytes are verified")
             if task.ending.is_set():
                 raise StoreUnavailable("the server ended before every byte was read", retryable=True)
             with suppress(subprocess.TimeoutExpired):

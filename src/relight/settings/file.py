@@ -16,6 +16,7 @@ from relight.errors import ConfigError
 from relight.settings.error_location import culprit
 from relight.settings.lines import Keys, places
 from relight.settings.registry import NAMED_ONLY, PREFIX, SETTINGS, TABLES, nearest, variable_of
+from relight.units import size_text
 
 FILE = "relight.toml"
 PLACE = "RELIGHT_SETTINGS"
@@ -50,7 +51,7 @@ def read_text(path: Path) -> str:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ConfigError(f"it cannot be read: {why}", where=str(path)) from None
     if len(data) > _BYTES_MAX:
-        raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 10} kiB", where=str(path))
+        raise ConfigError(f"a settings file of more than {size_text(_BYTES_MAX)}", where=str(path))
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure as Drawing
 
 from relight.simulator.result import BUCKETS, SAVING, USEFUL, Summary
 from relight.supervise.plot import GOOD, INK, LOST, PAPER, WORK
+from relight.units import percent_text
 
 _CAUSES_MAX = len(LOST)
 
@@ -72,7 +73,7 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
             )
             offset += share
             drawn |= {name} if share else set()
-        axes.text(100.3, position, f"{100 * summary.goodput.median:.1f} %", va="center", color=INK, fontsize=9)
+        axes.text(100.3, position, percent_text(summary.goodput.median), va="center", color=INK, fontsize=9)
     axes.set_yticks(range(len(rows)), [summary.policy[:28] for _, summary in rows], fontsize=8.5, color=INK)
     axes.invert_yaxis()
     first_percent = 10 * int(10 * max(0.0, least - 0.05)) if least > 0.3 else 0

@@ -16,8 +16,8 @@ from typing import Any
 from relight.errors import ConfigError
 from relight.policy import Keep, Peers, keep
 from relight.policy.adaptive import Adaptive, adaptive
+from relight.policy.argument_checks import bytes_of, seconds_of
 from relight.policy.tiers import Tier, Tiers, tier
-from relight.policy.units import bytes_of, seconds_of
 from relight.supervise.decide import SuperviseRules
 
 SCHEDULES = ("adaptive", "oracle", "young", "daly", "never")

@@ -14,6 +14,7 @@ import msgspec
 from relight.decode import from_plain
 from relight.errors import ConfigError
 from relight.simulator.scenario import Scenario, check
+from relight.units import size_text
 
 _BYTES_MAX = 1 << 20
 _DEEPEST = 4
@@ -82,7 +83,7 @@ def _text(named: str) -> tuple[str, str]:
     try:
         if path.is_file():
             if path.stat().st_size > _BYTES_MAX:
-                raise ConfigError(f"a scenario of more than {_BYTES_MAX >> 20} MiB", where=named)
+                raise ConfigError(f"a scenario of more than {size_text(_BYTES_MAX)}", where=named)
             return path.read_text(encoding="utf-8"), named
         if path.exists():
             raise ConfigError("it is not a file", where=named)

@@ -14,6 +14,7 @@ from relight.simulator.read import put, scenario_of
 from relight.simulator.scenario import DAY_S, Scenario
 from relight.supervise.goodput import TRAINING, Account, merged
 from relight.supervise.incidents import Incident, once_each
+from relight.units import percent_text
 
 _LEFT_OUT = ("fenced",)
 _ENDED = ("end",)
@@ -88,7 +89,7 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
     ]
     values: dict[str, Any] = {
         "name": recorded.name[:40] or "replay",
-        "about": f"recorded: goodput {100 * recorded.goodput:.1f} %, {len(recorded.failures)} failures",
+        "about": f"recorded: goodput {percent_text(recorded.goodput)}, {len(recorded.failures)} failures",
         "gpus": max(1, recorded.ranks),
         "days": recorded.seconds / DAY_S,
         "step_s": min(max(recorded.step_s, 0.001), DAY_S),

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from relight.errors import ConfigError
 from relight.format import Digest, digest
 from relight.observe import emit
-from relight.policy.units import bytes_of
+from relight.policy.argument_checks import bytes_of
 
 BLOCK_BYTES = 4 << 20
 """Bytes per block: equal to the chunk size of large tensors and the piece size of object store reads."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from relight.comm import new_threads
 from relight.errors import RelightError, StoreUnavailable
+from relight.units import size_text
 
 PART_BYTES = 8 << 20
 """Bytes of one part of a multipart upload, and the largest object that is put in one request."""
@@ -69,7 +70,7 @@ class ObjectWriter:
                 not self._changed.wait_for(lambda: self._takes(offset, length), STALL_S)
                 and self._next not in self._pieces
             ):
-                what = f"nothing was written at byte {self._next}, and {WINDOW_BYTES >> 20} MiB after it wait"
+                what = f"nothing was written at byte {self._next}, and {size_text(WINDOW_BYTES)} after it wait"
                 raise StoreUnavailable(what, where=self._path, retryable=False)
             self._changed.wait_for(lambda: self._takes(offset, length))
             self._raise()

@@ -33,6 +33,7 @@ from relight.store.object_uploads import abort_upload, boto3_client, list_upload
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
 from relight.store.retry import retry, sleep
+from relight.units import duration_text
 
 T = TypeVar("T")
 
@@ -390,7 +391,9 @@ class ObjectStore(StoreBase):
         result, error = outcome[0]
         if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
             raise StoreUnavailable(
-                f"the listing did not end within {self._patience.deadline_s:.0f} s", where=self.url, retryable=False
+                f"the listing did not end within {duration_text(self._patience.deadline_s)}",
+                where=self.url,
+                retryable=False,
             )
         if error is not None:
             raise error

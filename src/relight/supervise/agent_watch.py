@@ -9,6 +9,7 @@ from typing import NamedTuple
 from relight.heartbeat import LATE_AFTER, Heartbeat
 from relight.supervise.limits import GIVE_UP, SLACK_S, STOPPED
 from relight.supervise.procfs import ProcessSample
+from relight.units import duration_text
 
 UNKNOWN_S = 60.0
 """Seconds after which the first save of a job is late. No earlier save gives a limit."""
@@ -53,7 +54,7 @@ class AgentWatch:
         sample = sampler(pid)
         if not sample.state or sample.state in ("Z", "X"):
             return None  # the agent has ended: the ranks that wait for it notice that themselves
-        late_text = f"a save has taken {waited:.1f} s, more than {limit:.1f} s"
+        late_text = f"a save has taken {duration_text(waited)}, more than {duration_text(limit)}"
         if sample.state in STOPPED:
             return Stuck(pid, f"{late_text}: the agent that writes it, process {pid}, is stopped")
         before = self._still[2] if self._still is not None and self._still[0] == pid else None
@@ -66,7 +67,7 @@ class AgentWatch:
         elif self._still is not None and now - self._still[1] > GIVE_UP * limit:
             return Stuck(
                 pid,
-                f"{late_text}: the agent that writes it, process {pid}, has been idle for {now - self._still[1]:.0f} s",
+                f"{late_text}: the agent that writes it, process {pid}, has been idle for {duration_text(now - self._still[1])}",
             )
         return None
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from relight.errors import ConfigError
 from relight.heartbeat import LATE_AFTER, Heartbeat
+from relight.units import duration_text
 
 OBSERVE_AGAIN_S = 2.0
 """Seconds between the two observations that distinguish a slow rank from a stuck one."""
@@ -226,14 +227,14 @@ class JobWatch:
                 if sight.state == "D"
                 else ""
             )
-            words.append(f"rank {rank} for {now - since:.1f} s ({phase}{stopped})")
+            words.append(f"rank {rank} for {duration_text(now - since)} ({phase}{stopped})")
         usual = self._usual.step_s
         more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
         return (
             "no progress: "
             + ", ".join(words)
             + more
-            + (f"; a step usually takes {usual:.3g} s" if usual is not None else "")
+            + (f"; a step usually takes {duration_text(usual)}" if usual is not None else "")
         )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from relight.observe import emit
 from relight.prediction import Alarm
 from relight.prediction.sample import NodeSample
+from relight.units import duration_text, percent_text
 
 HEAT, PRESSURE = "heat", "pressure"
 KINDS = (HEAT, PRESSURE)
@@ -106,7 +107,7 @@ class Load:
             return False
         done = []
         if self._pause and self._ask():
-            done.append(f"ranks pause {100 * self._pause:.0f} % of the time")
+            done.append(f"ranks pause {percent_text(self._pause)} of the time")
         limits = self._power.lower_power(_POWER) if alarm.kind == HEAT and self._power is not None else ()
         if limits:
             done.append(f"power limit of {_devices(limits)} {limits[0][0]:.0f} → {limits[0][1]:.0f} W")
@@ -173,7 +174,7 @@ class Load:
         self._ease(0.0, 0.0)
         kept = self._restore_power() if reduction.power else ""
         readings = f"{_words(reduction.kind, reduction.before)}, now {_number(reduction.kind, value)}"
-        text = f"load restored after {self._clock() - reduction.at:.0f} s{why}: {readings}{kept}"
+        text = f"load restored after {duration_text(self._clock() - reduction.at)}{why}: {readings}{kept}"
         emit(
             "run.load",
             text,
@@ -220,7 +221,7 @@ def _devices(limits: Limits) -> str:
 def _number(kind: str, value: float) -> str:
     if math.isnan(value):
         return "unknown"
-    return f"{value:.0f} °C" if kind == HEAT else f"{value:.0f} %"
+    return f"{value:.0f} °C" if kind == HEAT else percent_text(value / 100)
 
 
 def _words(kind: str, value: float) -> str:

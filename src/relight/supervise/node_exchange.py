@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from relight.errors import ConfigError, StoreUnavailable
+from relight.units import duration_text
 
 MESSAGE_BYTES_MAX = 1 << 20
 _POLL_S = 0.01
@@ -78,7 +79,9 @@ class Meeting:
             )
         except self._lost as error:
             message = (
-                "the port cannot be bound" if seat.holds else f"the first node does not answer within {within_s:g} s"
+                "the port cannot be bound"
+                if seat.holds
+                else f"the first node does not answer within {duration_text(within_s)}"
             )
             why = (str(error).splitlines() or [""])[0][:200]
             raise StoreUnavailable(f"{message}: {why}", where=where, hint="start it on all nodes at once") from None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from relight.comm import new_threads
 from relight.errors import ConfigError
 from relight.observe import emit
+from relight.units import duration_text
 
 EVERY_S = 5.0
 _TIMEOUT_S = 2.0
@@ -186,6 +187,6 @@ def why_no_answer(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, Exception) else error
     if isinstance(error, TimeoutError):
-        return f"no answer within {_TIMEOUT_S:g} s"
+        return f"no answer within {duration_text(_TIMEOUT_S)}"
     why = error.strerror if isinstance(error, OSError) else None
     return (why or str(error) or type(error).__name__)[:160]

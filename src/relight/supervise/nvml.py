@@ -19,6 +19,7 @@ from relight.comm.new_threads import start
 from relight.observe import emit
 from relight.prediction import Accelerator
 from relight.supervise import shared_pages
+from relight.units import duration_text
 
 XIDS_KEPT = 256
 FIND_S = 30.0
@@ -199,7 +200,7 @@ def find_nvml() -> Nvml | None:
     try:
         return answers.get(timeout=FIND_S)
     except queue.Empty:
-        why = f"the driver has not answered for {FIND_S:.0f} s"
+        why = f"the driver has not answered for {duration_text(FIND_S)}"
         emit("prediction.detector_disabled", f"accelerators are not sampled: {why}", detector="accelerators", why=why)
         return None
 

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
 from relight.supervise.goodput import TRAINING, Account
+from relight.units import percent_text
 
 PAPER, INK = "#fbfaf7", "#22262e"
 GOOD, WORK = "#1e3a5f", ("#5b7a9d", "#93a8bf", "#c3cedb", "#3f7f7a", "#7fb3a8", "#bcd8d0", "#6b6f8e", "#a9acc6")
@@ -35,7 +36,7 @@ def draw(accounts: list[Account], path: Path) -> None:
             )
             offset += share
             drawn |= {name} if share else set()
-        axes.text(100.5, row, f"{100 * account.goodput:.1f} %", va="center", color=INK, fontsize=9)
+        axes.text(100.5, row, percent_text(account.goodput), va="center", color=INK, fontsize=9)
     axes.set_yticks(
         range(len(accounts)), [account.began.replace("T", " ")[:16] for account in accounts], fontsize=8.5, color=INK
     )

@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 from relight.comm import new_threads
 from relight.observe import emit
 from relight.supervise.departing import leave
+from relight.units import duration_text
 
 LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
 """Errors that mean that the rendezvous cannot be reached.
@@ -87,7 +88,7 @@ class Joining(RendezvousHandler):
         if self._lost_at is not None:
             emit(
                 "rendezvous.restored",
-                f"the rendezvous can be reached again, after {time.monotonic() - self._lost_at:.1f} s",
+                f"the rendezvous can be reached again, after {duration_text(time.monotonic() - self._lost_at)}",
             )
         self._lost_at = None
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from relight.serve.draw.line import number
 from relight.serve.draw.svg import element, fitting, link, picture, text
+from relight.units import compact_text
 
 WIDTH = 960
 _LEFT, _RIGHT, _ROW = 190, 30, 40
@@ -88,6 +88,12 @@ def graph(forks: Sequence[Fork], description: str) -> Markup:
         name = text(_LEFT - 16, y + 4, fitting(fork.name, _LEFT - 24), klass="name", anchor="end")
         parts.append(link([element("title", fork.name), name], fork.href) if fork.href else name)
         parts.append(
-            text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end")
+            text(
+                min(across(end) + 8, WIDTH - 2),
+                y + 16,
+                compact_text(end) if fork.steps else "",
+                klass="tick",
+                anchor="end",
+            )
         )
     return picture(WIDTH, _ROW * max(len(shown), 1) + 10, description, parts, "graph")

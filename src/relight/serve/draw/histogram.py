@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from relight.serve.draw.line import number
 from relight.serve.draw.svg import element, picture, text
+from relight.units import compact_text
 
 WIDTH, HEIGHT = 480, 140
 
@@ -19,7 +19,7 @@ def histogram(edges: Sequence[float], counts: Sequence[int], description: str) -
     parts = [
         element(
             "g",
-            element("title", f"{number(edges[index])} to {number(edges[index + 1])}: {count}"),
+            element("title", f"{compact_text(edges[index])} to {compact_text(edges[index + 1])}: {count}"),
             element(
                 "rect",
                 x=index * width,
@@ -33,6 +33,6 @@ def histogram(edges: Sequence[float], counts: Sequence[int], description: str) -
         if top and count
     ]
     if edges:
-        parts.append(text(0, HEIGHT - 6, number(edges[0]), klass="tick"))
-        parts.append(text(WIDTH, HEIGHT - 6, number(edges[-1]), klass="tick", anchor="end"))
+        parts.append(text(0, HEIGHT - 6, compact_text(edges[0]), klass="tick"))
+        parts.append(text(WIDTH, HEIGHT - 6, compact_text(edges[-1]), klass="tick", anchor="end"))
     return picture(WIDTH, HEIGHT, description, parts, "histogram")

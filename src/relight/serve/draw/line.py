@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from relight.serve.draw.svg import element, link, picture, text
+from relight.units import compact_text
 
 WIDTH, HEIGHT = 960, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 30
@@ -54,9 +55,9 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Ma
     parts = []
     for tick in ticks(y_low, y_high, 4) if ys else []:
         parts.append(element("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=down(tick), y2=down(tick), klass="grid"))
-        parts.append(text(_LEFT - 8, down(tick) + 4, number(tick), klass="tick", anchor="end"))
+        parts.append(text(_LEFT - 8, down(tick) + 4, compact_text(tick), klass="tick", anchor="end"))
     for tick in ticks(x_low, x_high, 7) if xs else []:
-        parts.append(text(across(tick), HEIGHT - 8, number(tick), klass="tick", anchor="middle"))
+        parts.append(text(across(tick), HEIGHT - 8, compact_text(tick), klass="tick", anchor="middle"))
     for index, curve in enumerate(thin):
         for run in _runs(curve):
             path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in run)
@@ -106,14 +107,6 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     step = next(power * times for times in (1, 2, 5, 10) if width / (power * times) <= about)
     first = math.ceil(low / step)
     return [index * step for index in range(first, first + 2 * about + 2) if index * step <= high + step * 1e-9]
-
-
-def number(value: float) -> str:
-    """Format a number briefly: 12000 is 12k."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

@@ -20,7 +20,8 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function short(value) {
+// The rule of relight.units.compact_text, for the axes of charts.
+function compact(value) {
   for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (Math.abs(value) >= size) return `${+(value / size).toPrecision(4)}${letter}`;
   }
@@ -67,7 +68,7 @@ function chart(figure) {
     width: figure.clientWidth,
     height: Math.max(200, Math.min(320, figure.clientWidth * 0.3)),
     scales: { x: { time: false, range: (u, from, to) => wide(from, to) } },
-    axes: [{ ...axis, values: (u, at) => at.map(short) }, { ...axis, size: 58, values: (u, at) => at.map(short) }],
+    axes: [{ ...axis, values: (u, at) => at.map(compact) }, { ...axis, size: 58, values: (u, at) => at.map(compact) }],
     series: [{ label: given.unit }, ...given.curves.map((one, i) => ({ label: one.name, stroke: colour(`--l${i % 8}`), width: 1.6, spanGaps: false, points: { show: false } }))],
     hooks: { draw: [marks] },
     cursor: { drag: { x: true, y: false } },

@@ -1,20 +1,14 @@
-"""Parse times, sizes and numbers as people write them, and check argument values."""
+"""Check argument values: times, sizes and numbers as people write them, names and choices."""
 
 from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Collection
 from typing import Any, Protocol
 
 from relight.errors import ConfigError, shown
-
-_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_BYTES = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgtp", start=1):
-    _BYTES.update({f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power})
+from relight.units import parse_count, parse_duration, parse_size
 
 
 class Duration(Protocol):
@@ -28,9 +22,7 @@ def seconds_of(amount: str | float | Duration, what: str) -> float:
     """Return the seconds of ``"36h"``, ``"7d"``, ``"90m"``, a ``timedelta``, or a number. ``what`` names the argument
     in the error."""
     if isinstance(amount, str):
-        parsed = _AMOUNT.match(amount)
-        unit = _SECONDS.get(parsed[2].lower()) if parsed else None
-        seconds = float(parsed[1]) * unit if parsed and unit else math.nan
+        seconds = parse_duration(amount) or math.nan
     else:
         seconds = _float(amount.total_seconds() if callable(getattr(amount, "total_seconds", None)) else amount)  # type: ignore[union-attr]
     if not 0 < seconds < math.inf:
@@ -104,9 +96,7 @@ def bytes_of(amount: str | int, what: str) -> int:
     """Return the bytes of ``"500GB"``, ``"1.5 TiB"``, or a number. ``what`` names the argument in the error."""
     size: float = math.nan
     if isinstance(amount, str):
-        parsed = _AMOUNT.match(amount)
-        unit = _BYTES.get(parsed[2].lower()) if parsed else None
-        size = float(parsed[1]) * unit if parsed and unit else math.nan
+        size = parse_size(amount) or math.nan
     elif not isinstance(amount, bool) and hasattr(amount, "__index__"):
         size = operator.index(amount)
     if not 1 <= size < 1 << 63:
@@ -114,15 +104,10 @@ def bytes_of(amount: str | int, what: str) -> int:
     return int(size)
 
 
-_COUNTS = {"": 1, "k": 1000, "m": 10**6, "b": 10**9, "t": 10**12}
-
-
 def number_of(amount: str | int, what: str) -> int:
     """Return the number of ``"8B"``, ``"1.3T"``, ``"124M"``, or a whole number. ``what`` names the argument in the
     error."""
-    parsed = _AMOUNT.match(str(amount)[:40])
-    unit = _COUNTS.get(parsed[2].lower()) if parsed else None
-    number = float(parsed[1]) * unit if parsed and unit else 0.0
+    number = parse_count(str(amount)[:40]) or 0.0
     if not 1 <= number <= 1e16:
         raise ConfigError(f"{what} is a number such as '8B' or '1.3T', not {str(amount)[:40]!r}", hint="units: k M B T")
     return round(number)
