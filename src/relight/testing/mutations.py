@@ -231,7 +231,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "suite",
     ),
     Mutation(
-        "the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"
+        "the limit of small files", BASE, "            if reader.size > limit:\n", "            if False:\n", "suite"
     ),
     # the log
     Mutation(
