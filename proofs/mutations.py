@@ -232,7 +232,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the limit of small files",
-        "relight.store.base",
+        BASE,
         "            if reader.size > limit:\n",
         "            if False:\n",
         "suite",

@@ -72,7 +72,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "integrations/transformers.py": ("accelerate's wrapper of an optimizer", "optimizer"),
     "policy/tiers.py": ("what the script gave as a path; this room does not import os", "__fspath__"),
     "policy/triggers.py": ("what the script gave as an amount or trigger", "total_seconds __name__"),
-    "policy/units.py": ("what the script gave as an amount", "total_seconds is_cuda __float__ __index__"),
+    "policy/argument_checks.py": ("what the script gave as an amount", "total_seconds is_cuda __float__ __index__"),
     "prove/recorder.py": ("values of the script; torch and numpy are not imported for them", "detach cpu tobytes"),
     "restore/elastic_state.py": ("the script's dataset", "state_dict"),
     "restore/rollback.py": ("torch's schedulers of schedulers", "_schedulers"),

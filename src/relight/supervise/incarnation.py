@@ -24,6 +24,7 @@ from relight.supervise.limits import HangTimeouts, JobWatch, LearnedDurations, R
 from relight.supervise.procfs import busy_s, sample_agent, sample_process
 from relight.supervise.shared_pages import SharedPages
 from relight.supervise.stragglers import Stragglers
+from relight.units import percent_text
 
 STRAGGLERS_EVERY_S = 1.0
 HANDOVER_BEGINS_S = 3.0
@@ -221,6 +222,6 @@ class Incarnation:
         self._measured_at = now
         slow = self._detectors.stragglers.update(now, {rank: busy_s(pid) for rank, pid in self.pids.items()})
         if slow is not None:
-            share, others = f"{100 * slow.share:.0f} %", f"{100 * slow.others:.0f} %"
+            share, others = percent_text(slow.share), percent_text(slow.others)
             text = f"the others wait for rank {slow.rank}: it works {share} of the time, they {others}"
             emit("run.straggler", text, rank=slow.rank, share=round(slow.share, 3), others=round(slow.others, 3))

@@ -37,6 +37,7 @@ from relight.supervise.incidents import (
 )
 from relight.supervise.kernel_log import kernel_lines, lines_about
 from relight.supervise.procfs import oom_kills
+from relight.units import count_text, duration_text
 
 ELSEWHERE_EVERY_S = 5.0
 """Seconds between two checks, on a node without the rendezvous, whether another node has stopped the job."""
@@ -192,7 +193,7 @@ class Recovery:
             rank=failure.rank,
             incident=incident.id,
         )
-        wait = f" in {decision.delay_s:.0f} s" if decision.delay_s else ""
+        wait = f" in {duration_text(decision.delay_s)}" if decision.delay_s else ""
         more = decision.reason.removeprefix(failure.why).lstrip(":; ")
         text = f"→ {decision.action}{wait}" + (f": {more}" if more else "")
         emit("run.decision", text, action=decision.action)
@@ -236,8 +237,8 @@ class Recovery:
         from_step = max(min(beat.restored for beat in beats), -1) + 1
         emit(
             "run.recovered",
-            f"training again {after.seconds['all']:.2f} s after the failure, from step {from_step}: "
-            f"{after.steps_lost} steps to repeat",
+            f"training again {duration_text(after.seconds['all'])} after the failure, from step {from_step}: "
+            f"{count_text(after.steps_lost, 'step')} to repeat",
             incident=incident.id,
             steps_lost=after.steps_lost,
             seconds=after.seconds["all"],

@@ -392,8 +392,9 @@ class StoreSuite:
             results = fresh.SimpleQueue()
             child = fresh.Process(target=_read_directory, args=(store, "dir", results), daemon=True)
             child.start()
-        assert results.get() == ({"created": b"1", "written": b"2"}, store.properties())
         child.join()
+        assert child.exitcode == 0, "the process that reads has failed"
+        assert results.get() == ({"created": b"1", "written": b"2"}, store.properties())
 
     def test_lanes_are_written_and_ranges_read_in_parallel(self, tmp_path: Path) -> None:
         """The store takes as many writers and readers at once as it declares."""
