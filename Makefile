@@ -15,10 +15,10 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check fast fix docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm readers soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet cases link pages slurm manifests clusters fuzz production clean
+.PHONY: help demo fast fix check test docs site unit clean slips grid layouts matrix endings optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link bench idle gpu wheel package lock
 
 help: ## what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 # torch first, so that nothing after it can pull another; then the rest, by hash and without resolving; then Relight itself.
 # A Python whose venv has no pip of its own (some distributions split it off) is helped out by the pip outside.
@@ -35,6 +35,7 @@ $(STAMP): requirements/torch.txt requirements/test.txt pyproject.toml
 # Rivals and other frameworks, each group in an environment of its own: build/NAME has what requirements/NAME.txt pins, by hash. What comes as source is
 # built with the torch that is there, DeepSpeed without its operators.
 .PRECIOUS: build/%/.ready
+
 build/%/.ready: requirements/torch.txt requirements/test.txt requirements/%.txt pyproject.toml
 	@echo "setting up $(@D) (once; some minutes)"
 	@$(PYTHON) -m venv --clear $(@D)
@@ -44,23 +45,17 @@ build/%/.ready: requirements/torch.txt requirements/test.txt requirements/%.txt 
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+##@ Every day
+
 demo: $(STAMP) ## train, kill, resume, compare: two minutes
 	$(BIN)/relight demo
-
-test: check unit ## all that CI runs
-
-check: $(STAMP) docs ## lint, types, layers, docs
-	$(BIN)/ruff check src proofs tests benchmarks examples
-	$(BIN)/ruff format --check --quiet src proofs tests benchmarks examples
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
 
 fast: $(STAMP) ## lint, types, layers, and the tests of what changed: under two minutes
 	$(BIN)/python tests/fast.py
 
-fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, word counts
-	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true
-	$(BIN)/ruff format --quiet src tests benchmarks examples
+fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, word counts; half a minute
+	$(BIN)/ruff check --fix --quiet src tests proofs benchmarks examples || true
+	$(BIN)/ruff format --quiet src tests proofs benchmarks examples
 	$(BIN)/python -m relight.config.page docs/configuration.md
 	$(BIN)/python -m relight.doctor.page docs/doctor.md
 	$(BIN)/python tests/house/test_monitoring_page.py
@@ -68,27 +63,69 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/python -m tests.slips.page
 	$(BIN)/python tests/house/prose.py --lower
 
-docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins
+check: $(STAMP) docs ## lint, types, layers, docs; a minute
+	$(BIN)/ruff check src proofs tests benchmarks examples
+	$(BIN)/ruff format --check --quiet src proofs tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check unit ## all that CI runs; half an hour
+
+docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins; a minute
 	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
 
 site: $(STAMP) ## the pages as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once; up to three that fail are run again alone
+unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once; up to three that fail are run again alone; half an hour
 	rm -rf .pytest_cache
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] && $(BIN)/python tests/once_more.py; }
 
-long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on
-	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)
+clean: ## remove what was made
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-crash: $(STAMP) ## 100,000 crash points
-	$(BIN)/python -m proofs.crash --points 100000
+##@ Exact resume
 
 slips: $(STAMP) ## an ordinary user's slips, each as a script: nothing lost, nothing hidden
 	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m "slow or not slow" tests/slips
 
-endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved
+grid: $(STAMP) ## exact resume over the whole grid
+	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m grid tests/exact
+
+layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every other
+	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
+
+matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; some minutes
+	$(BIN)/python tests/matrix/matrix.py
+
+endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved; five hours of a core
 	$(BIN)/python -m proofs.endings --trials 200 --jobs 4
+
+optimizers: $(OPTIMIZERS)/.ready ## 250 optimizers of nine libraries, each saved and restored into new objects: the same losses, to the bit; about one minute
+	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --table docs/optimizers-table.md
+
+plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
+	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
+
+production: $(STAMP) ## a GPT with everything on at once and a day of trouble, three seeds: each step's loss as if nothing had happened
+	for turn in "0 1" "1 2" "2 1"; do $(BIN)/python examples/production/run.py --seed $${turn% *} --tp $${turn#* } || exit 1; done
+
+long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on
+	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)
+
+##@ Kills, power cuts, damage
+
+teeth: $(STAMP) ## remove each fsync, link and check once: something must fail; a minute
+	$(BIN)/python -m proofs.mutation_check
+
+storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way; an hour
+	$(BIN)/python -m tests.agent.storm --count 600
+
+ranks: $(STAMP) ## 500 times one rank of several is killed, stopped or without room, at each point of a save; an hour
+	$(BIN)/python -m tests.ranks.storm --count 500
+
+crash: $(STAMP) ## 100,000 crash points
+	$(BIN)/python -m proofs.crash --points 100000
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m proofs.kills --count 5000
@@ -101,35 +138,32 @@ blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 1,000 on XF
 	$(BIN)/python -m proofs.block_log --count 5000
 	$(BIN)/python -m proofs.block_log --count 1000 --file-system xfs
 
-clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 failures each
-	$(BIN)/python -m pytest -m slow -n0 tests/cost_model
-
-soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
-	$(BIN)/python tests/agent/soak.py --saves 2000
-
-matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; some minutes
-	$(BIN)/python tests/matrix/matrix.py
-
-layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every other
-	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
-
-simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and deletion on a store that fails: two to three hours
-	$(BIN)/python -m proofs.schedules --count 1000000 --seed 0 --jobs 2
-
-ranks: $(STAMP) ## 500 times one rank of several is killed, stopped or without room, at each point of a save
-	$(BIN)/python -m tests.ranks.storm --count 500
+damage: $(STAMP) ## every bit of every record
+	$(BIN)/python -m pytest -m slow tests/damage tests/hostile
 
 nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and nonce comes twice
 	$(BIN)/python tests/encryption/nonces.py --saves 10000
 
-production: $(STAMP) ## a GPT with everything on at once and a day of trouble, three seeds: each step's loss as if nothing had happened
-	for turn in "0 1" "1 2" "2 1"; do $(BIN)/python examples/production/run.py --seed $${turn% *} --tp $${turn#* } || exit 1; done
+racing: $(STAMP) ## savers, restorers, drains, pruning, sweeping at once for ten minutes, killed at random, with clocks off by years
+	$(BIN)/python tests/drain/racing.py --seconds 600
+
+migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by Ray, each killed 20 times: all arrive, once
+	$(EXPORTS)/bin/python tests/migrate/kills.py
+	$(EXPORTS)/bin/python tests/migrate/kills.py --engine ray --count 120 --begin 8 --work 0.3
+
+soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
+	$(BIN)/python tests/agent/soak.py --saves 2000
+
+simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and deletion on a store that fails: two to three hours
+	$(BIN)/python -m proofs.schedules --count 1000000 --seed 0 --jobs 2
+
+##@ Failures of jobs
+
+drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: five minutes
+	$(BIN)/relight drill
 
 lives: $(STAMP) ## 200 failures of real jobs under relight run, of twelve kinds: taken for what they were, and gone on from
 	$(BIN)/python tests/supervise/lives.py
-
-hour: $(STAMP) ## an hour of relight run in which nothing is wrong and much looks like it: no alarm
-	$(BIN)/python tests/supervise/soak.py
 
 hosts: $(STAMP) ## machines in network namespaces: lost, cut off in one direction or both, healed, replaced, two groups at once; five seeds
 	$(BIN)/python tests/supervise/hosts.py --seeds 5
@@ -137,8 +171,11 @@ hosts: $(STAMP) ## machines in network namespaces: lost, cut off in one directio
 preempt: $(STAMP) ## a machine that is wanted back, at 50 moments for each of 30, 5 and 1 s of grace: about an hour
 	$(BIN)/python tests/supervise/preempt.py --count 50
 
-drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: five minutes
-	$(BIN)/relight drill
+hour: $(STAMP) ## an hour of relight run in which nothing is wrong and much looks like it: no alarm
+	$(BIN)/python tests/supervise/soak.py
+
+clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 failures each
+	$(BIN)/python -m pytest -m slow -n0 tests/cost_model
 
 fleet: $(STAMP) ## the simulator against closed forms and published results, and a schedule that learns against one that knows: an hour
 	$(BIN)/python -m benchmarks.fleet
@@ -146,28 +183,16 @@ fleet: $(STAMP) ## the simulator against closed forms and published results, and
 cases: $(STAMP) ## both case studies, before and after: goodput, way back, storage; half an hour
 	$(BIN)/python -m benchmarks.case_studies
 
-link: $(STAMP) ## the share of a network link that a save takes, with and without a bound: by root, in network namespaces
-	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json
+##@ Stores, servers, other tools
 
-storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
-	$(BIN)/python -m tests.agent.storm --count 600
+faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
+	$(BIN)/python tests/store/faults.py --seed 7
 
-readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
-	$(BIN)/python -m tests.serve.storm --seconds 60
+peers: $(STAMP) ## peers of 64 MB each in processes of their own: all pairs killed, every coding, connections cut everywhere
+	$(BIN)/python -m pytest -m slow tests/peers
 
-teeth: $(STAMP) ## remove each fsync, link and check once: something must fail
-	$(BIN)/python -m proofs.mutation_check
-
-grid: $(STAMP) ## exact resume over the whole grid
-	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m grid tests/exact
-
-damage: $(STAMP) ## every bit of every record
-	$(BIN)/python -m pytest -m slow tests/damage tests/hostile
-
-foreign: $(FOREIGN)/.ready ## checkpoints of other frameworks: written anew by them, brought in, a thousand wounds each
-	rm -rf $(FOREIGN)/golden
-	$(FOREIGN)/bin/python tests/importers/make/everything.py $(FOREIGN)/golden
-	RELIGHT_TEST_FOREIGN=$(FOREIGN)/golden RELIGHT_TEST_FUZZ=1000 $(FOREIGN)/bin/python -m pytest --timeout 3000 tests/importers
+oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 10,000 histories
+	EXAMPLES=10000 $(BIN)/python -m pytest tests/reclaim/test_retention_oracle.py --timeout 3000
 
 ceph: $(STAMP) ## the object store's tests on Ceph's gateway, a server used in earnest (Debian: radosgw ceph-mon ceph-osd ceph-common; root)
 	RELIGHT_TEST_S3=rados $(BIN)/python -m pytest tests/store/test_objects_conformance.py tests/store/test_objects.py \
@@ -177,44 +202,27 @@ nfs: $(STAMP) ## the store's suite and more on NFS, with client machines that ar
 	$(BIN)/python -c 'import sys; from tests.store.nfs_lab import missing; sys.exit(missing() or 0)'
 	$(BIN)/python -m pytest -m slow --verbose --capture no --timeout 900 tests/store/test_nfs.py
 
-oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 10,000 histories
-	EXAMPLES=10000 $(BIN)/python -m pytest tests/reclaim/test_retention_oracle.py --timeout 3000
-
-racing: $(STAMP) ## savers, restorers, drains, pruning, sweeping at once for ten minutes, killed at random, with clocks off by years
-	$(BIN)/python tests/drain/racing.py --seconds 600
-
-peers: $(STAMP) ## peers of 64 MB each in processes of their own: all pairs killed, every coding, connections cut everywhere
-	$(BIN)/python -m pytest -m slow tests/peers
-
 azure: $(STAMP) ## the shipped store suite on Azure's emulator, which npm installs
 	npm install --silent --no-audit --no-fund --prefix build/azurite azurite
 	AZURITE=build/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/store/test_objects_conformance.py -k Azure
 
-faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
-	$(BIN)/python tests/store/faults.py --seed 7
-
-bench: $(BENCH)/.ready ## against every rival that installs, in rounds: SIZE=S, M, L or spread
-	$(BENCH)/bin/python -m benchmarks.run --size $(SIZE)
+foreign: $(FOREIGN)/.ready ## checkpoints of other frameworks: written anew by them, brought in, a thousand wounds each
+	rm -rf $(FOREIGN)/golden
+	$(FOREIGN)/bin/python tests/importers/make/everything.py $(FOREIGN)/golden
+	RELIGHT_TEST_FOREIGN=$(FOREIGN)/golden RELIGHT_TEST_FUZZ=1000 $(FOREIGN)/bin/python -m pytest --timeout 3000 tests/importers
 
 exports: $(EXPORTS)/.ready ## models of transformers, exported and loaded by from_pretrained: the same logits, to the bit
 	HF_HUB_OFFLINE=1 $(EXPORTS)/bin/python tests/export/logits.py
 
-migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by Ray, each killed 20 times: all arrive, once
-	$(EXPORTS)/bin/python tests/migrate/kills.py
-	$(EXPORTS)/bin/python tests/migrate/kills.py --engine ray --count 120 --begin 8 --work 0.3
+readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
+	$(BIN)/python -m tests.serve.storm --seconds 60
 
-plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
-	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
-
-optimizers: $(OPTIMIZERS)/.ready ## 250 optimizers of nine libraries, each saved and restored into new objects: the same losses, to the bit; about one minute
-	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --table docs/optimizers-table.md
+fuzz: build/fuzz/.ready ## the dashboard's API asked by schemathesis, from its own schema, as each role: no 5xx, no traceback, no answer that the schema lacks
+	build/fuzz/bin/python -m tests.serve.fuzz --examples $(or $(EXAMPLES),100)
 
 pages: build/pages/.ready ## the dashboard in a real browser: each page and action, two widths, light and dark, axe; pictures in build/shots (Debian: chromium; npm)
 	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1
 	build/pages/bin/python -m pytest -m slow --timeout 300 tests/serve/test_browser.py
-
-fuzz: build/fuzz/.ready ## the dashboard's API asked by schemathesis, from its own schema, as each role: no 5xx, no traceback, no answer that the schema lacks
-	build/fuzz/bin/python -m tests.serve.fuzz --examples $(or $(EXAMPLES),100)
 
 slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, queued again, gone on (Debian: slurmctld slurmd slurm-client munge; root)
 	$(BIN)/python -c 'import sys; from tests.deploy.slurm_lab import missing; sys.exit(missing() or 0)'
@@ -223,8 +231,21 @@ slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, 
 manifests: build/manifests/.ready ## deploy/kubernetes against the schemas of Kubernetes, JobSet, Kubeflow's Trainer and the Prometheus operator
 	build/manifests/bin/python -m tests.deploy.schemas
 
+link: $(STAMP) ## the share of a network link that a save takes, with and without a bound: by root, in network namespaces
+	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json
+
+##@ Measurements
+
+bench: $(BENCH)/.ready ## against every rival that installs, in rounds: SIZE=S, M, L or spread
+	$(BENCH)/bin/python -m benchmarks.run --size $(SIZE)
+
+idle: $(STAMP) ## what starting and idling cost: import, commands, agent, server, supervisor
+	$(BIN)/python -m benchmarks.idle --out benchmarks/results/idle.json --plot benchmarks/results/idle.png
+
 gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown
 	$(BIN)/python -m pytest -m gpu
+
+##@ Releases
 
 wheel: $(STAMP) ## build, and import what was built in a clean environment
 	rm -rf dist build/wheel && $(BIN)/python -m hatchling build
@@ -236,14 +257,8 @@ wheel: $(STAMP) ## build, and import what was built in a clean environment
 package: build/package/.ready ## wheel and sdist, built twice to the same bytes, checked, tried as installed on each Python there is; bill of materials in build
 	build/package/bin/python tests/package/make_package.py $(addprefix --python ,$(PYTHONS))
 
-idle: $(STAMP) ## what starting and idling cost: import, commands, agent, server, supervisor
-	$(BIN)/python -m benchmarks.idle --out benchmarks/results/idle.json --plot benchmarks/results/idle.png
-
 lock: $(STAMP) ## write each requirements/NAME.txt from NAME.in, with hashes
 	$(BIN)/python -m venv build/lock && build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
 	for name in $(patsubst requirements/%.in,%,$(wildcard requirements/*.in)); do \
 		build/lock/bin/uv pip compile requirements/$$name.in --quiet --no-deps --universal --python-version 3.11 --generate-hashes \
 			--no-annotate --custom-compile-command "make lock" --output-file requirements/$$name.txt || exit 1; done
-
-clean: ## remove what was made
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
