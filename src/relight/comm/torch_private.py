@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from relight.errors import ConfigError
 
 SUPPORTED = "2.6 to 2.14"
-"""Versions of torch in which the names were read."""
+"""Versions of torch that are supported: the names were found in the first of them and in 2.13."""
 
 
 class TorchName(NamedTuple):
