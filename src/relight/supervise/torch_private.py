@@ -1,8 +1,8 @@
 """The private names of torch that ``relight run`` needs. Each has one class or function here, with the reason for it.
 
 The import fails with a clear error if torch lacks one of them, before a job starts. All were found in
-torch 2.6.0 and 2.13.0; of 2.9 to 2.12 and 2.14.1, only the files that had changed were read. The methods that ``SupervisedAgent`` overrides are not among them: torch documents those as extension
-points of its agents.
+torch 2.6.0 and 2.13.0; of 2.9 to 2.12 and 2.14.1, only the files that had changed were read. The methods that
+``SupervisedAgent`` overrides are not among them: torch documents those as extension points of its agents.
 """
 
 from __future__ import annotations
