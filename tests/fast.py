@@ -23,6 +23,7 @@ HOUSE = ("test_house.py", "test_process_state.py", "test_removals.py", "test_chi
 """Tests of the house that take seconds. ``make check`` and CI run all of them."""
 SECONDS = 110.0
 _LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+_OURS = ("relight", "proofs")
 LEFT_OUT = ("slow", "distributed", "crash", "gpu", "grid")
 """Markers of tests that take long."""
 
@@ -72,7 +73,7 @@ def tests_of(changed: Iterable[str]) -> list[str]:
     files = list(changed)
     tests = [file for file in files if file.startswith("tests/") and Path(file).name.startswith("test_")]
     own = [file for file in tests if not file.startswith("tests/house/") and (ROOT / file).is_file()]
-    modules = {_module_of(file) for file in files if file.startswith("src/") and file.endswith(".py")}
+    modules = {_module_of(file) for file in files if file.startswith(("src/", "proofs/")) and file.endswith(".py")}
     imported = {
         str(path.relative_to(ROOT)): modules & set(_imports(path))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -92,11 +93,11 @@ def _module_of(file: str) -> str:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield the modules of Relight that a test imports, with the names that may be modules."""
+    """Yield the modules of Relight and its proofs that a test imports, with the names that may be modules."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("relight"))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relight"):
+            yield from (alias.name for alias in node.names if alias.name.startswith(_OURS))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_OURS):
             yield str(node.module)
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
