@@ -83,6 +83,19 @@ class Delta(ChunkCodec):
         import numpy as np
         into[:] = (np.frombuffer(into, "u1") ^ np.frombuffer(zlib.decompress(stored), "u1")).tobytes()
 
+class Writing(Good):
+    name, code = "writing", 106
+
+    def encode(self, data, context):
+        data[0] = 1
+        return EncodedChunk(zlib.compress(data, 1))
+
+class Empty(Good):
+    name, code = "empty", 107
+
+    def encode(self, data, context):
+        return EncodedChunk(b"")
+
 class Twin(Good):
     name, code = "twin", 100
 
@@ -92,7 +105,7 @@ class Low(Good):
 class Alias(Good):
     name, code = "other", 105
 """
-ENTRIES = "good Good;wrong Wrong;raising Raising;halves Halves;delta Delta;twin Twin;low Low;alias Alias;absent Absent"
+ENTRIES = "good Good;wrong Wrong;raising Raising;halves Halves;delta Delta;writing Writing;empty Empty;twin Twin;low Low;alias Alias;absent Absent"
 
 
 @pytest.fixture
@@ -196,7 +209,9 @@ def test_an_inexact_codec_is_recorded_as_such(codecs: None, tmp_path: Path) -> N
     assert verify_checkpoint(run.store, run.view(), newest) == []
 
 
-@pytest.mark.parametrize(("name", "why"), [("wrong", "what it decodes is not"), ("raising", "ValueError: no")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("wrong", "what it decodes is not"), ("raising", "ValueError: no"), ("writing", "TypeError")]
+)
 def test_a_faulty_codec_costs_nothing_but_its_gain(codecs: None, tmp_path: Path, name: str, why: str) -> None:
     """What a codec encoded is decoded and compared before it is stored. Without it, the chunk is stored as usual, and one event reports it."""
     path, module, seen = tmp_path / "runs/demo", table(), list[Event]()
@@ -261,6 +276,12 @@ def test_a_result_that_is_not_smaller_is_not_used(codecs: None) -> None:
     assert len(zlib.compress(data, 1)) >= len(data)
     assert plugin("good").encode(data, EncodeContext("uint8", zlib.compress, None)) is None  # type: ignore[arg-type]
     assert isinstance(plugin("good"), ChunkCodec) and EncodedChunk(b"x").decoded is None
+
+
+def test_an_empty_result_is_not_used(codecs: None) -> None:
+    """A location has at least one byte, so a codec that returns none does not apply."""
+    data = memoryview(bytearray(4096))
+    assert plugin("empty").encode(data, EncodeContext("uint8", zlib.compress, None)) is None  # type: ignore[arg-type]
 
 
 def test_no_other_module_knows_a_codec_by_its_number() -> None:

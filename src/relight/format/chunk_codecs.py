@@ -270,9 +270,11 @@ class PluginCodec(ChunkCodec):
 
     def encode(self, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
         """See ``ChunkCodec``. Raise ``IncompatibleState`` if the codec fails, or does not return what it was given."""
+        if context.base is not None:
+            context.base = context.base.toreadonly()
         try:
-            encoded = self.inner.encode(data, context)
-            if encoded is None or len(encoded.stored) >= len(data):
+            encoded = self.inner.encode(data.toreadonly(), context)  # some libraries write to what they compress
+            if encoded is None or not 0 < len(encoded.stored) < len(data):
                 return None
             decoded = memoryview(bytearray(context.base if self.needs_base and context.base is not None else len(data)))
             self.inner.decode(
