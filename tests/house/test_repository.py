@@ -6,7 +6,9 @@ import os
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
+import changelog
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -124,6 +126,40 @@ def test_every_ignored_rule_has_its_reason() -> None:
     assert ignored and per_file
     lines = [*ignored[1].splitlines(), *per_file[1].splitlines()]
     assert [line for line in lines if "# " not in line] == []
+
+
+def test_each_fragment_of_the_changelog_has_a_kind_and_bullets() -> None:
+    """A fragment's name ends with a known kind. Each of its lines is a bullet with a text, or continues one."""
+    fragments = changelog.fragments()
+    assert fragments, "no fragment was found: nothing would be checked"
+    wrong = []
+    for fragment in fragments:
+        try:
+            changelog.kind_of(fragment)
+        except ValueError as error:
+            wrong.append(str(error))
+        lines = fragment.read_text(encoding="utf-8").splitlines()
+        if not lines or not lines[0].startswith("- ") or not all(re.match(r"(- |  +)\S", line) for line in lines):
+            wrong.append(f"{fragment.name}: not a list of bullets")
+    assert wrong == []
+
+
+def test_the_changelog_has_a_section_for_each_kind(tmp_path: Path) -> None:
+    """Fragments are sorted by kind, then by name. Their links are right for a file next to the folder."""
+    for name, text in {
+        "b.fixed.md": "- B is fixed.\n",
+        "a.fixed.md": "- A is fixed ([why](../docs/a.md)).\n  More.\n",
+        "z.added.md": "- Z is new.\n",
+        "README.md": "# How\n",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    fixed = "- A is fixed ([why](docs/a.md)).\n  More.\n- B is fixed.\n"
+    assert changelog.collect(tmp_path) == f"### Added\n\n- Z is new.\n\n### Fixed\n\n{fixed}"
+    for name in ("c.md", "c.broken.md", ".fixed.md", "c.d.fixed.md", "c.fixed.txt"):
+        (tmp_path / name).write_text("- C.\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=re.escape(f"{name} is not WHAT.KIND.md")):
+            changelog.collect(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
