@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from pathlib import Path
@@ -123,9 +124,12 @@ def test_ever_more_of_them(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) 
     assert [number for number, may_wait in enumerate(patient) if may_wait] == [0, 2, 5, 10, 19, 36]
 
 
-def test_a_store_far_away_is_read_as_everything_else(writer: SlotWriter, niceness: list[int]) -> None:
+def test_a_store_far_away_is_read_as_everything_else(
+    writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A remote store is read at normal priority, because its client's threads would keep the low one."""
-    writer.place = msgspec.structs.replace(writer.place, url="s3://bucket/store")
+    far = dataclasses.replace(writer._store.properties(), remote=True)
+    monkeypatch.setattr(writer._store, "properties", lambda: far)
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 

@@ -296,7 +296,7 @@ def test_no_room_at_a_holder_is_reported_and_the_rest_works(nursery: Nursery) ->
         town.protect("c1", 1)
         for agent in town.agents:
             ((name, message),) = agent.call("events")
-            assert name == "peers.failed" and "MiB" in message
+            assert name == "peers.failed" and "4.06 MB more" in message
             assert agent.call("memory")["held"] == 0
         with contextlib.closing(town.remote()) as remote:
             assert all(remote.has("c1", rank) == f"agent at {agent.address}" for rank, agent in enumerate(town.agents))

@@ -209,7 +209,7 @@ SAVE_REQUEST = Topic(
 SAVE_ACKNOWLEDGED = Topic(
     "save heard", SaveAcknowledgedNote, written_by="run_records.save_requests", read_by="run_records.save_requests"
 )
-TIERS = Topic("tiers", Free, written_by="catalog.tiers", read_by="catalog.tiers")
+TIERS = Topic("tiers", Free, written_by="catalog.tiers", read_by="catalog.tiers serve.index")
 """A run's tiers, nearest first, as ``policy.tiers.encode_tiers`` returns them: every reader of the log then knows them."""
 TIER_PACE = Topic(
     "tiers' pace",

@@ -18,6 +18,7 @@ FIELDS: dict[str, str] = {
     "bound": "the user's bound of an interval, such as at_most=1 h",
     "bytes": "bytes",
     "checkpoint": "a checkpoint's id",
+    "codec": "a codec's name",
     "code": "exit status of a process",
     "component": "name of a part of the state",
     "count": "a number of events",

@@ -14,7 +14,8 @@ from relight.catalog.branches import PREFIX
 from relight.catalog.find import Chosen, choose
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
-from relight.format.records import NoteBody, RetireBody
+from relight.format.records import RetireBody
+from relight.format.topics import TIERS
 from relight.log import Checkpoint, History
 from relight.log.identity import seconds_since_epoch
 from relight.policy.tiers import decode_tiers
@@ -390,10 +391,9 @@ class Index:
         """Return tokens without their secrets, alert rules, and the retention rules of further tiers that runs recorded."""
         policies = []
         for store, name, state in self._visible_runs():
-            for note in state.history.notes[::-1]:
+            for _, recorded in TIERS.among(state.history.notes[::-1]):
                 try:
-                    body = note.body if isinstance(note.body, NoteBody) and note.body.topic == "tiers" else None
-                    tiers = decode_tiers(body.data) if body is not None else ()
+                    tiers = decode_tiers(recorded)
                 except RelightError:
                     tiers = ()
                 if tiers:
