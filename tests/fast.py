@@ -19,7 +19,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HOUSE = ("test_house.py", "test_process_state.py", "test_removals.py", "test_children.py")
+HOUSE = (
+    "test_house.py", "test_process_state.py", "test_removals.py", "test_children.py", "test_capabilities.py", "test_docs.py", "test_prose.py",
+)  # fmt: skip
 """Tests of the house that take seconds. ``make check`` and CI run all of them."""
 SECONDS = 110.0
 _LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
@@ -78,6 +80,8 @@ def tests_of(changed: Iterable[str]) -> list[str]:
         str(path.relative_to(ROOT)): modules & set(_imports(path))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
     }
+    if any(file.startswith("src/relight/cli/") for file in files):
+        own += ["tests/cli/test_cli_start.py", "tests/cli/test_cli_documented.py", "tests/serve/test_serve_effects.py"]
     users = Counter(module for about in imported.values() for module in about)
     ranked = [
         (-sum(1 / users[module] for module in about), name)

@@ -284,6 +284,22 @@ def test_an_empty_result_is_not_used(codecs: None) -> None:
     assert plugin("empty").encode(data, EncodeContext("uint8", zlib.compress, None)) is None  # type: ignore[arg-type]
 
 
+def test_a_failing_codec_is_reported_by_the_trainer(
+    codecs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a background save the codec fails in the agent. The trainer emits the event."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{os.environ.get('PYTHONPATH', '')}")
+    seen = list[Event]()
+    undo = subscribe(seen.append)
+    compact = relight.Compact(plugin_codecs={"model/*": "raising"})
+    with relight.Checkpointer(
+        tmp_path / "runs/demo", model=table(), save=None, compact=compact, background=True
+    ) as ckpt:
+        ckpt.save(0).wait()
+    undo()
+    assert ["raising"] == [event.fields["codec"] for event in seen if event.name == "codec.failed"]
+
+
 def test_no_other_module_knows_a_codec_by_its_number() -> None:
     """Outside of the register no module compares a location's code with a number."""
     wrong = []

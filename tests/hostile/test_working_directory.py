@@ -190,3 +190,14 @@ def test_python_m_relight_drops_the_working_directory(trap: Path) -> None:
         (trap.parent / "trap" / name).rmdir()
     done = subprocess.run([sys.executable, "-m", "relight", "version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not trap.exists(), done.stderr
+
+
+@pytest.mark.parametrize("name", ["RELIGHT_EVENTS", "RELIGHT_CACHE", "RELIGHT_SETTINGS"])
+def test_relative_paths_in_settings_mean_the_same_for_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The agent runs in another directory. A relative path in its environment would be below the root of the file system."""
+    monkeypatch.chdir(tmp_path)
+    assert child_environment({name: "here"})[name] == str(tmp_path / "here")
+    for value in ("0", "~/there", "/absolute", ""):
+        assert child_environment({name: value})[name] == value

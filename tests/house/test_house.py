@@ -70,6 +70,7 @@ def test_public_names_are_pinned() -> None:
         "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "InternalError",
         "LeaseHeld",
         "Limits",
+        # if a new name is meant, add it here, to docs/reference.md and to the changelog
         "NoMemory", "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip

@@ -58,7 +58,7 @@ from relight.comm.proof import prove_as_listener
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
-from relight.observe import flush_events, write_events
+from relight.observe import Event, flush_events, subscribe, write_events
 from relight.units import size_text
 
 _TICK_S = 0.25
@@ -72,6 +72,10 @@ OWN_PARTS_WAIT_S = 0.25
 """Seconds that ``ListHeld`` waits for a save that waits for parts which only this agent could write."""
 DRAIN_S = 120.0
 """Seconds that ``ListHeld`` waits for saves that are being written, at most."""
+
+
+FORWARDED = ("codec.failed",)
+"""Events that the agent also sends to its trainers."""
 
 
 @dataclass(eq=False)
@@ -152,6 +156,7 @@ class AgentServer:
         self._ending = False
         self._drainer: Drainer | None = None
         self._neighbours = AgentPeers(self._send_all)
+        subscribe(self._forward)  # for the life of the process
 
     def end(self, signum: int, frame: FrameType | None) -> None:
         """Accept no new trainer, write the sealed saves, and end."""
@@ -523,6 +528,12 @@ class AgentServer:
             sessions = list(self._sessions)
         for session in sessions:
             self._send(session, ForwardedEvent(name, message, fields))
+
+    def _forward(self, event: Event) -> None:
+        """Send an event that the user of the trainer must see, and that code which also runs in trainers emits."""
+        if event.name in FORWARDED:
+            fields = dict(event.fields)
+            self._send_all(event.name, str(fields.pop("message", "")), fields)
 
     def _send(self, session: TrainerSession, message: SaveResult | ForwardedEvent) -> None:
         if session.open or session.polite:

@@ -16,6 +16,9 @@ from pathlib import Path
 _BOOTSTRAP = str(Path(__file__).resolve().with_name("bootstrap.py"))
 _PATH, _SAFE = "PYTHONPATH", "PYTHONSAFEPATH"
 
+_PATH_SETTINGS = ("RELIGHT_EVENTS", "RELIGHT_CACHE", "RELIGHT_SETTINGS")
+"""Settings that are paths."""
+
 
 def child_command(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
     """Return the command that runs ``module`` of this Relight in a new interpreter.
@@ -37,10 +40,14 @@ def script_command(path: str | os.PathLike[str], *arguments: str, safe: bool = F
 def child_environment(base: Mapping[str, str] | None = None, **added: str) -> dict[str, str]:
     """Return the environment of a child that runs only Relight's code: ``base``, or this process's, and ``added``.
 
-    Empty entries of ``PYTHONPATH`` name the working directory: they are removed. Relative entries are made absolute, as the child may run
-    in another directory.
+    Empty entries of ``PYTHONPATH`` name the working directory: they are removed. Relative entries, and relative paths in settings, are made
+    absolute, as the child may run in another directory.
     """
     environment = {**(os.environ if base is None else base), **added}
+    for name in _PATH_SETTINGS:
+        value = environment.get(name, "")
+        if value and value != "0" and not value.startswith("~"):
+            environment[name] = os.path.abspath(value)
     entries = [os.path.abspath(entry) for entry in environment.pop(_PATH, "").split(os.pathsep) if entry]
     if entries:
         environment[_PATH] = os.pathsep.join(entries)

@@ -247,11 +247,11 @@ def plugin(name: str) -> ChunkCodec:
     plugins = _plugins()
     if name in plugins.names:
         return plugins.names[name]
-    why = plugins.broken.get(name)
-    raise ConfigError(
-        f"codec {shown(name)} cannot be loaded: {why}" if why else f"no installed package has a codec {shown(name)}",
-        hint=f"install the package that registers it as an entry point of {GROUP}",
-    )
+    if why := plugins.broken.get(name):
+        hint = "repair or update the package that registers it"
+        raise ConfigError(f"codec {shown(name)} cannot be loaded: {why}", hint=hint)
+    hint = f"install the package that registers it as an entry point of {GROUP}"
+    raise ConfigError(f"no installed package has a codec {shown(name)}", hint=hint)
 
 
 def missing_features(features: Iterable[str]) -> list[str]:

@@ -87,7 +87,11 @@ def _open(text: str, cache: BlockCache | None) -> ByteStore:
     if store is None:
         known = "paths, stripe:, file://, memory://, s3://, gs://, az:// and, for reading, https://"
         plugins = "".join(f"; installed plug-ins: {name}://" for name in plugin_schemes())
-        raise ConfigError(f"no store for {scheme}://", where=text, hint=f"there are {known}{plugins}")
+        raise ConfigError(
+            f"no store for {scheme}://",
+            where=text,
+            hint=f"there are {known}{plugins}; or install a package that registers it",
+        )
     if store.properties().remote and (cache := cache or blocks_from_settings()) is not None:
         return CachedStore(store, cache)
     return store
