@@ -519,25 +519,31 @@ def sources(tmp_path: Path) -> dict[str, Path]:
         "safetensors": tmp_path / "x.safetensors",
         "dcp": tmp_path / "dcp",
     }
-    golden = (
-        "hugging/checkpoint-3",
-        "hugging/sharded",
-        "light/last.ckpt",
-        "accel/state",
-        "deep/stage2",
-        "deep/stage3",
-        "deep/universal2",
-        "mega_ranks/tp2_pp2",
-        "orb/files3",
-        *MORE,
-    )
-    return paths | {name: GOLDEN / name for name in golden}
+    return paths | {name: GOLDEN / name for name in GOLDEN_NAMES}
 
 
-MORE = ("snap/snapshot", "mega", "orb/files")
+GOLDEN_NAMES = (
+    "hugging/checkpoint-3",
+    "hugging/sharded",
+    "light/last.ckpt",
+    "accel/state",
+    "deep/stage2",
+    "deep/stage3",
+    "deep/universal2",
+    "mega_ranks/tp2_pp2",
+    "orb/files3",
+    "snap/snapshot",
+    "mega",
+    "orb/files",
+)
+"""Stored checkpoints that are damaged: at least one of each directory."""
 COUNT = int(os.environ.get("RELIGHT_TEST_FUZZ", "60"))
-KEYS = ["torch", "old", "safetensors", "dcp", "hugging/checkpoint-3", "hugging/sharded", "light/last.ckpt", "accel/state", "deep/stage2", "deep/stage3",
-        "deep/universal2", *MORE]  # fmt: skip
+KEYS = ["torch", "old", "safetensors", "dcp", *GOLDEN_NAMES]
+
+
+def test_a_checkpoint_of_each_framework_is_damaged() -> None:
+    """A new framework's stored checkpoint belongs in ``GOLDEN_NAMES``."""
+    assert {name.split("/")[0] for name in GOLDEN_NAMES} == {path.name for path in GOLDEN.iterdir() if path.is_dir()}
 
 
 @pytest.mark.parametrize("name", KEYS)
