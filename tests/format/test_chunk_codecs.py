@@ -300,6 +300,22 @@ def test_a_failing_codec_is_reported_by_the_trainer(
     assert ["raising"] == [event.fields["codec"] for event in seen if event.name == "codec.failed"]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_pattern_without_a_tensor_is_reported_once(tmp_path: Path, background: bool) -> None:
+    """A misspelt pattern would store tensors as if there were no setting. Patterns with a tensor are not reported."""
+    seen = list[Event]()
+    undo = subscribe(seen.append)
+    compact = relight.Compact(lossy={"modle/*": "bfloat16", "model/*": "bfloat16"}, max_error={"nothing": 0.1})
+    with relight.Checkpointer(
+        tmp_path / "runs/demo", model=table(), save=None, compact=compact, background=background
+    ) as ckpt:
+        for step in range(2):
+            ckpt.save(step).wait()
+    undo()
+    unmatched = [event.fields["pattern"] for event in seen if event.name == "compact.unmatched"]
+    assert sorted(unmatched) == ["modle/*", "nothing"]
+
+
 def test_no_other_module_knows_a_codec_by_its_number() -> None:
     """Outside of the register no module compares a location's code with a number."""
     wrong = []

@@ -74,7 +74,7 @@ DRAIN_S = 120.0
 """Seconds that ``ListHeld`` waits for saves that are being written, at most."""
 
 
-FORWARDED = ("codec.failed",)
+FORWARDED = ("codec.failed", "compact.unmatched")
 """Events that the agent also sends to its trainers."""
 
 

@@ -18,7 +18,7 @@ from relight.commit.pack_writer import WriteLimits, WriteStats
 from relight.commit.parallel_packs import write_packs
 from relight.commit.plan import SavePlan, plan_save
 from relight.commit.seed_index import chunks_for, seed_from_newest, with_lenders
-from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
+from relight.errors import CorruptCheckpoint, RelightError, SaveFailed, shown
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.chunk_codecs import plugin
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
@@ -40,8 +40,8 @@ from relight.log import Log, LogView, fold
 from relight.log.identity import now_text
 from relight.log.replaced import replaced_attempt
 from relight.log.superseded import superseded
-from relight.observe import record_span
-from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
+from relight.observe import emit, record_span
+from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used, unmatched
 from relight.save_reason import ASKED, SaveReason
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain, without_cache
@@ -323,6 +323,10 @@ def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, pref
     if smaller.donors:
         smaller.check_there(chunks_for(fold(place.log.read())))
     alone = request.seat is None
+    if alone and not smaller.saves:  # a rank of several has only its own part's names
+        for setting, pattern in unmatched(smaller.rules, [tensor.name for tensor in plan.tensors]):
+            message = f"Compact({setting}=…): {shown(pattern)} matches no tensor of this run"
+            emit("compact.unmatched", message, setting=setting, pattern=pattern)
     if smaller.wants_samples:
         smaller.seen.alike = alike(plan, smaller)
     under = Conditions(pace.threads, min(place.store.properties().lanes, len(plan.packs)), pace.bytes_per_second)

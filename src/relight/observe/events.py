@@ -150,6 +150,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "scrub.repaired": (logging.WARNING, "a damaged file was rewritten from another tier"),
     "scrub.damaged": (logging.ERROR, "a file is damaged, and no tier has it whole"),
     "verify.done": (logging.DEBUG, "every byte of a checkpoint was read, and equals what was committed"),
+    "compact.unmatched": (logging.WARNING, "a pattern of Compact(…) matches no tensor"),
     "codec.failed": (logging.WARNING, "a codec of another package failed: the chunks are stored as without it"),
     "verify.damaged": (logging.ERROR, "a checkpoint differs from what was committed"),
     "peers.sent": (logging.DEBUG, "this node has sent its peers what a part can be rebuilt from"),

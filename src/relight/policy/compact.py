@@ -233,6 +233,17 @@ def is_used(rules: Compact, pattern: str, tensors: Iterable[tuple[str, str]]) ->
     return any(lossy_ways(rules, name, dtype) and _named(patterns, name) == pattern for name, dtype in tensors)
 
 
+def unmatched(rules: Compact, names: Collection[str]) -> list[tuple[str, str]]:
+    """Return setting and pattern of each pattern that matches none of a save's tensors, as a misspelt one does."""
+    settings = {"lossy": rules.lossy, "max_error": rules.max_error, "plugin_codecs": rules.plugin_codecs}
+    return [
+        (setting, pattern)
+        for setting, patterns in settings.items()
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+
+
 class CodecSample(NamedTuple):
     """Measurements of coding a save's chunks of one dtype and role, such as ``bfloat16 param``. Only chunks that must
     be written count."""
