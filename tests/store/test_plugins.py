@@ -153,4 +153,4 @@ def test_an_unknown_scheme_lists_the_plugins(install: Install) -> None:
     install()
     with pytest.raises(ConfigError, match="no store for shelv://") as caught:
         open_bytes("shelv://x")
-    assert caught.value.hint.endswith("https://; installed plug-ins: shelf://")
+    assert caught.value.hint.endswith("https://; installed plug-ins: shelf://; or install a package that registers it")

@@ -156,7 +156,6 @@ class AgentServer:
         self._ending = False
         self._drainer: Drainer | None = None
         self._neighbours = AgentPeers(self._send_all)
-        subscribe(self._forward)  # for the life of the process
 
     def end(self, signum: int, frame: FrameType | None) -> None:
         """Accept no new trainer, write the sealed saves, and end."""
@@ -529,7 +528,7 @@ class AgentServer:
         for session in sessions:
             self._send(session, ForwardedEvent(name, message, fields))
 
-    def _forward(self, event: Event) -> None:
+    def forward(self, event: Event) -> None:
         """Send an event that the user of the trainer must see, and that code which also runs in trainers emits."""
         if event.name in FORWARDED:
             fields = dict(event.fields)
@@ -593,6 +592,7 @@ def main() -> int:
     lower_priority(nice)
     server = AgentServer(listener.socket, linger, address, path)
     signal.signal(signal.SIGTERM, server.end)
+    subscribe(server.forward)
     server.run()
     listener.close()
     return 0
