@@ -98,8 +98,8 @@ layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every 
 matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; some minutes
 	$(BIN)/python tests/matrix/matrix.py
 
-endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved; five hours of a core
-	$(BIN)/python -m proofs.endings --trials 200 --jobs 4
+endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved; two hours
+	$(BIN)/python -m proofs.endings --trials 200 --jobs 8
 
 optimizers: $(OPTIMIZERS)/.ready ## 250 optimizers of nine libraries, each saved and restored into new objects: the same losses, to the bit; about one minute
 	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --table docs/optimizers-table.md
