@@ -26,6 +26,7 @@ from benchmarks import report
 from benchmarks.floors import NAME as FLOORS
 from benchmarks.machine import available_bytes, busy_s, describe, own_cpu_s, touch
 from benchmarks.rivals import RIVALS
+from benchmarks.targets import OURS
 from benchmarks.watch import MARK, Peak, Processes
 from benchmarks.workloads import SIZES, state_bytes
 
@@ -35,8 +36,20 @@ KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 which take a fifth to two fifths of it, and differ from step to step by more than any save takes."""
 
 
-def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: float) -> dict[str, Any]:
-    """Return the cell's last message: ``figures``, ``why_not`` or ``error``."""
+AT = " at "
+"""Between a rival's name and the commit whose Relight it measures."""
+
+
+def source_of(commit: str, folder: Path) -> Path:
+    """Unpack ``src`` of a commit below ``folder``. Return the path for ``PYTHONPATH``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+    return folder / "src"
+
+
+def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: float, source: Path) -> dict[str, Any]:
+    """Return the cell's last message: ``figures``, ``why_not`` or ``error``. ``source``: the Relight that is imported."""
     mark = secrets.token_hex(8)
     folder.mkdir(parents=True)
     log = folder.parent / "cell.log"
@@ -45,7 +58,7 @@ def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: flo
         "-m",
         "benchmarks.cell",
         "--rival",
-        rival,
+        rival.partition(AT)[0],
         "--workload",
         workload,
         "--folder",
@@ -57,8 +70,8 @@ def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: flo
     processes, peak = Processes(mark), None
     with open(log, "w") as errors:
         child = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **KEEPING, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            text=True, start_new_session=True,
+            command, cwd=ROOT, env={**os.environ, **KEEPING, MARK: mark, "PYTHONPATH": str(source)}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
         )  # fmt: skip
         overdue = threading.Timer(limit_s, kill, (processes,))
         overdue.start()
@@ -119,6 +132,7 @@ def main() -> None:
         help="10 M, 125 M, 350 M parameters, or equal bytes over 1e2 … 1e5 tensors",
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--against", metavar="COMMIT", help="also measure Relight as it was at this commit")
     parser.add_argument("--only", action="append", metavar="RIVAL", help=f"may be given often; of: {', '.join(RIVALS)}")
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
@@ -147,6 +161,7 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
     rivals = options.only or list(RIVALS)
     if unknown := [name for name in rivals if name not in RIVALS]:
         raise SystemExit(f"unknown: {unknown}; there are {list(RIVALS)}")
+    rivals = [*rivals, *(f"{name}{AT}{options.against}" for name in rivals if name in OURS and options.against)]
     options.dir.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir, prefix="relight-bench-"))
@@ -157,6 +172,7 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
     }  # fmt: skip
     if options.go_on and kept.exists():
         results = whole_rounds(json.loads(kept.read_text(encoding="utf-8")), results)
+    earlier = source_of(options.against, folder / "against") if options.against else None
     begun = len(results["rounds"]) // len(SIZES[options.size])
     try:
         for number in range(begun + 1, options.rounds + 1):
@@ -170,7 +186,10 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
                 for rival in order:
                     place = folder / f"{number}-{workload}-{len(row['cells'])}"
                     started, others = time.monotonic(), busy_s() - own_cpu_s()
-                    cell = run_cell(rival, workload, place / "saves", seed=options.seed, limit_s=options.limit)
+                    source = earlier if AT in rival and earlier is not None else ROOT / "src"
+                    cell = run_cell(
+                        rival, workload, place / "saves", seed=options.seed, limit_s=options.limit, source=source
+                    )
                     shutil.rmtree(place, ignore_errors=True)
                     took = time.monotonic() - started
                     # an agent has no parent among these processes
