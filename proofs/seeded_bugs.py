@@ -249,13 +249,18 @@ PLANTED: dict[str, Bug] = {
 """Bugs by description."""
 
 
+def planted(name: str | None) -> contextlib.AbstractContextManager[None]:
+    """Plant one of ``PLANTED`` within the block."""
+    return plant(PLANTED[name] if name else None)
+
+
 @contextlib.contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """Plant the bug within the block."""
+def plant(bug: Bug | None) -> Iterator[None]:
+    """Edit the functions within the block."""
     originals: list[tuple[FunctionType, CodeType]] = []
     try:
         edits: dict[str, list[Edit]] = {}
-        for edit in PLANTED[name].edits if name else ():
+        for edit in bug.edits if bug is not None else ():
             edits.setdefault(edit.function, []).append(edit)
         for where, function_edits in edits.items():
             function = _function(where)

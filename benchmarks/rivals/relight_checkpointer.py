@@ -52,7 +52,9 @@ class RelightSync(Base):
         def wait() -> None:
             save.wait(until="durable")
             deadline = time.monotonic() + 5
-            while not durable and time.monotonic() < deadline:  # another thread emits the event just after wait() returns
+            while (
+                not durable and time.monotonic() < deadline
+            ):  # another thread emits the event just after wait() returns
                 time.sleep(0.0005)
             undo()
 

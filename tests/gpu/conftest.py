@@ -1,11 +1,5 @@
 """Tests on CUDA: saves run in the agent, and cuBLAS gives equal results in equal runs."""
 
-from __future__ import annotations
+from tests.device.conftest import background
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+__all__ = ["background"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from relight.capture.accelerator import device_names
 from relight.capture.revision import code_revision, is_other_code
 from relight.comm import new_threads
 from relight.observe.masking import mask_arguments
@@ -33,6 +34,7 @@ _EXACT = {
     "numpy": "numpy's version",
     "python": "Python's version",
     "cuda": "CUDA's version",
+    "rocm": "ROCm's version",
     "devices": "the devices",
     "machine": "the processor's architecture",
     "cpu_capability": "the processor's instruction set",
@@ -66,7 +68,6 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
     waits for git: ``_CODE_S`` seconds at most. Thread-safe.
     """
     numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.is_available()
     code: Future[dict[str, Any] | None] = Future()
     if not new_threads.start(
         threading.Thread(target=lambda: code.set_result(code_revision()), name="relight-code", daemon=True)
@@ -78,7 +79,8 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
         "torch": str(torch.__version__),
         "numpy": getattr(numpy, "__version__", None),
         "cuda": torch.version.cuda,
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "rocm": torch.version.hip,
+        "devices": device_names(),
         "host": socket.gethostname()[:64],
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -388,8 +388,7 @@ class _Planner(Planning):
         def apply() -> None:
             state = make()
             self.guarded("rng", lambda: generators.restore_host(state))
-            devices = {key: value for key, value in state.items() if key in ("cuda", "xpu", "mps")}
-            self.result.notes += generators.restore_devices(devices)
+            self.result.notes += generators.restore_devices(generators.of_devices(state))
 
         self.do(LAST, apply)
 

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from relight.capture.accelerator import module_in_use
 from relight.format import Digest
+
+HOST_GENERATORS = ("python", "numpy", "torch")
+"""Keys of ``host_states``. Any other key of a process's generators is an accelerator's type, such as ``cuda``."""
+ONE_DEVICE = ("mps",)
+"""Accelerators whose module takes no device index."""
 
 
 def host_states() -> dict[str, Any]:
@@ -82,16 +88,14 @@ def restore_host(state: dict[str, Any]) -> None:
 
 
 def device_states() -> dict[str, list[torch.Tensor]]:
-    """Return the generators' states of every accelerator that is in use, by device type."""
-    states: dict[str, list[torch.Tensor]] = {}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    xpu = getattr(torch, "xpu", None)
-    if xpu is not None and xpu.is_available() and xpu.is_initialized():
-        states["xpu"] = xpu.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        states["mps"] = [torch.mps.get_rng_state()]
-    return states
+    """Return the generators' states of all devices of the accelerator, by its type. Empty if this process uses none."""
+    module = module_in_use()
+    if module is None:
+        return {}
+    kind = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
+    if kind in ONE_DEVICE:
+        return {kind: [module.get_rng_state()]}
+    return {kind: [module.get_rng_state(index) for index in range(module.device_count())]}
 
 
 def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
@@ -102,7 +106,7 @@ def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
         if module is None or not module.is_available():
             missed.append(f"the checkpoint has {kind} generators and this machine has no {kind}")
             continue
-        if kind == "mps":
+        if kind in ONE_DEVICE:
             module.set_rng_state(saved[0])
             continue
         count = module.device_count()
@@ -111,6 +115,11 @@ def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
         if count != len(saved):
             missed.append(f"the checkpoint has generators of {len(saved)} {kind} devices, this process sees {count}")
     return missed
+
+
+def of_devices(states: dict[str, Any]) -> dict[str, Any]:
+    """Return the states that ``device_states`` made, of those of all generators."""
+    return {kind: state for kind, state in states.items() if kind not in HOST_GENERATORS}
 
 
 def python_state(generator: random.Random) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from typing import cast
 
 import torch
 
+from relight.capture.accelerator import finish_kernels
 from relight.capture.memory_of_targets import read_only, why_no_bytes
 from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_parts
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
-from relight.capture.tensors import TORCH_DTYPES, FanOut, finish_kernels, identity, sink_for, touch_all, without_repeats
+from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
 from relight.format.tree import join_path
 from relight.layout import Sink

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from relight.capture.accelerator import copies_are_queued, finish_kernels
 from relight.errors import IncompatibleState
 from relight.format import DTYPES
 from relight.layout import Sink
@@ -159,25 +161,11 @@ class TensorSource:
                 offset += len(memory)
 
 
-def finish_kernels(device: torch.device) -> None:
-    """Wait until everything queued on an accelerator, on any of its streams, is done. Free of cost for host memory."""
-    if device.type == "cpu":
-        return
-    current = torch.accelerator.current_accelerator()
-    if current is not None and current.type == device.type:
-        torch.accelerator.synchronize(device)
-
-
-def copies_are_queued(device: torch.device) -> bool:
-    """Return whether copies to ``device`` run while the next bytes are read, from page-locked memory."""
-    return device.type == "cuda"
-
-
 def bounded(device: torch.device, length: int) -> None:
     """Count ``length`` bytes that the calling thread has queued to ``device``. Wait for them whenever they exceed ``_QUEUED_BYTES``."""
     _queued.bytes += length
     if _queued.bytes > _QUEUED_BYTES:
-        torch.cuda.current_stream(device).synchronize()
+        torch.accelerator.current_stream(device).synchronize()
         _queued.bytes = 0
 
 
@@ -194,8 +182,8 @@ def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
 class TensorSink:
     """A live tensor that cannot take the bytes directly: on a device, strided, or of another dtype.
 
-    For another dtype the elements are cast. Copies to CUDA are queued, from page-locked memory; ``finish_kernels``
-    waits for them.
+    For another dtype the elements are cast. Copies to an accelerator are queued, from page-locked memory;
+    ``finish_kernels`` waits for them.
     """
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
@@ -222,14 +210,19 @@ class TensorSink:
                 copy_bytes(data[offset : offset + length], memory)
                 source = flat if self._cast is not None else as_integers(flat)
                 with torch.inference_mode() if piece.is_inference() else torch.no_grad():
-                    piece.copy_(source.view(piece.shape), non_blocking=self._queues)
+                    piece.copy_(source.view(piece.shape), non_blocking=self._queues and flat.is_pinned())
                 offset += length
         if self._queues:
             bounded(self.tensor.device, len(data))
 
     def _host_memory(self, count: int) -> torch.Tensor:
-        """Return memory for ``count`` elements: page-locked if the copy out of it is queued. torch's allocator reuses it after the copy."""
-        return torch.empty(count, dtype=self._cast or self.tensor.dtype, device="cpu", pin_memory=self._queues)
+        """Return memory for ``count`` elements: page-locked if the copy out of it is queued, and there is such memory.
+        torch's allocator reuses it after the copy."""
+        dtype = self._cast or self.tensor.dtype
+        if self._queues:
+            with contextlib.suppress(RuntimeError):
+                return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
+        return torch.empty(count, dtype=dtype, device="cpu")
 
 
 class FanOut:

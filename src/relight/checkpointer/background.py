@@ -28,7 +28,8 @@ from relight.capture import Captured
 from relight.capture.capture import TemplateItems
 from relight.capture.tensors import TensorSource
 from relight.checkpointer.frozen_params import FrozenParams
-from relight.checkpointer.slot_copy_plan import SlotCopyPlan, Staging, in_order, pin_memory, pinned
+from relight.checkpointer.page_locks import RUNTIMES, Staging, pin_memory, pinned
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan, in_order
 from relight.checkpointer.slot_fill import FillState, SlotFill
 from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
@@ -51,7 +52,6 @@ from relight.snapshot import (
     GuardedTensors,
     Snapshot,
     StepHook,
-    Streams,
     TensorMarks,
     can_overlap,
 )
@@ -91,16 +91,12 @@ class _Shape:
             return _key(state.items[len(state.fixed.items) :]) == self.rest
         return _key(state.items) == self.key
 
-    def streams_of(self, device: torch.device) -> Streams | None:
-        """Return the stream functions for copies from that accelerator while training continues; None if it cannot."""
-        return torch.cuda if device.type in self.pinned else None  # type: ignore[return-value]
-
     def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[SlotCopyPlan]:
         """Return the plans that copy the state to a slot. The fixed part's plan is computed once. ``same``: items that the slot has."""
-        places, packs, streams_of = self.plan.tensors, self.layout.packs, self.streams_of
+        places, packs, locked_for = self.plan.tensors, self.layout.packs, self.pinned
         self.staging.reuse()
         if state.fixed is None:
-            return [SlotCopyPlan(state.items, places, packs, overlap, streams_of, self.staging.temporary)]
+            return [SlotCopyPlan(state.items, places, packs, overlap, locked_for, self.staging.temporary)]
         count = len(state.fixed.items)
         if self.fixed is not state.fixed:
             self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
@@ -109,8 +105,8 @@ class _Shape:
                 self.copies.clear()
             copied = [number for number in range(count) if number not in same]
             items, kept_places = [state.items[number] for number in copied], [places[number] for number in copied]
-            self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, streams_of, pinned)
-        variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of, self.staging.temporary)
+            self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, locked_for, pinned)
+        variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, locked_for, self.staging.temporary)
         return [self.copies[overlap, same], variable]
 
     def address(self, index: int) -> int:
@@ -605,12 +601,10 @@ def _key(items: Sequence[Item]) -> tuple[Any, ...]:
 def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
     """Pin the slots, so that the accelerators that have some of ``items`` copy to them by DMA. Return the kinds of accelerators that do."""
     tensors = (item.source.device_tensor for item in items if isinstance(item.source, TensorSource))
-    device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
-    return (
-        frozenset({"cuda"})
-        if device is not None and pin_memory([slot.memory for slot in slots], device)
-        else frozenset()
-    )
+    device = next((tensor.device for tensor in tensors if tensor is not None and tensor.device.type in RUNTIMES), None)
+    if device is None or not pin_memory([slot.memory for slot in slots], device):
+        return frozenset()
+    return frozenset({device.type})
 
 
 def _give_back(shape: _Shape) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-import torch
+from relight.capture.accelerator import module_in_use
 
 SAMPLE_S = 5.0
 """Seconds between two samples. A sample reads a file of one line, and queries the driver."""
@@ -67,13 +67,16 @@ def _busy_s(path: Path | None) -> float | None:
 
 
 def device_share() -> float | None:
-    """Return the recent share of time in which the current accelerator ran kernels; None without the driver's library (pynvml)."""
-    if not torch.cuda.is_available():
+    """Return the recent share of time in which the current accelerator ran kernels.
+
+    None if its torch module cannot tell: CUDA needs the driver's library (pynvml), ROCm needs amdsmi.
+    """
+    module = module_in_use()
+    if module is None or not hasattr(module, "utilization"):
         return None
-    try:
-        pynvml = import_module("pynvml")
-    except ImportError:
-        return None
-    with contextlib.suppress(pynvml.NVMLError, RuntimeError, OSError):
-        return float(torch.cuda.utilization()) / 100
+    refusals: list[type[Exception]] = [ImportError, RuntimeError, OSError]
+    with contextlib.suppress(ImportError):
+        refusals.append(import_module("pynvml").NVMLError)
+    with contextlib.suppress(*refusals):
+        return float(module.utilization()) / 100
     return None

@@ -3,31 +3,25 @@ memory."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import itemgetter
 
 import torch
 
-from relight.arena.memory import PAGE, SharedMapping, allocate
+from relight.capture.accelerator import copies_are_queued
 from relight.capture.tensors import TensorSource
+from relight.checkpointer.page_locks import RUNTIMES
 from relight.errors import StoreUnavailable
 from relight.format import Tensor
 from relight.layout import Item, Source
 from relight.layout.sources import copy_from
-from relight.snapshot import DeviceCopies, GuardedTensors, Placed, SmallCopies, Streams, segments
+from relight.snapshot import DeviceCopies, GuardedTensors, Placed, SmallCopies
 
 OVERLAP_FROM = 16 << 10
 """Smaller tensors in host memory are copied at once: guarding them costs more than copying them."""
 
-_PORTABLE = 1
-"""``cudaHostRegisterPortable``: pinned for every device, not only the current one."""
-
 Pin = Callable[[int, torch.device], torch.Tensor]
-StreamsOf = Callable[[torch.device], Streams | None]
 
 
 class SlotCopyPlan:
@@ -39,10 +33,11 @@ class SlotCopyPlan:
         places: Sequence[Tensor],
         packs: Sequence[int],
         overlap: bool,
-        streams_of: StreamsOf,
+        locked_for: Collection[str],
         pin: Pin,
     ) -> None:
-        """``places``: the items' positions in the packs. ``packs``: the offset of each pack in a slot. ``pin``: see ``Staging``."""
+        """``places``: the items' positions in the packs. ``packs``: the offset of each pack in a slot. ``locked_for``: the device
+        types that the slot is page-locked for. ``pin``: see ``Staging``."""
         later: list[tuple[str, torch.Tensor, int]] = []
         small: list[tuple[int, int, int]] = []
         self._now: list[tuple[Source, int]] = []
@@ -54,7 +49,7 @@ class SlotCopyPlan:
             may_wait = overlap and (item.trainable or item.role == "optim")
             live = item.source if isinstance(item.source, TensorSource) else None
             tensor, away = (live.host_tensor, live.device_tensor) if live is not None else (None, None)
-            if away is not None and streams_of(away.device) is not None:
+            if away is not None and _overlaps(away.device, locked_for):
                 devices[away.device][may_wait].append(Placed(item.name, away, offset))
             elif tensor is not None and may_wait and place.length >= OVERLAP_FROM:
                 later.append((item.name, tensor, offset))
@@ -64,9 +59,8 @@ class SlotCopyPlan:
                 self._now.append((item.source, offset))
         self.later, self._small = GuardedTensors(in_order(later)), SmallCopies(small)
         self.devices = [
-            DeviceCopies(now, then, device, streams, pin)
+            DeviceCopies(now, then, device, pin, in_place=device.type in locked_for)
             for device, (now, then) in devices.items()
-            if (streams := streams_of(device)) is not None
         ]
 
     def copy_now(self, view: memoryview, base: int) -> None:
@@ -90,71 +84,9 @@ def written_meanwhile(names: Sequence[str]) -> StoreUnavailable:
     )
 
 
-class Staging:
-    """Page-locked host memory in which small tensors arrive from an accelerator. One save at a time uses it.
+def _overlaps(device: torch.device, locked_for: Collection[str]) -> bool:
+    """Return whether copies from the device run while training continues: to the slot, or to page-locked memory of torch's.
 
-    Not torch's own page-locked memory: if the accelerator has failed, freeing that ends the process with SIGABRT.
+    A device whose runtime could page-lock the slot, and refused to, has no page-locked memory left.
     """
-
-    def __init__(self) -> None:
-        self._free: list[torch.Tensor] = []
-        self._used: list[torch.Tensor] = []
-
-    def reuse(self) -> None:
-        """Make the memory that ``temporary`` returned available again, because its save is over."""
-        self._free, self._used = [*self._free, *self._used], []
-
-    def temporary(self, size: int, device: torch.device) -> torch.Tensor:
-        """Return ``size`` bytes that are valid until ``reuse``."""
-        fitting = [memory for memory in self._free if memory.numel() >= size]
-        memory = min(fitting, key=torch.Tensor.numel) if fitting else pinned(1 << max(size - 1, 0).bit_length(), device)
-        self._free = [free_memory for free_memory in self._free if free_memory is not memory]
-        self._used.append(memory)
-        return memory[:size]
-
-
-def pinned(size: int, device: torch.device) -> torch.Tensor:
-    """Return new host memory, page-locked for copies from ``device`` if that is possible. It lives as long as the tensor."""
-    pages = -(-max(size, 1) // PAGE) * PAGE
-    memory = SharedMapping(allocate(pages, "relight-staging"), pages, writable=True)
-    pin_memory([memory], device)
-    return torch.frombuffer(memory.view, dtype=torch.uint8)[:size]
-
-
-def pin_memory(memories: Iterable[SharedMapping], device: torch.device) -> bool:
-    """Page-lock mapped memory for copies from a CUDA device. Return whether that succeeded for all of it.
-
-    It stays locked until it is unmapped, however that happens. Memory that is unmapped while it is locked makes CUDA take
-    whatever is mapped at that address next for locked memory, and copy the old pages instead of the new ones.
-
-    Threads that have not chosen a device use device 0, on which a registration would create a context of several
-    hundred MB for every rank. So ``device`` is made the current one meanwhile.
-    """
-    with torch.cuda.device(device):
-        for memory in memories:
-            locked: list[int] = []
-            memory.before_unmap(partial(_unlock, os.getpid(), locked))
-            for address, length in segments(memory.view):
-                if _register(address, length) != 0:
-                    _clear_error(device)
-                    return False
-                locked.append(address)
-    return True
-
-
-def _register(address: int, length: int) -> int:
-    """Page-lock existing memory of this process for all its devices. Return 0 on success."""
-    return int(torch.cuda.cudart().cudaHostRegister(address, length, _PORTABLE))  # type: ignore[no-untyped-call]
-
-
-def _unlock(owner: int, locked: Iterable[int]) -> None:
-    """Unlock ranges, but not in a forked child: CUDA cannot be used there, and the locks are the parent's."""
-    if os.getpid() == owner:
-        for address in locked:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-
-
-def _clear_error(device: torch.device) -> None:
-    """Take the error of a failed registration from CUDA, which would report it to the trainer's next kernel."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)
+    return device.type in locked_for or (device.type not in RUNTIMES and copies_are_queued(device))

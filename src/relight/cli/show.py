@@ -313,7 +313,9 @@ def _matches(name: str, only: Sequence[str]) -> bool:
 
 def _software(environment: dict[str, Any]) -> str:
     named = [
-        f"{key} {environment[key]}" for key in ("relight", "torch", "cuda", "numpy", "python") if environment.get(key)
+        f"{key} {environment[key]}"
+        for key in ("relight", "torch", "cuda", "rocm", "numpy", "python")
+        if environment.get(key)
     ]
     code = environment.get("code")
     if isinstance(code, dict) and code.get("commit"):

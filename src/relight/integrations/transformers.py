@@ -17,7 +17,7 @@ import torch
 
 from relight.api import Store, load
 from relight.capture import RngSnapshot, frozen_generators
-from relight.capture.rng import restore_devices, restore_host
+from relight.capture.rng import of_devices, restore_devices, restore_host
 from relight.checkpointer import Checkpointer
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState
 from relight.integrations.frameworks import StateFunctions, checkpointer_options, needed, numbers
@@ -109,9 +109,7 @@ class TrainerCheckpoints(TrainerCallback):
         if self._rng is not None:
             states, self._rng = self._rng.states(), None
             restore_host(states)
-            restore_devices(
-                {kind: state_of_kind for kind, state_of_kind in states.items() if kind in ("cuda", "xpu", "mps")}
-            )
+            restore_devices(of_devices(states))
         self._step(state)
 
     def on_log(

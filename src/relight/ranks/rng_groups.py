@@ -15,12 +15,18 @@ from typing import Any
 import msgspec
 
 from relight.capture.kinds import RNG, kind_of
-from relight.capture.rng import draw_seed, fingerprint, generator_state, host_states, reseed_host, seed_generator
+from relight.capture.rng import (
+    draw_seed,
+    fingerprint,
+    generator_state,
+    host_states,
+    of_devices,
+    reseed_host,
+    seed_generator,
+)  # fmt: skip
 from relight.comm import Communicator
 from relight.decode import from_json_bytes
 
-WITH_TORCH = ("torch", "cuda", "xpu", "mps")
-"""Generators that come from the same rank as torch's generator of the host."""
 _HANDED = "handed over: "
 
 
@@ -66,8 +72,10 @@ def taken_from(root: Mapping[Any, Any], own: Sequence[Mapping[Any, Any]], source
             if component in theirs:
                 taken[component] = theirs[component]
         elif isinstance(taken.get("rng"), dict) and isinstance(theirs.get("rng"), dict):
-            kinds = WITH_TORCH if name == "torch" else (name,)
-            taken["rng"] = {**taken["rng"], **{kind: theirs["rng"][kind] for kind in kinds if kind in theirs["rng"]}}
+            kinds = {name} & theirs["rng"].keys()
+            if name == "torch":  # the devices' generators come from the same rank
+                kinds |= of_devices(theirs["rng"]).keys()
+            taken["rng"] = {**taken["rng"], **{kind: theirs["rng"][kind] for kind in sorted(kinds)}}
     return taken
 
 

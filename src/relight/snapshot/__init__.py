@@ -6,7 +6,7 @@ import torch, ``layout``, ``policy``, ``observe``, ``errors``.
 """
 
 from relight.snapshot.copier import Copier, Snapshot
-from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, segments
+from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, segments
 from relight.snapshot.frozen import FrozenTensors, TensorMarks
 from relight.snapshot.hooks import OptimizerHook, StepHook, can_overlap
 from relight.snapshot.touch_detection import GuardedTensors, SmallCopies
@@ -22,7 +22,6 @@ __all__ = [
     "SmallCopies",
     "Snapshot",
     "StepHook",
-    "Streams",
     "TensorMarks",
     "can_overlap",
     "segments",

@@ -3,14 +3,16 @@
 The host never waits. Tensors that training may change in the next forward are copied on training's own stream, before
 the kernels that training queues next. Parameters and moments are copied on a side stream, and the next
 ``optimizer.step`` is queued after them. Small tensors are first packed on the device, so that many of them need one
-transfer; the host copies them to their places at the end.
+transfer; the host copies them to their places at the end. If the slot itself is not page-locked, large tensors arrive
+in memory that is, and the host copies them, too.
+
+Any accelerator with streams: ``torch.Stream``, ``torch.Event`` and ``torch.accelerator``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -21,22 +23,6 @@ PACKED_BELOW = 1 << 20
 PACK_BYTES = 64 << 20
 SEGMENT = 256 << 20
 """Bytes to pin with one call: registering gigabytes at once fails with some drivers."""
-
-
-class Streams(Protocol):
-    """The part of ``torch.cuda`` that is used; ``torch.xpu`` has the same. Tests pass a fake that records the calls."""
-
-    def current_stream(self, device: Any = None) -> Any:
-        """Return the stream on which training queues its kernels."""
-
-    def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context manager that queues on ``stream``."""
-
-    def Stream(self, device: Any = None) -> Any:  # noqa: N802
-        """Return a new stream."""
-
-    def Event(self) -> Any:  # noqa: N802
-        """Return a new event."""
 
 
 class Placed(NamedTuple):
@@ -70,33 +56,35 @@ class _Pack(NamedTuple):
 
 class DeviceCopies:
     """The tensors of one device, prepared once and copied for every snapshot. ``pin`` allocates that many bytes of
-    pinned host memory."""
+    pinned host memory. ``in_place``: the slots are pinned, so large tensors are copied to them directly."""
 
     def __init__(
         self,
         now: Iterable[Placed],
         later: Iterable[Placed],
         device: torch.device,
-        streams: Streams,
         pin: Callable[[int, torch.device], torch.Tensor],
+        *,
+        in_place: bool,
     ) -> None:
-        self.device, self._streams = device, streams
-        self._now, self._later = (_packed(tensors, lambda size: pin(size, device)) for tensors in (now, later))
+        self.device = device
+        self._now, self._later = (
+            _packed(tensors, lambda size: pin(size, device), in_place) for tensors in (now, later)
+        )
         self._tensors = [placed.tensor for placed in self._later.all]
         self._names = [placed.name for placed in self._later.all]
-        self._side = streams.Stream(device)
+        self._side = torch.Stream(device=device)
 
     def begin(self, slot: torch.Tensor) -> DeviceSnapshot:
-        """Queue all copies into ``slot``, a tensor of pinned bytes. Return at once."""
-        streams = self._streams
+        """Queue all copies into ``slot``, a tensor of bytes. Return at once."""
         snapshot = DeviceSnapshot(self, slot.data_ptr(), [tensor._version for tensor in self._tensors])
         # on training's stream: the kernels that it queues next run after the copies
-        snapshot.keeps += self._now.queue(slot)
-        start = streams.Event()
-        start.record(streams.current_stream(self.device))
+        self._now.queue(slot)
+        start = torch.Event(self.device.type)
+        start.record(torch.accelerator.current_stream(self.device))
         self._side.wait_event(start)
-        with streams.stream(self._side):
-            snapshot.keeps += self._later.queue(slot)
+        with torch.get_device_module(self.device).stream(self._side):
+            self._later.queue(slot)
         snapshot.copied.record(self._side)
         return snapshot
 
@@ -115,14 +103,12 @@ class DeviceSnapshot:
         self._copies, self._slot, self._versions = copies, slot, versions
         self._checked = False
         self.touched: set[str] = set()
-        self.keeps: list[torch.Tensor] = []
-        """Device memory that the queued copies read."""
-        self.copied = copies._streams.Event()
+        self.copied = torch.Event(copies.device.type)
 
     def before_step(self) -> None:
         """Queue everything that training does from now on after the copies. The host does not wait."""
         self._check()
-        self._copies._streams.current_stream(self._copies.device).wait_event(self.copied)
+        torch.accelerator.current_stream(self._copies.device).wait_event(self.copied)
 
     def finish(self) -> set[str]:
         """Wait until everything is in the slot, and return the names of tensors that training wrote to before their
@@ -134,7 +120,6 @@ class DeviceSnapshot:
         self._check()
         for packed in (self._copies._now, self._copies._later):
             packed.copy_to_slot(self._slot)
-        self.keeps = []
         return self.touched
 
     def _check(self) -> None:
@@ -148,15 +133,21 @@ class DeviceSnapshot:
 class _Packed(NamedTuple):
     all: list[Placed]
     large: list[Placed]
+    """Tensors that are copied to the slot."""
+    arriving: list[tuple[Placed, torch.Tensor]]
+    """Large tensors that are copied to pinned memory, because the slot is not pinned."""
+    arrived: SmallCopies
+    """From there to the slot."""
     packs: list[_Pack]
 
-    def queue(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Queue the copies on the current stream. Return the device memory that must stay alive until they are done."""
+    def queue(self, slot: torch.Tensor) -> None:
+        """Queue the copies on the current stream. A pack is made on it, too, so its memory is reused only after the copy."""
         for placed in self.large:
             data = placed.bytes
             for begin, end in pieces(placed.offset, data.numel()):
                 slot[begin:end].copy_(data[begin - placed.offset : end - placed.offset], non_blocking=True)
-        keeps = []
+        for placed, memory in self.arriving:
+            memory.copy_(placed.bytes, non_blocking=True)
         for pack in self.packs:
             try:
                 together = torch.cat([placed.bytes for placed in pack.held])
@@ -165,18 +156,19 @@ class _Packed(NamedTuple):
                 pack.copy_singly()
             else:
                 pack.arrived.copy_(together, non_blocking=True)
-                keeps.append(together)
-        return keeps
 
     def copy_to_slot(self, slot: int) -> None:
-        """Small tensors from where they arrived to where they belong."""
+        """Copy what has arrived elsewhere to where it belongs."""
+        self.arrived.copy(slot)
         for pack in self.packs:
             pack.small_copies.copy(slot)
 
 
-def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Packed:
+def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor], in_place: bool) -> _Packed:
     tensors = [item for item in placed if item.tensor.numel()]
-    large: list[Placed] = []
+    large = [item for item in tensors if item.tensor.nbytes >= PACKED_BELOW]
+    arriving = [] if in_place else [(item, pin(item.tensor.nbytes)) for item in large]
+    arrived = SmallCopies([(memory.data_ptr(), item.tensor.nbytes, item.offset) for item, memory in arriving])
     packs: list[_Pack] = []
     small: list[Placed] = []
     size = 0
@@ -186,23 +178,20 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Pa
         if small:
             arrived, offset, moves = pin(size), 0, []
             for item in small:
-                length = item.tensor.numel() * item.tensor.element_size()
-                moves.append((arrived.data_ptr() + offset, length, item.offset))
-                offset += length
+                moves.append((arrived.data_ptr() + offset, item.tensor.nbytes, item.offset))
+                offset += item.tensor.nbytes
             packs.append(_Pack(small, arrived, SmallCopies(moves)))
         small, size = [], 0
 
     for item in tensors:
-        length = item.tensor.numel() * item.tensor.element_size()
-        if length >= PACKED_BELOW:
-            large.append(item)
+        if item.tensor.nbytes >= PACKED_BELOW:
             continue
-        if size + length > PACK_BYTES:
+        if size + item.tensor.nbytes > PACK_BYTES:
             close()
         small.append(item)
-        size += length
+        size += item.tensor.nbytes
     close()
-    return _Packed(tensors, large, packs)
+    return _Packed(tensors, large if in_place else [], arriving, arrived, packs)
 
 
 def segments(view: memoryview) -> list[tuple[int, int]]:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from relight.arena.memory import SharedMapping, allocate
-from relight.checkpointer import slot_copy_plan
-from relight.checkpointer.slot_copy_plan import pin_memory
+from relight.checkpointer import page_locks
+from relight.checkpointer.page_locks import pin_memory
 from relight.layout.sources import address_of
 from relight.snapshot import device
 
@@ -58,7 +58,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     def clear(chosen: torch.device) -> None:
         made.cleared += chosen == CUDA
 
-    monkeypatch.setattr(slot_copy_plan, "_clear_error", clear)
+    monkeypatch.setattr(page_locks, "_clear_error", clear)
     return made
 
 
