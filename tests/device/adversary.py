@@ -478,7 +478,7 @@ PLANTED: dict[str, Bug] = {
     ),
     "the restore reuses a page-locked buffer at once": Bug(
         Edit(
-            f"{TENSORS}:TensorSink._host_memory",
+            f"{TENSORS}:_page_locked",
             "return torch.empty(count, dtype=dtype, device=\"cpu\", pin_memory=True)",
             "return globals().setdefault('_kept', torch.empty(8 << 20, dtype=torch.uint8, pin_memory=True))"
             "[: count * dtype.itemsize].view(dtype)",

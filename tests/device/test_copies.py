@@ -55,6 +55,8 @@ def test_every_byte_arrives(pack_bytes: int, in_place: bool, monkeypatch: pytest
 def test_kernels_after_the_call_do_not_change_the_copy(in_place: bool) -> None:
     """Only ``finish`` waits: the device itself puts the copies after training's kernels, and the next step after the copies."""
     copies, placed, slot = made(in_place)
+    for item in placed:
+        item.tensor.mul_(1)  # loads the kernels
     copies.begin(slot).finish()
     expected = [item.bytes.cpu() for item in placed]
     keep_busy()

@@ -7,6 +7,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from relight.capture.accelerator import copies_are_queued, finish_kernels
 from relight.errors import IncompatibleState
 from relight.format import DTYPES
 from relight.layout import Sink
-from relight.layout.sources import HostMemorySink, copy_bytes
+from relight.layout.sources import HostMemorySink, address_of, copy_bytes
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -27,9 +28,12 @@ _QUEUED_BYTES = 8 << 20
 
 
 class _QueuedCopies(threading.local):
-    """Bytes that the calling thread has queued to an accelerator since it last waited for them."""
+    """Copies to an accelerator that the calling thread has queued, or is about to queue."""
 
     bytes = 0
+    """Bytes queued since it last waited for them."""
+    landing: torch.Tensor | None = None
+    """Page-locked memory that ``TensorSink.landing`` returned last."""
 
 
 _queued = _QueuedCopies()
@@ -192,37 +196,60 @@ class TensorSink:
         self._size = (dtype or tensor.dtype).itemsize
         self.length = tensor.numel() * self._size
         self._queues = copies_are_queued(tensor.device)
+        in_order = self._queues and self._cast is None and tensor.is_contiguous()
+        self._bytes = self.tensor.reshape(-1).view(torch.uint8) if in_order else None
+        """The tensor's memory, if bytes are copied there as they are."""
 
     def view(self) -> memoryview | None:
         """Return None: there is no direct memory."""
         return None
 
+    def landing(self, start: int, length: int) -> memoryview | None:
+        """See ``LandingSink``: page-locked memory, from which the device takes the bytes."""
+        if self._bytes is None or length > _SLAB_BYTES:
+            return None
+        _queued.landing = _page_locked(length, torch.uint8)
+        return None if _queued.landing is None else memory_of(_queued.landing)
+
     def absorb(self, start: int, data: memoryview) -> None:
         """Scatter a range of elements, cast if the live dtype differs."""
+        landed, _queued.landing = _queued.landing, None
+        if self._bytes is not None and landed is not None and address_of(data) == landed.data_ptr():
+            with _writing(self.tensor):
+                self._bytes[start : start + len(data)].copy_(landed[: len(data)], non_blocking=True)
+        else:
+            self._scatter(start, data)
+        if self._queues:
+            bounded(self.tensor.device, len(data))
+
+    def _scatter(self, start: int, data: memoryview) -> None:
         offset = 0
         target = self.tensor if self._cast is not None else as_integers(self.tensor)
         for first, last in _slabs(start // self._size, (start + len(data)) // self._size, self._size):
             for piece in runs(target, first, last):
                 length = piece.numel() * self._size
-                flat = self._host_memory(piece.numel())
+                dtype = self._cast or self.tensor.dtype
+                locked = _page_locked(piece.numel(), dtype) if self._queues else None
+                flat = torch.empty(piece.numel(), dtype=dtype, device="cpu") if locked is None else locked
                 memory = memory_of(flat)
                 assert memory is not None
                 copy_bytes(data[offset : offset + length], memory)
                 source = flat if self._cast is not None else as_integers(flat)
-                with torch.inference_mode() if piece.is_inference() else torch.no_grad():
-                    piece.copy_(source.view(piece.shape), non_blocking=self._queues and flat.is_pinned())
+                with _writing(piece):
+                    piece.copy_(source.view(piece.shape), non_blocking=locked is not None)
                 offset += length
-        if self._queues:
-            bounded(self.tensor.device, len(data))
 
-    def _host_memory(self, count: int) -> torch.Tensor:
-        """Return memory for ``count`` elements: page-locked if the copy out of it is queued, and there is such memory.
-        torch's allocator reuses it after the copy."""
-        dtype = self._cast or self.tensor.dtype
-        if self._queues:
-            with contextlib.suppress(RuntimeError):
-                return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
-        return torch.empty(count, dtype=dtype, device="cpu")
+
+def _page_locked(count: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return page-locked memory for ``count`` elements; None if there is no more. torch's allocator reuses it after the copies from it."""
+    with contextlib.suppress(RuntimeError):
+        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
+    return None
+
+
+def _writing(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which values may be written to ``tensor``."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 class FanOut:

@@ -6,7 +6,7 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -47,6 +47,17 @@ class Sink(Protocol):
 
     def absorb(self, start: int, data: memoryview) -> None:
         """Take the bytes from ``start`` on. Multiples of the element's size; any order, any thread, each byte once."""
+
+
+@runtime_checkable
+class LandingSink(Protocol):
+    """A sink without a view whose ``absorb`` copies bytes into memory of its own first, unless they are there already."""
+
+    def landing(self, start: int, length: int) -> memoryview | None:
+        """Return memory for the bytes from ``start`` on; None if ``absorb`` takes them from any memory.
+
+        Only the calling thread may fill it and give it to ``absorb``. It is valid until this thread's next call.
+        """
 
 
 class RangeSink:

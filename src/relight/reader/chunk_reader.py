@@ -25,7 +25,7 @@ from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
 from relight.layout import RangeSink, Sink
-from relight.layout.sources import HostMemorySink, address_of, copy_bytes, move, move_all
+from relight.layout.sources import HostMemorySink, LandingSink, address_of, copy_bytes, move, move_all
 from relight.observe import emit
 from relight.reader.opened import Opened
 from relight.reader.pack_reader import StoredReader, files_of, location_text, open_pack
@@ -263,16 +263,17 @@ class _Work:
             self._rooms.put(buffer)
 
     def _read_from_memory(self, file: _OpenPack, run: ChunkRange, room: memoryview) -> None:
-        """Copy from the page cache chunk by chunk, each straight to its sink if it has one sink: hashing then finds it in the CPU cache.
+        """Copy from the page cache chunk by chunk, each straight to its sink, or to where its sink takes it from: hashing then
+        finds it in the CPU cache.
 
         Lending needs the range in one piece.
         """
         pieces = [run] if self._lend else [ChunkRange(want.offset, want.length, [want]) for want in run.wants]
         for piece in pieces:
-            target = _target(piece)
+            target, is_sinks = _target(piece)
             data = room[: piece.length] if target is None else target
             _read_or_blank(file, piece, data)
-            self._check(file, piece, data, data is not target)
+            self._check(file, piece, data, not is_sinks)
 
     def _verify_and_deliver(
         self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool, room: memoryview
@@ -454,16 +455,21 @@ def _read_or_blank(file: _OpenPack, run: ChunkRange, into: memoryview) -> None:
         into[:] = bytes(len(into))
 
 
-def _target(run: ChunkRange) -> memoryview | None:
-    """Return the sink's memory if the range is a single chunk within one tensor, so that it can be read there directly; else None."""
+def _target(run: ChunkRange) -> tuple[memoryview | None, bool]:
+    """Return memory of the sink, if the range is a single chunk within one tensor, and whether it is the sink's final memory.
+
+    None: the sink offers none, or there are several.
+    """
     if len(run.wants) != 1 or len(run.wants[0].takers) != 1:
-        return None
+        return None, False
     tensor, sink = run.wants[0].takers[0]
     start = run.offset - tensor.offset
+    if start < 0 or start + run.length > tensor.length:
+        return None, False
     view = sink.view()
-    if view is None or start < 0 or start + run.length > tensor.length:
-        return None
-    return view[start : start + run.length]
+    if view is not None:
+        return view[start : start + run.length], True
+    return (sink.landing(start, run.length) if isinstance(sink, LandingSink) else None), False
 
 
 def deliver_chunk(chunk: memoryview, want: WantedChunk) -> None:
