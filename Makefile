@@ -242,8 +242,15 @@ bench: $(BENCH)/.ready ## against every rival that installs, in rounds: SIZE=S, 
 idle: $(STAMP) ## what starting and idling cost: import, commands, agent, server, supervisor
 	$(BIN)/python -m benchmarks.idle --out benchmarks/results/idle.json --plot benchmarks/results/idle.png
 
-gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown
-	$(BIN)/python -m pytest -m gpu
+gpu: $(STAMP) ## the tests for accelerators on a real one with CUDA; without such a device all are skipped
+	TESTS_DEVICE=cuda $(BIN)/python -m pytest -m "gpu or device" tests/gpu tests/device
+
+device: $(STAMP) ## the same tests on a simulated accelerator, 10,000 trials of its adversary, planted bugs, exact resume, the demo: an hour and a half
+	$(BIN)/python -m tests.device.simulated -m pytest -n0 -m device tests/device
+	$(BIN)/python -m tests.device.simulated -m tests.device.adversary --count 10000
+	$(BIN)/python -m tests.device.simulated -m tests.device.adversary --planted
+	TESTS_PLAIN_TORCH=1 $(BIN)/python -m tests.device.simulated -m pytest -n0 -m grid tests/exact
+	$(BIN)/python -m tests.device.simulated -m relight demo --quick --device sim --out build/demo-on-a-device.png
 
 ##@ Releases
 

@@ -1,4 +1,4 @@
-"""The accelerator that these tests use: CUDA, or the simulated one with ``RELIGHT_TEST_DEVICE=sim``."""
+"""The accelerator that these tests use: CUDA, or the simulated one with ``TESTS_DEVICE=sim``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.device import simulated
 
 from relight.checkpointer.page_locks import RUNTIMES, Registration
 
-KIND = os.environ.get("RELIGHT_TEST_DEVICE", "cuda")
+KIND = os.environ.get("TESTS_DEVICE", "cuda")
 """Its device type."""
 
 

@@ -1,6 +1,6 @@
 """A simulated accelerator, ``sim``: a torch back end of two devices, built from ``simulated.cpp`` when it is first used.
 
-``load()`` registers it. Then ``torch.device("sim:1")``, ``torch.sim`` and ``torch.accelerator`` work as for a real one.
+``python -m tests.device.simulated ARGUMENTS`` runs Python with it. ``load()`` registers it. Then ``torch.device("sim:1")``, ``torch.sim`` and ``torch.accelerator`` work as for a real one.
 
 What it models, as CUDA behaves:
 
@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +31,14 @@ import torch
 
 NAME = "sim"
 SOURCE = Path(__file__).with_suffix(".cpp")
-BUILD = Path(__file__).parents[2] / "build" / "device"
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "device"
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment for a process in which ``import torch`` registers the device, by torch's entry point."""
+    paths = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent / "site")]
+    return {**os.environ, "TESTS_DEVICE": NAME, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def why_not() -> str | None:
@@ -138,3 +147,9 @@ def _device_module(native: Any) -> Any:
         functools.partial(torch.Event, NAME),
     )
     return module
+
+
+if __name__ == "__main__":
+    if why_not() is not None:
+        sys.exit(why_not())
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +20,7 @@ pytestmark = pytest.mark.skipif(simulated.why_not() is not None, reason=str(simu
 
 def on_simulated(*arguments: str, limit_s: float = 280) -> str:
     """Run Python with the simulated accelerator. Return what it printed; fail with its last lines if it failed."""
-    environment = {
-        **os.environ,
-        "RELIGHT_TEST_DEVICE": simulated.NAME,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }
+    environment = simulated.environment()
     environment.pop("PYTEST_XDIST_WORKER", None)
     ended = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s

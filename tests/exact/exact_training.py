@@ -21,6 +21,8 @@ from relight.format import hexdigest
 from relight.store.disk import Disk
 
 SAMPLES, BATCH = 48, 2
+DEVICE = os.environ.get("TESTS_DEVICE", "cpu")
+"""Device of the training. ``make device`` runs the grid on the simulated accelerator."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
 
     if kill and kill.call is not None:
         local.Disk = KillingDisk
-    model = Model()
+    model = Model().to(DEVICE)
     decay = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
@@ -157,7 +159,8 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
                 batches = iter(loader)
                 index, tokens, noise = next(batches)
             ids += index.tolist()
-            cast = torch.autocast("cpu", dtype=torch.bfloat16) if cell.autocast else contextlib.nullcontext()
+            tokens, noise = tokens.to(DEVICE), noise.to(DEVICE)
+            cast = torch.autocast(DEVICE, dtype=torch.bfloat16) if cell.autocast else contextlib.nullcontext()
             with cast:
                 logits = model(tokens[:, :-1], noise)
             loss = (
@@ -183,10 +186,10 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """One hash over parameters, buffers and moments."""
     parts = [
-        t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         for t in model.state_dict().values()
         if t.ndim
     ]
     for state in optimizer.state_dict()["state"].values():
-        parts += [value.numpy().tobytes() for value in state.values()]
+        parts += [value.cpu().numpy().tobytes() for value in state.values()]
     return hexdigest(b"".join(parts))

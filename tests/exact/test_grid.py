@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exact_training import SAMPLES, Cell, Kill, train  # noqa: E402
+from exact_training import DEVICE, SAMPLES, Cell, Kill, train  # noqa: E402
 
 CELLS = [
     Cell(workers, accumulation, autocast, stateful)
@@ -27,7 +27,8 @@ SLICE = [
 ]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo", "torchdata.stateful_dataloader", "relight.checkpointer"])
+if DEVICE == "cpu":  # an accelerator cannot be used in a process that is forked after it was initialized
+    _context.set_forkserver_preload(["torch", "torch._dynamo", "torchdata.stateful_dataloader", "relight.checkpointer"])
 
 
 def start(folder: Path, run: str, cell: Cell, kill: Kill | None, every: int) -> int:

@@ -22,16 +22,18 @@ from relight.demo import DemoOptions, run
     show_default=True,
     help="The picture.",
 )
+@click.option("--device", default="cpu", show_default=True, help="Train on this device, such as cuda.")
 @json_option
-def command(quick: bool, seed: int, keep: Path | None, out: Path, as_json: bool) -> int:
+def command(quick: bool, seed: int, keep: Path | None, out: Path, device: str, as_json: bool) -> int:
     """Train a GPT twice, once in peace and once killed with SIGKILL again and again, also inside saves; compare to the bit.
 
     \b
     Examples:
       relight demo
       relight demo --quick --seed 7 --json
+      relight demo --device cuda
     """
-    report = run(DemoOptions(quick=quick, seed=seed, keep=keep, out=out))
+    report = run(DemoOptions(quick=quick, seed=seed, keep=keep, out=out, device=device))
     if as_json:
         emit_json(report.to_json())
     else:

@@ -43,6 +43,7 @@ class DemoOptions:
 
     ``quick``: a smaller model, in half a minute. ``seed``: seed of kills, data and curves. ``keep``: directory in which to keep
     the runs (None: they are removed). ``out``: path of the picture. ``progress``: whether to show progress on standard error.
+    ``device``: torch's name of the device that trains.
     """
 
     quick: bool = False
@@ -50,6 +51,7 @@ class DemoOptions:
     keep: Path | None = None
     out: Path = Path("relight-demo.png")
     progress: bool = True
+    device: str = "cpu"
 
 
 def run(options: DemoOptions | None = None, *, console: Console | None = None) -> DemoReport:
@@ -65,8 +67,8 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
     name = "quick" if options.quick else "full"
     shape = SHAPES[name]
     with _end_only_here() as end_if_asked, _folder(options.keep, ROOM_BYTES[name]) as folder:
-        straight = DemoRun("straight", folder, name, shape, options.seed)
-        killed = DemoRun("killed", folder, name, shape, options.seed)
+        straight = DemoRun("straight", folder, name, shape, options.seed, options.device)
+        killed = DemoRun("killed", folder, name, shape, options.seed, options.device)
         aim = Aim(plan_kills(options.seed, shape), shape.save_every)
         try:
             with DemoView(shape, enabled=options.progress, console=console) as view:

@@ -27,7 +27,9 @@ SILENCE_S_MAX = 120.0
 class DemoRun:
     """A run of the training script. ``steps`` has every finished step, and repeated steps more than once."""
 
-    def __init__(self, name: str, folder: Path, shape_name: str, shape: DemoSize, seed: int) -> None:
+    def __init__(
+        self, name: str, folder: Path, shape_name: str, shape: DemoSize, seed: int, device: str = "cpu"
+    ) -> None:
         self.name = name
         self.run = folder / "store" / name
         self.steps: list[Finished] = []
@@ -48,6 +50,7 @@ class DemoRun:
         self._command = child_command(
             "relight.demo.train", "--store", str(folder / "store"), "--run", name, "--shape", shape_name,
             "--steps", str(shape.steps), "--seed", str(seed), "--journal", str(self._journal),
+            "--device", device,
         )  # fmt: skip
 
     # -- the process ---------------------------------------------------------------------------------------------------------

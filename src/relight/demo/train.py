@@ -30,7 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
 
-    model = GPT(context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads)
+    model = GPT(context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     scheduler = warm_up_then_cosine(optimizer, args.steps)
     loader = make_loader(TextWindows(shape.context, shape.windows), shape)
@@ -53,7 +53,7 @@ def main() -> None:
         loss, samples = 0.0, hashlib.sha256()
         for _ in range(shape.accumulate):
             ids, bytes_in, bytes_next = next(batches)
-            micro_loss = model.loss(bytes_in, bytes_next) / shape.accumulate
+            micro_loss = model.loss(bytes_in.to(args.device), bytes_next.to(args.device)) / shape.accumulate
             micro_loss.backward()  # type: ignore[no-untyped-call]
             loss += micro_loss.item()
             samples.update(ids.numpy().tobytes())
@@ -120,7 +120,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     for name, value in sorted(_flat(model.state_dict(), "model")) + sorted(_flat(optimizer.state_dict(), "optimizer")):
         hasher.update(f"{name}={value if not isinstance(value, Tensor) else (value.dtype, value.shape)}".encode())
         if isinstance(value, Tensor):
-            hasher.update(value.detach().contiguous().numpy().tobytes())
+            hasher.update(value.detach().cpu().contiguous().numpy().tobytes())
     return hasher.hexdigest()
 
 
@@ -151,6 +151,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=0, metavar="STEPS")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="full")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="device of the training, such as cuda (default: cpu)")
     parser.add_argument("--journal", type=Path, help="path of the journal (default: next to the run)")
     return parser.parse_args()
 
