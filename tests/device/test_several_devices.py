@@ -79,3 +79,18 @@ def test_ranks_with_a_device_each_resume_to_the_bit(tmp_path: Path, way: str) ->
         env=simulated.environment(),
     )
     assert ended.returncode == 0 and ended.stdout.count("equal") == 2, ended.stderr[-5000:]
+    if way == "fsdp2":  # the shards of two devices become whole tensors on one
+        model = nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.Dropout(0.1), nn.Linear(700, 64)).to(f"{KIND}:1")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with relight.Checkpointer(
+            tmp_path / "store" / "run", model=model, optimizer=optimizer, save=None, signals=False, background=False
+        ) as ckpt:
+            assert ckpt.restore() == 8
+        stored = relight.load(tmp_path / "store" / "run")
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.detach().cpu(), stored["model"][name]), name
+            for key in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(optimizer.state[parameter][key].cpu(), stored["optimizer"]["state"][name][key]), (
+                    name,
+                    key,
+                )

@@ -163,7 +163,17 @@ _NOTHING_RETIRED = {
 def nodes(**second: Any) -> DoctorFacts:
     """Return facts of two equal nodes, with changes to the second."""
     first = NodeFacts(
-        0, True, "a", {"torch": "2.5"}, {"RELIGHT_KEY": "1f"}, DISK, True, 0.0, 64 * GB, 8, {"open files": 4096}
+        0,
+        True,
+        "a",
+        {"torch": "2.5"},
+        {"RELIGHT_KEY": "1f"},
+        DISK,
+        True,
+        0.0,
+        64 * GB,
+        {"NVIDIA": 8},
+        {"open files": 4096},
     )
     return replace(HEALTHY, nodes=(first, first._replace(rank=1, host="b", **second)))
 
@@ -180,7 +190,7 @@ FAULTS: dict[str, tuple[Callable[[], DoctorFacts], set[str]]] = {
     "mounted in another way": (lambda: nodes(mount=DISK._replace(options=frozenset({"ro"}))), {"node-mounts"}),
     "not mounted": (lambda: nodes(mount=None), {"node-mounts"}),
     "a clock that is late": (lambda: nodes(ahead_s=-60.0), {"node-clocks"}),
-    "fewer devices": (lambda: nodes(accelerators=7), {"node-machines"}),
+    "fewer devices": (lambda: nodes(accelerators={"NVIDIA": 7}), {"node-machines"}),
     "half the memory": (lambda: nodes(memory_bytes=32 * GB), {"node-machines"}),
     "fewer open files there": (lambda: nodes(limits={"open files": 1024}), {"node-machines"}),
     # the machine
@@ -190,7 +200,7 @@ FAULTS: dict[str, tuple[Callable[[], DoctorFacts], set[str]]] = {
     "shared memory of a container": (lambda: machine(shm_bytes=64 << 20, shm_free_bytes=60 << 20), {"shm"}),
     "shared memory is full": (lambda: machine(shm_free_bytes=4096), {"shm-full"}),
     "memlock with a fabric": (lambda: limit("memlock", 8 << 20, fabric=True), {"memlock"}),
-    "memlock with a device": (lambda: limit("memlock", 0, accelerators=8), {"memlock"}),
+    "memlock with a device": (lambda: limit("memlock", 0, accelerators={"NVIDIA": 8}), {"memlock"}),
     "few open files": (lambda: limit("open files", 256), {"open-files"}),
     "few processes": (lambda: limit("processes", 64), {"processes"}),
     "small files only": (lambda: limit("file size", 1 << 20), {"file-size"}),

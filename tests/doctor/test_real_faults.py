@@ -309,7 +309,7 @@ def test_limits_of_a_process(runs: Path) -> None:
 import resource, sys, json
 import relight.doctor.facts_machine as machine
 from relight.doctor import collect, judge
-machine._accelerators = lambda: 8
+machine._accelerators = lambda: {"NVIDIA": 8}
 for which, value in (("NOFILE", 200), ("FSIZE", 1 << 20), ("AS", 3 << 30), ("MEMLOCK", 16 << 10)):
     resource.setrlimit(getattr(resource, f"RLIMIT_{which}"), (value, value))
 print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))

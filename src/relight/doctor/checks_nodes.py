@@ -138,11 +138,16 @@ def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
+def accelerators_text(accelerators: Mapping[str, int]) -> str:
+    """Return a machine's accelerators as a text, such as "8 NVIDIA"."""
+    return ", ".join(f"{count} {name}" for name, count in sorted(accelerators.items())) or "none"
+
+
 @check("node-machines", "note", "nodes", "nodes differ in accelerators, limits, or in memory by more than a tenth")
 def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
     nodes = _answering(facts)
     limits = list(_differing(nodes, lambda node: {name: str(limit) for name, limit in node.limits.items()}))
-    where, seen = _parted(nodes, lambda node: str(node.accelerators))
+    where, seen = _parted(nodes, lambda node: accelerators_text(node.accelerators))
     findings = [("accelerators", where, seen)] if where else []
     memory = sorted((node for node in nodes if node.memory_bytes), key=lambda node: node.memory_bytes or 0)
     if len(memory) > 1 and (memory[0].memory_bytes or 0) < _ALIKE * (memory[-1].memory_bytes or 0):

@@ -59,7 +59,8 @@ class Machine:
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     """Limits of this process, by name; unlimited ones are absent."""
-    accelerators: int = 0
+    accelerators: Mapping[str, int] = field(default_factory=dict)
+    """Number of accelerators by maker or family, such as NVIDIA."""
     fabric: bool = False
     """Whether there is a network card with RDMA."""
     preload: str = ""
@@ -350,7 +351,8 @@ class NodeFacts(NamedTuple):
     ahead_s: float | None = None
     """Seconds by which its clock is ahead of node 0's, to some tens of milliseconds."""
     memory_bytes: int | None = None
-    accelerators: int = 0
+    accelerators: Mapping[str, int] = {}
+    """See ``Machine``."""
     limits: Mapping[str, int] = {}
 
 

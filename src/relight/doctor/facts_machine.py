@@ -64,7 +64,7 @@ def collect_machine(url: str, *, quick: bool = False) -> Machine:
             for name, which in _LIMITS.items()
             if (soft := resource.getrlimit(which)[0]) != resource.RLIM_INFINITY
         },
-        accelerators=seen("accelerators", _accelerators, 0),
+        accelerators=seen("accelerators", _accelerators, {}),
         fabric=seen("fabric", lambda: any(Path("/sys/class/infiniband").glob("*")), False),
         preload=os.environ.get("LD_PRELOAD", ""),
         kernel=() if quick else seen("kernel's log", _kernel, ()),
@@ -97,8 +97,24 @@ def _commit_left() -> int | None:
     return max(0, limit - taken)
 
 
-def _accelerators() -> int:
-    return sum(device.name[6:].isdecimal() for device in Path("/dev").glob("nvidia*")) + Path("/dev/kfd").exists()
+_DEVICE_FILES = (
+    ("NVIDIA", "/dev/nvidia[0-9]*"),
+    ("Gaudi", "/dev/accel/accel[0-9]*"),
+    ("Ascend", "/dev/davinci[0-9]*"),
+    ("Neuron", "/dev/neuron[0-9]*"),
+)
+"""Accelerators whose driver makes a file for each device."""
+_INTEL_DRIVERS = ("xe", "i915")
+
+
+def _accelerators(root: Path = Path("/")) -> dict[str, int]:
+    """Return the number of accelerators by maker or family, as drivers show them below ``root``. Loads no library of theirs."""
+    found = {name: len(list(root.glob(pattern[1:]))) for name, pattern in _DEVICE_FILES}
+    nodes = root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")  # processors have an entry, too, with 0
+    found["AMD"] = sum(node.read_text(encoding="ascii").strip() != "0" for node in nodes)
+    drivers = (link.resolve().name for link in root.glob("sys/class/drm/renderD*/device/driver"))
+    found["Intel"] = sum(name in _INTEL_DRIVERS for name in drivers)
+    return {name: count for name, count in found.items() if count}
 
 
 def _kernel() -> tuple[tuple[str, str], ...]:

@@ -50,7 +50,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     """Name and digest of each setting's value. No value leaves the node."""
     mount: tuple[str, str, list[str]] | None = None
     memory_bytes: int | None = None
-    accelerators: int = 0
+    accelerators: dict[str, int] = {}
     limits: dict[str, int] = {}
 
 
@@ -72,7 +72,7 @@ def report_of(facts: DoctorFacts) -> NodeReport:
         _settings(),
         (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
         machine.memory_bytes,
-        machine.accelerators,
+        dict(machine.accelerators),
         dict(machine.limits),
     )
 
