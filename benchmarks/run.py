@@ -37,7 +37,7 @@ which take a fifth to two fifths of it, and differ from step to step by more tha
 
 
 AT = " at "
-"""Between a rival's name and the commit whose Relight it measures."""
+"""Between a rival's name and the commit of the Relight that is measured."""
 
 
 def source_of(commit: str, folder: Path) -> Path:
@@ -132,7 +132,7 @@ def main() -> None:
         help="10 M, 125 M, 350 M parameters, or equal bytes over 1e2 … 1e5 tensors",
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--against", metavar="COMMIT", help="also measure Relight as it was at this commit")
+    parser.add_argument("--against", metavar="COMMIT", help="also measure the Relight of this commit")
     parser.add_argument("--only", action="append", metavar="RIVAL", help=f"may be given often; of: {', '.join(RIVALS)}")
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")

@@ -1,4 +1,4 @@
-"""``python -m tests.device.adversary``: saves and restores on the simulated accelerator, whose scheduler is an adversary.
+"""``python -m tests.device.adversary``: saves and restores on the simulated accelerator. Its scheduler is an adversary.
 
 A life is a training job with one Checkpointer, and each of its rounds is a trial: some steps, a save, a restore or a failure
 of the device, under a scheduler seeded for the round. The same kernels run on the host at once, with the same results to the
@@ -318,7 +318,7 @@ class Life:
         return wrong
 
     def _reopen_with(self, job: Job) -> None:
-        """A new Checkpointer that takes the live state as it is."""
+        """A new Checkpointer that takes the live state unchanged."""
         self.ckpt = relight.Checkpointer(
             self.root, job=job, optimizer=job.optimizer, save=None, signals=False, background=self.background,
             limits=relight.Limits(when_busy="queue", deadline_s=WAIT_S), takeover="take",
@@ -369,8 +369,8 @@ class Life:
             self.ckpt.close(save=False)
         self._revive()
         if self.accepted is not None and not wrong:
-            found = differences(stored(self.root, "latest"), self.accepted.state)
-            wrong += [f"after the error the newest checkpoint differs: {found}"] if found else []
+            other = differences(stored(self.root, "latest"), self.accepted.state)
+            wrong += [f"after the error the newest checkpoint differs: {other}"] if other else []
         return wrong
 
 
@@ -512,10 +512,10 @@ def main() -> int:
     def planted_bugs() -> Report:
         report = Report("planted bugs", replay="--planted")
         for name, bug in PLANTED.items():
-            found = run(200, FIRST_LIVES.get(name, 0), bug, stop=True)
-            why = found.violations[0].wrong[0] if found.violations else ""
+            trials = run(200, FIRST_LIVES.get(name, 0), bug, stop=True)
+            why = trials.violations[0].wrong[0] if trials.violations else ""
             print(
-                f"{name}: {f'found after {found.total} trials: {why}' if why else 'not found'}",
+                f"{name}: {f'found after {trials.total} trials: {why}' if why else 'not found'}",
                 file=sys.stderr,
                 flush=True,
             )

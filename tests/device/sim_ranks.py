@@ -131,8 +131,8 @@ def main() -> None:
         torch.sim.adversary(seed + dist.get_rank(), "mixed")
         model, optimizer = make(way, seed, device)
         with relight.Checkpointer(store, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
-            found = run(model, optimizer, range(ckpt.restore(), end), device, ckpt)
-    assert all(torch.equal(host(a), host(b)) for a, b in zip(found, expected, strict=True))
+            resumed = run(model, optimizer, range(ckpt.restore(), end), device, ckpt)
+    assert all(torch.equal(host(a), host(b)) for a, b in zip(resumed, expected, strict=True))
     dist.destroy_process_group()
     print("equal")
 

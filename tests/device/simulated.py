@@ -6,7 +6,7 @@ What it models, as CUDA behaves:
 
 - Host code that touches device memory outside a copy or kernel ends the process with SIGSEGV.
 - Kernels and copies are queued on streams, and run later. ``adversary(seed, mode)`` chooses the order: ``"lazy"`` runs
-  only what somebody waits for, ``"eager"`` runs everything at once, ``"mixed"`` draws. Equal seeds give equal orders.
+  only what a call waits for, ``"eager"`` runs everything at once, ``"mixed"`` draws. Equal seeds give equal orders.
 - A copy from or to memory that is not page-locked waits for the stream. Page-locked memory is torch's own
   (``pin_memory=True``) or registered (``host_register``). A registration keeps the pages that were there.
 - Memory that is freed belongs to its stream at once, and is overwritten.

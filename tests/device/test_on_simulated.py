@@ -33,7 +33,7 @@ def on_simulated(*arguments: str, limit_s: float = 280) -> str:
     "file", sorted(path.name for path in HERE.glob("test_*.py") if path.name != Path(__file__).name)
 )
 def test_every_case_for_accelerators(file: str) -> None:
-    """A file's tests pass on the simulated accelerator, and none is skipped for want of a device."""
+    """A file's tests pass on the simulated accelerator, and none is skipped because there is no device."""
     printed = on_simulated("-m", "pytest", "-m", "device", "-n0", "-p", "no:cacheprovider", f"tests/device/{file}")
     assert " passed" in printed and "there is no sim here" not in printed
 

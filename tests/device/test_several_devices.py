@@ -18,7 +18,7 @@ pytestmark = [*marks, pytest.mark.skipif(torch.accelerator.device_count() < 2, r
 
 
 class Halves(nn.Module):
-    """A network whose second half is on the second device."""
+    """A network with its second half on the second device."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,6 +33,6 @@ def test_each_maker_is_counted_and_named(tmp_path: Path) -> None:
         device = tmp_path / f"sys/class/drm/renderD{128 + number}/device"
         device.mkdir(parents=True)
         (device / "driver").symlink_to(target)
-    found = _accelerators(tmp_path)
-    assert found == {"NVIDIA": 2, "Gaudi": 1, "Ascend": 1, "Neuron": 1, "AMD": 2, "Intel": 1}
-    assert accelerators_text(found) == "2 AMD, 1 Ascend, 1 Gaudi, 1 Intel, 2 NVIDIA, 1 Neuron"
+    counts = _accelerators(tmp_path)
+    assert counts == {"NVIDIA": 2, "Gaudi": 1, "Ascend": 1, "Neuron": 1, "AMD": 2, "Intel": 1}
+    assert accelerators_text(counts) == "2 AMD, 1 Ascend, 1 Gaudi, 1 Intel, 2 NVIDIA, 1 Neuron"

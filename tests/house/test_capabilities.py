@@ -11,7 +11,10 @@ import ast
 from tests.house.tree import PRODUCT, SOURCES, rel
 
 OTHERS: dict[str, tuple[str, str]] = {
-    "bench/state.py": ("torch: not in every release", "accelerator"),
+    "capture/accelerator.py": (
+        "the accelerator's module: of torch or another package",
+        "is_initialized get_device_name",
+    ),
     "capture/capture.py": ("the script's modules and stateful objects", "state_dict _non_persistent_buffers_set"),
     "capture/delivered.py": ("batches of the script's loader", "__array_interface__"),
     "capture/environment.py": ("numpy, or a stand-in for it", "__version__"),
@@ -40,7 +43,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     ),
     "capture/reposition.py": ("torchdata's order of batches", "load_state_dict sampler_iter"),
     "capture/revision.py": ("the module __main__, which has a file or none", "__file__"),
-    "capture/rng.py": ("torch, and generators of torch, numpy and Python", "xpu bit_generator numpy tobytes"),
+    "capture/rng.py": ("torch, and generators of torch, numpy and Python", "bit_generator numpy tobytes"),
     "capture/sampler_shards.py": ("the script's loader and sampler", "in_order __index__"),
     "capture/sharded.py": ("a DTensor's spec: not in every release of torch", "shard_order"),
     "capture/swap.py": ("torch's AveragedModel", "n_averaged module"),
@@ -55,6 +58,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "checkpointer/metric_values.py": ("metrics of the script", "dtype kind size __float__ item copy"),
     "checkpointer/options.py": ("what the script gave in the place of an option", "name __index__"),
     "checkpointer/outside_state.py": ("components of the script", "__dict__"),
+    "checkpointer/resource_use.py": ("the accelerator's module: of torch or another package", "utilization"),
     "checkpointer/ungiven.py": ("optimizers and objects of the script", "hooked __dict__"),
     "cli/audited.py": ("click: not in every release", "_protected_args"),
     "comm/torch_private.py": ("classes of torch", "__code__ __annotations__"),

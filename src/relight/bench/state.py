@@ -76,4 +76,4 @@ class BenchState:
 
 def has_accelerator() -> bool:
     """Return whether training on this machine would run on an accelerator."""
-    return torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+    return torch.accelerator.is_available()

@@ -15,7 +15,7 @@ from relight.format import Digest
 HOST_GENERATORS = ("python", "numpy", "torch")
 """Keys of ``host_states``. Any other key of a process's generators is an accelerator's type, such as ``cuda``."""
 ONE_DEVICE = ("mps",)
-"""Accelerators whose module takes no device index."""
+"""Accelerators with a module that takes no device index."""
 
 
 def host_states() -> dict[str, Any]:

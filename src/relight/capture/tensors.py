@@ -198,7 +198,7 @@ class TensorSink:
         self._queues = copies_are_queued(tensor.device)
         in_order = self._queues and self._cast is None and tensor.is_contiguous()
         self._bytes = self.tensor.reshape(-1).view(torch.uint8) if in_order else None
-        """The tensor's memory, if bytes are copied there as they are."""
+        """The tensor's memory, if bytes are copied there unchanged."""
 
     def view(self) -> memoryview | None:
         """Return None: there is no direct memory."""

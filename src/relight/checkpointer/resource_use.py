@@ -69,7 +69,7 @@ def _busy_s(path: Path | None) -> float | None:
 def device_share() -> float | None:
     """Return the recent share of time in which the current accelerator ran kernels.
 
-    None if its torch module cannot tell: CUDA needs the driver's library (pynvml), ROCm needs amdsmi.
+    None if its torch module does not know it: CUDA needs the driver's library (pynvml), ROCm needs amdsmi.
     """
     module = module_in_use()
     if module is None or not hasattr(module, "utilization"):

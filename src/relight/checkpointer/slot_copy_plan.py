@@ -87,6 +87,6 @@ def written_meanwhile(names: Sequence[str]) -> StoreUnavailable:
 def _overlaps(device: torch.device, locked_for: Collection[str]) -> bool:
     """Return whether copies from the device run while training continues: to the slot, or to page-locked memory of torch's.
 
-    A device whose runtime could page-lock the slot, and refused to, has no page-locked memory left.
+    If the runtime can page-lock slots and has refused to, there is no page-locked memory left.
     """
     return device.type in locked_for or (device.type not in RUNTIMES and copies_are_queued(device))

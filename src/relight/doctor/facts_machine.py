@@ -103,18 +103,18 @@ _DEVICE_FILES = (
     ("Ascend", "/dev/davinci[0-9]*"),
     ("Neuron", "/dev/neuron[0-9]*"),
 )
-"""Accelerators whose driver makes a file for each device."""
+"""Accelerators with a driver that makes a file for each device."""
 _INTEL_DRIVERS = ("xe", "i915")
 
 
 def _accelerators(root: Path = Path("/")) -> dict[str, int]:
     """Return the number of accelerators by maker or family, as drivers show them below ``root``. Loads no library of theirs."""
-    found = {name: len(list(root.glob(pattern[1:]))) for name, pattern in _DEVICE_FILES}
+    counts = {name: len(list(root.glob(pattern[1:]))) for name, pattern in _DEVICE_FILES}
     nodes = root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")  # processors have an entry, too, with 0
-    found["AMD"] = sum(node.read_text(encoding="ascii").strip() != "0" for node in nodes)
+    counts["AMD"] = sum(node.read_text(encoding="ascii").strip() != "0" for node in nodes)
     drivers = (link.resolve().name for link in root.glob("sys/class/drm/renderD*/device/driver"))
-    found["Intel"] = sum(name in _INTEL_DRIVERS for name in drivers)
-    return {name: count for name, count in found.items() if count}
+    counts["Intel"] = sum(name in _INTEL_DRIVERS for name in drivers)
+    return {name: count for name, count in counts.items() if count}
 
 
 def _kernel() -> tuple[tuple[str, str], ...]:

@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class LandingSink(Protocol):
-    """A sink without a view whose ``absorb`` copies bytes into memory of its own first, unless they are there already."""
+    """A sink without a view. Its ``absorb`` copies bytes into memory of its own first, unless they are there already."""
 
     def landing(self, start: int, length: int) -> memoryview | None:
         """Return memory for the bytes from ``start`` on; None if ``absorb`` takes them from any memory.
