@@ -5,6 +5,7 @@ Invariant: a violation is repeated by its seed. May import: ``store``, ``log``, 
 tools are in ``proofs``, outside of the package.
 
 - ``store_suite.StoreSuite``: the guarantees of every ``ByteStore``; a store needs ten lines to use it
+- ``traced_writes``: what a store has made durable, by its system calls
 - ``codec_suite.CodecSuite``: the guarantees of every ``ChunkCodec``
 - ``scenario``: a short life of a run, and the invariants that must hold wherever it is cut off
 - ``killable_store.Mortal``: simulates a death before each change to a store
