@@ -24,7 +24,7 @@ from relight.errors import ConfigError
 from relight.format.topics import SCHEDULE
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
-from relight.policy import TriggerInput, adaptive, best, every
+from relight.policy import TriggerInput, adaptive, adaptive_part, best, every
 from relight.policy.file_defaults import defaults_of
 from relight.store import open_bytes
 
@@ -42,8 +42,8 @@ def test_a_save_is_due_after_the_interval_and_never_without_one() -> None:
     assert trigger.due(facts(1e9, None)) is None
     assert trigger.by_step(7) is None
     assert (every(steps=8) | trigger).due(facts(0, 40)) == "every 8 steps"
-    assert (best("loss") | trigger).adapts is trigger
-    assert every(steps=1).adapts is None
+    assert adaptive_part(best("loss") | trigger) is trigger
+    assert adaptive_part(every(steps=1)) is None is adaptive_part(None)
 
 
 def test_a_loss_that_fell_brings_a_save_forward() -> None:

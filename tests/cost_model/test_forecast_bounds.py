@@ -69,7 +69,7 @@ def test_the_bound_is_an_hour_for_cheap_saves() -> None:
         BLOCKED_S / BOUND_SHARE,
     ]
     assert IntervalBounds(at_most_s=60.0).most_s(BLOCKED_S) == 60.0
-    assert following(1.0, at_least_s=7200.0) == 7200.0 and adaptive(at_least="2h").adapts.at_least_s == 7200  # type: ignore[union-attr]
+    assert following(1.0, at_least_s=7200.0) == 7200.0 and adaptive(at_least="2h").at_least_s == 7200  # type: ignore[attr-defined]
     rare = decide(
         ScheduleInput(stalls_s=(1.0,), durables_s=(5.0,), step_s=1.0, failures=0, watched_s=1e7, devices=1),
         None,

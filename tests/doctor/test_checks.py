@@ -17,7 +17,8 @@ from relight.doctor.checks_machine import numbers
 from relight.doctor.complaints import PROGRAM_MESSAGES, USER_DESCRIPTIONS
 from relight.doctor.explain import _BY_KIND, SYMPTOMS
 from relight.doctor.facts import Machine, StoreFacts
-from relight.doctor.finding import SEVERITIES, all_checks
+from relight.doctor.finding import SEVERITIES
+from relight.doctor.judge import all_checks
 from relight.doctor.page import put_in
 
 WITHOUT_A_COMMAND = {"shm", "conditional-writes"}

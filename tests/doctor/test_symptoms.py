@@ -34,7 +34,7 @@ from relight.commit.multi_rank import OthersFailed
 from relight.doctor import explain
 from relight.doctor.complaints import PROGRAM_MESSAGES, PROGRAMS, SEEN, USER_DESCRIPTIONS
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
-from relight.doctor.finding import all_checks
+from relight.doctor.judge import all_checks
 from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
 from relight.log import History, Log, fold
 from relight.observe import subscribe

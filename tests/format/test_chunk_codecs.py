@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 import relight
+from relight.agent.launch import address_of
 from relight.catalog import Run
-from relight.commit import incremental_writer
-from relight.errors import ConfigError, CorruptCheckpoint, UnsafeContent
+from relight.comm.local_sockets import LocalDirectory
+from relight.commit import plugin_codecs
+from relight.errors import ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import chunk_codecs
 from relight.format.chunk_codecs import (
     BUILT_IN,
@@ -32,7 +35,7 @@ from relight.reader import verify_checkpoint
 from relight.store import open_bytes
 
 GOOD = """
-import zlib
+import ctypes, os, sys, zlib
 from relight.format.chunk_codecs import ChunkCodec, EncodedChunk
 
 class Good(ChunkCodec):
@@ -90,6 +93,30 @@ class Writing(Good):
         data[0] = 1
         return EncodedChunk(zlib.compress(data, 1))
 
+class Hungry(Good):
+    name, code = "hungry", 108
+
+    def encode(self, data, context):
+        raise MemoryError
+
+IN_AGENT = "relight.agent.server" in sys.orig_argv
+
+class Segfault(Good):
+    name, code = "segfault", 109
+
+    def encode(self, data, context):
+        if IN_AGENT:
+            ctypes.string_at(0)
+        return super().encode(data, context)
+
+class Exit(Good):
+    name, code = "exit", 110
+
+    def encode(self, data, context):
+        if IN_AGENT:
+            os._exit(7)
+        return super().encode(data, context)
+
 class Empty(Good):
     name, code = "empty", 107
 
@@ -105,7 +132,7 @@ class Low(Good):
 class Alias(Good):
     name, code = "other", 105
 """
-ENTRIES = "good Good;wrong Wrong;raising Raising;halves Halves;delta Delta;writing Writing;empty Empty;twin Twin;low Low;alias Alias;absent Absent"
+ENTRIES = "good Good;wrong Wrong;raising Raising;halves Halves;delta Delta;writing Writing;empty Empty;hungry Hungry;segfault Segfault;exit Exit;twin Twin;low Low;alias Alias;absent Absent"
 
 
 @pytest.fixture
@@ -210,12 +237,18 @@ def test_an_inexact_codec_is_recorded_as_such(codecs: None, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("wrong", "what it decodes is not"), ("raising", "ValueError: no"), ("writing", "TypeError")]
+    ("name", "why"),
+    [
+        ("wrong", "what it decodes is not"),
+        ("raising", "ValueError: no"),
+        ("writing", "TypeError"),
+        ("hungry", "MemoryError"),
+    ],
 )
 def test_a_faulty_codec_costs_nothing_but_its_gain(codecs: None, tmp_path: Path, name: str, why: str) -> None:
     """What a codec encoded is decoded and compared before it is stored. Without it, the chunk is stored as usual, and one event reports it."""
     path, module, seen = tmp_path / "runs/demo", table(), list[Event]()
-    incremental_writer.REPORTED.discard(name)
+    plugin_codecs.REPORTED.discard(name)
     undo = subscribe(seen.append)
     assert save(path, module, plugin_codecs={"model/*": name}).error is None
     undo()
@@ -298,6 +331,67 @@ def test_a_failing_codec_is_reported_by_the_trainer(
         ckpt.save(0).wait()
     undo()
     assert ["raising"] == [event.fields["codec"] for event in seen if event.name == "codec.failed"]
+
+
+@pytest.mark.parametrize("name", ["segfault", "exit"])
+def test_a_codec_that_ends_the_agent_is_named_and_not_used_again(
+    codecs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The error of the save names the codec. The next agent stores chunks without it, and reports that. No file is left."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(plugin_codecs, "NOTES", plugin_codecs.CodecNotes())
+    path, module, seen = tmp_path / "runs/demo", table(), list[Event]()
+    undo = subscribe(seen.append)
+    compact = relight.Compact(plugin_codecs={"model/*": name, "optimizer/*": "good"})
+    with relight.Checkpointer(path, model=module, save=None, compact=compact, background=True) as ckpt:
+        first = ckpt.save(0, block=False)
+        with pytest.raises(RelightError, match=f"codec {name} was running") as failed:
+            first.wait()
+        assert "plugin_codecs" in failed.value.hint
+        notes = f"{address_of(str(path.parent), path.name)}{plugin_codecs.SUFFIX}"
+        with LocalDirectory() as directory:
+            assert notes in os.listdir(directory.fd)
+        assert ckpt.save(1).error is None
+        assert plugin_codecs.NOTES.has_ended(plugin(name).code), "saves that the trainer writes do without it, too"
+    undo()
+    [event] = [event for event in seen if event.name == "codec.failed"]
+    assert event.fields["codec"] == name and "was running when an agent" in event.fields["error"]
+    assert name not in codecs_of(path)
+    ends = time.monotonic() + 20
+    with LocalDirectory() as directory:
+        while notes in os.listdir(directory.fd) and time.monotonic() < ends:
+            time.sleep(0.02)
+        assert notes not in os.listdir(directory.fd)
+
+
+def test_notes_of_running_codecs(codecs: None, tmp_path: Path) -> None:
+    """Calls are counted. Those that run when the process ends count against the codec: here, and in the next process."""
+    path, notes = str(tmp_path / "notes"), plugin_codecs.CodecNotes()
+    notes.keep_in(path)
+    assert not os.path.exists(path), "most agents never run a codec of another package"
+    with notes.calling(100), notes.calling(100), notes.calling(101):
+        assert Path(path).read_bytes()[100:102] == b"\x02\x01"
+    assert not any(Path(path).read_bytes())
+    with notes.calling(100):  # the process ends here
+        later = plugin_codecs.CodecNotes()
+        later.keep_in(path)
+        assert later.has_ended(100) and not later.has_ended(101)
+        with later.calling(100):
+            assert Path(path).read_bytes()[100] == plugin_codecs.ENDED
+    later.remove()
+    assert not os.path.exists(path)
+
+
+def test_notes_are_no_condition_of_a_save(tmp_path: Path) -> None:
+    """A directory that is gone, or a file of another form, stops no save."""
+    (tmp_path / "short").write_bytes(b"\0" * 100 + b"\1")
+    for name, ended in (("gone/notes", False), ("short", True)):
+        notes = plugin_codecs.CodecNotes()
+        notes.keep_in(str(tmp_path / name))
+        with notes.calling(101):
+            assert notes.has_ended(100) is ended
+        notes.remove()
+    assert plugin_codecs.ended_with(str(tmp_path / "gone")) == []
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -80,7 +81,9 @@ def test_the_guide_to_codecs_gives_the_output_that_it_shows(tmp_path: Path) -> N
     [(group, entries)] = metadata["entry-points"].items()
     (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in entries.items())]))
     (tmp_path / "here").mkdir()
-    printed = follow(page, tmp_path / "here", {"PYTHONPATH": str(package)})
+    printed = follow(
+        page, tmp_path / "here", {"PYTHONPATH": f"{package}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    )
     assert "zlib" in printed[1]
     command = [sys.executable, "-m", "relight", "verify", "runs/demo"]
     without = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)

@@ -41,6 +41,7 @@ BROAD_MAY_STAND = {
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: reported, and left to the script",
     "monitoring/notify.py": "a plug-in of apprise may fail in any way: reported by its kind, and the next target is tried",
+    "testing/codec_suite.py": "another package's codec may raise anything: the suite's test fails with it",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 

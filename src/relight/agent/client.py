@@ -33,7 +33,9 @@ from relight.agent.messages import (
 from relight.agent.wire import AgentConnection, ConnectionLost, close_all
 from relight.arena import SharedMapping, Slot, adopt
 from relight.comm import new_threads
+from relight.comm.process_state import has_ended
 from relight.comm.standstill import CHECK_S, Standstill
+from relight.commit.plugin_codecs import ended_with
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
 from relight.units import duration_text
@@ -41,6 +43,8 @@ from relight.units import duration_text
 A = TypeVar("A", SlotsAllocated, HeldList, PeerAddress)
 
 
+EXIT_S = 1.0
+"""Seconds to wait for the end of an agent after that of its connection: the kernel closes the connection first."""
 SEND_S = 60.0
 """Seconds that the agent may leave a message unread once its socket is full, at most."""
 
@@ -73,9 +77,9 @@ class HeldPart:
 class Agent:
     """A connection to the agent. ``on_done`` is called in a background thread, once for each save that was sent."""
 
-    def __init__(self, connection: socket.socket, pid: int = 0) -> None:
-        """``pid``: the process at the other end; 0 if unknown."""
-        self.pid = pid
+    def __init__(self, connection: socket.socket, pid: int = 0, codec_notes: str = "") -> None:
+        """``pid``: the process at the other end; 0 if unknown. ``codec_notes``: its file of running codecs."""
+        self.pid, self._codec_notes = pid, codec_notes
         self.standstill = Standstill(pid)
         self._waits = 0
         """Calls of this process that wait for the agent now."""
@@ -297,8 +301,12 @@ class Agent:
         with self._changed:
             left, self._running = self._running, {}
             report = self.on_done  # read it now: close() replaces it
+        codecs = ended_with(self._codec_notes) if left and has_ended(self.pid, EXIT_S) else []
+        why = f"; codec {' or '.join(codecs)} was running, and is not used any more" if codecs else ""
+        hint = "leave it out of Compact(plugin_codecs=…), and report it to its authors" if codecs else ""
         for number, checkpoint_id in left.items():
-            report(SaveOutcome(SaveResult(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
+            error = AgentDied(f"the agent died while it wrote this save{why}", hint=hint)
+            report(SaveOutcome(SaveResult(number, checkpoint_id), error))
 
 
 def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping]:

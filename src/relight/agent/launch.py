@@ -22,6 +22,7 @@ from relight.comm.local_sockets import LocalDirectory, NotPrivate, name_of, peer
 from relight.comm.process_state import STOPPED, command_of, process_at
 from relight.comm.proof import ProofFailed, prove_as_caller
 from relight.comm.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, wake
+from relight.commit.plugin_codecs import SUFFIX
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.units import duration_text
@@ -165,7 +166,7 @@ def _connect(
         _continue_or_end(pid, timeout_s)
         prove_as_caller(connection, secret, name, timeout_s, lambda: _continue_or_end(pid, timeout_s))
         connection.settimeout(None)
-        return Agent(connection, pid)
+        return Agent(connection, pid, f"{directory.path}/{name}{SUFFIX}")
     except TimeoutError as error:
         connection.close()
         raise StoreUnavailable(f"the agent (process {pid}) did not answer within {duration_text(timeout_s)}") from error

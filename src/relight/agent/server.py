@@ -54,7 +54,9 @@ from relight.agent.wire import FDS_MAX, AgentConnection, ConnectionLost, close_a
 from relight.arena import FILLING, SEALED, SharedMapping, Slot, allocate, freeze, is_frozen, reading
 from relight.comm import lower_priority, new_threads
 from relight.comm.local_sockets import LocalDirectory, peer_of
+from relight.comm.process_state import has_ended
 from relight.comm.proof import prove_as_listener
+from relight.commit.plugin_codecs import NOTES, SUFFIX
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
@@ -342,7 +344,7 @@ class AgentServer:
         """
         with self._lock:
             pids = [session.pid for session in self._sessions if session.open and not session.polite]
-        return any(map(_has_ended, pids))
+        return any(map(has_ended, pids))
 
     def _is_stuck(self, job: SlotJob, now: float) -> bool:
         if job.waits_since is None or not job.waits_for:
@@ -557,20 +559,6 @@ def _watch(session: TrainerSession, pid: int) -> None:
         session.wire.hang_up()
 
 
-def _has_ended(pid: int) -> bool:
-    """Return whether the process has ended; False if that is unknown."""
-    if not pid:  # in another process namespace
-        return False
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError as error:
-        return error.errno == errno.ESRCH
-    try:
-        return bool(select.select([fd], [], [], 0)[0])
-    finally:
-        os.close(fd)
-
-
 def _is_there(committed: CommittedSlot) -> bool:
     return committed.slot.state() == (SEALED, committed.number)
 
@@ -586,6 +574,7 @@ def main() -> int:
     try:
         with LocalDirectory(path) as directory:
             listener = directory.listen(address, 128)
+            NOTES.keep_in(f"{directory.path}/{address}{SUFFIX}")
     except OSError as error:
         print(f"relight agent: {error}", file=sys.stderr)
         return 3 if error.errno in (errno.EADDRINUSE, errno.ETIMEDOUT) else 4
@@ -594,6 +583,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, server.end)
     subscribe(server.forward)
     server.run()
+    NOTES.remove()
     listener.close()
     return 0
 

@@ -202,9 +202,10 @@ def _keep(
             encoded[name] = Moments(
                 Encoded.encode(node.state), [Encoded.encode(names) for names in node.params], masters
             )
+    frozen = (i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable)
     return CapturedTemplate(
-        basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
-        dict(walker.spreads), frozenset(i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable),
+        tuple(walker.items), dict(walker.known), frozenset(walker.names), dict(walker.spreads), frozenset(frozen),
+        basis, encoded, walker.trained, sizes, missed,
     )  # fmt: skip
 
 

@@ -21,8 +21,8 @@ from relight.capture import flat_params
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
 from relight.capture.objects import flattens
 from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
-from relight.capture.sharded import ShardingOf, local_of
-from relight.layout import Item
+from relight.capture.sharded import local_of
+from relight.capture.walk import WalkedItems
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
 _OWN_WAYS = frozenset(("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules"))
@@ -167,23 +167,16 @@ class CacheKey(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class CapturedTemplate:
+class CapturedTemplate(WalkedItems):
     """The part of a state that the next capture may reuse: its items come first, its nodes are encoded."""
 
     basis: CacheKey
     nodes: dict[str, Any]
     """A module's whole node; an optimizer's ``Moments``."""
-    items: tuple[Item, ...]
-    known: Mapping[tuple[object, ...], int]
-    names: frozenset[str]
     trained: frozenset[tuple[object, ...]]
     sizes: dict[str, tuple[int, int]]
     """Tensors and bytes among ``items``, by component."""
     missed: dict[str, list[str]]
-    spreads: Mapping[int, ShardingOf]
-    """Sharding of the items that are only partly on this rank, by index."""
-    frozen: frozenset[int]
-    """Indices of ``items`` that are parameters without gradient and in no optimizer."""
 
     def holds(self, components: Mapping[str, object]) -> bool:
         """Return whether a walk would give the same result. Half a microsecond a tensor."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,9 +31,6 @@ from relight.format.manifest import NAME_BYTES_MAX
 from relight.format.tree import DIGITS_MAX, LEVELS_MAX, join_path
 from relight.layout import Bytes, Item
 
-if TYPE_CHECKING:
-    from relight.capture.capture_cache import CapturedTemplate
-
 _SPARSE = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
     torch.sparse_csc: ("sparse_csc", "ccol_indices", "row_indices"),
@@ -51,13 +49,26 @@ NO_OPTIMIZER_OBJECT = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class WalkedItems:
+    """What a walk has found, for the next walk."""
+
+    items: tuple[Item, ...]
+    known: Mapping[tuple[object, ...], int]
+    names: frozenset[str]
+    spreads: Mapping[int, ShardingOf]
+    """Sharding of the items that are only partly on this rank, by index."""
+    frozen: frozenset[int]
+    """Indices of ``items`` that are parameters without gradient and in no optimizer."""
+
+
 class Walker:
     """Collects items while the tree is built. Tensors with the same memory become one item.
 
     ``fixed``: the part that need not be walked again; its items come first. ``before``: items of another tree.
     """
 
-    def __init__(self, fixed: CapturedTemplate | None = None, before: Sequence[Item] = ()) -> None:
+    def __init__(self, fixed: WalkedItems | None = None, before: Sequence[Item] = ()) -> None:
         self.items: list[Item] = [*before, *(fixed.items if fixed is not None else ())]
         self.spreads: dict[int, ShardingOf] = dict(fixed.spreads) if fixed is not None else {}
         self.frozen: set[int] = set(fixed.frozen) if fixed is not None else set()

@@ -32,7 +32,7 @@ from relight.heartbeat import RiskWarning, heartbeat, read_risk
 from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
-from relight.policy import Adaptive, Tiers, Trigger
+from relight.policy import Adaptive, Tiers, Trigger, adaptive_part
 from relight.units import duration_text
 
 REMEMBERED = 32
@@ -63,8 +63,7 @@ class AdaptiveSchedule(Hook):
         clock: Callable[[], float] = monotonic,
         tiers: Tiers | None = None,
     ) -> None:
-        rules = trigger.adapts if trigger is not None else None
-        self._rules: Adaptive | None = rules
+        rules = self._rules = adaptive_part(trigger)
         self._leads = rank == 0
         self._onwards = TierPacer(tiers.tiers if tiers is not None and rules is not None and self._leads else (), clock)
         self._devices, self._clock, self._began = devices, clock, clock()

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from relight.checkpointer.background import Background
+from relight.checkpointer.hook_list import Hooks
+from relight.checkpointer.options import RunOptions
+from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_handle import Save
+from relight.checkpointer.save_writer import SaveWriter
+from relight.checkpointer.session import RunSession
+from relight.commit import Attempt
 from relight.errors import RelightError, RunRemoved
 from relight.observe import emit
-from relight.save_reason import ASKED, END
+from relight.save_reason import ASKED, END, SaveReason
 
-if TYPE_CHECKING:
-    from relight.checkpointer.save_loop import SaveLoop
+
+class RestartableLoop(Protocol):
+    """The parts of a ``SaveLoop`` that a new log needs."""
+
+    options: RunOptions
+    session: RunSession
+    hooks: Hooks
+    progress: RunProgress
+    writer: SaveWriter | None
+
+    def begin_attempt(self) -> Attempt:
+        """See ``SaveLoop``."""
+
+    def open_writer(self) -> SaveWriter | None:
+        """See ``SaveLoop``."""
+
+    def save(
+        self,
+        step: int,
+        reason: SaveReason,
+        metrics: Mapping[str, Any],
+        tag: str | None,
+        micro_step: int | None,
+        *,
+        may_wait: bool,
+    ) -> Save | None:
+        """See ``SaveLoop``."""
 
 
 class NewLog:
@@ -23,7 +55,7 @@ class NewLog:
         self._reported = False
         """Whether the failure to begin a new log was reported."""
 
-    def begin_if_removed(self, loop: SaveLoop, failed: Save) -> None:
+    def begin_if_removed(self, loop: RestartableLoop, failed: Save) -> None:
         """Take charge of a new, empty run in the same place if ``failed`` shows that the old one was removed. The next step is then saved.
 
         Does nothing unless the failure policy asks for it, and nothing where several ranks save together: they would have to agree.

@@ -7,11 +7,11 @@ import math
 import os
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from relight.checkpointer.observer import observers
+from relight.checkpointer.observer import ObservedCheckpointer, observers
 from relight.checkpointer.step_pauses import StepPauses
 from relight.errors import Diverged, ReplicasDiffer
 from relight.heartbeat import HeartbeatWriter, heartbeat
@@ -20,9 +20,6 @@ from relight.observe import Event, subscribe
 from relight.policy.rollback_env import SPIKES
 from relight.policy.spikes import spikes_of
 from relight.store.urls import absolute
-
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
 
 AWAY_EVERY = 10
 """Read a device-resident loss only every N steps, one step late, so that reading never synchronises the device."""
@@ -37,7 +34,7 @@ class HeartbeatObserver:
         self._spikes = spikes_of(os.environ.get(SPIKES, ""))
         self._pauses = StepPauses()
         self._away: tuple[int, torch.Tensor] | None = None
-        self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+        self._open: weakref.WeakSet[ObservedCheckpointer] = weakref.WeakSet()
         subscribe(self._on_risk)
         last_words.append(self._leave)
 
@@ -46,16 +43,16 @@ class HeartbeatObserver:
         self._teller.at(absolute(url), run)
         return url, run
 
-    def on_start(self, ckpt: Checkpointer) -> None:
+    def on_start(self, ckpt: ObservedCheckpointer) -> None:
         """Remember an open Checkpointer: if the script ends by an error, it is closed as a ``with`` block would close
         it."""
         self._open.add(ckpt)
 
-    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
+    def on_restore(self, ckpt: ObservedCheckpointer, step: int, checkpoint_id: str | None) -> None:
         """Publish the last step that the restored checkpoint has; −1 for a fresh run."""
         self._teller.restored(step - 1 if checkpoint_id is not None else -1)
 
-    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+    def on_step(self, ckpt: ObservedCheckpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """Publish the end of a step and its loss. Raise ``Diverged`` or ``ReplicasDiffer`` if training must roll
         back."""
         if ckpt.replica_mismatch:
@@ -69,7 +66,7 @@ class HeartbeatObserver:
         if jump is not None:
             raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
-    def on_end(self, ckpt: Checkpointer) -> None:
+    def on_end(self, ckpt: ObservedCheckpointer) -> None:
         """Publish the phase ``ending``: the rest of the script may take any time."""
         self._open.discard(ckpt)
         self._teller.phase("ending")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.component_watch import ComponentWatch
@@ -18,16 +16,13 @@ from relight.checkpointer.session import RunSession
 from relight.checkpointer.stale_model_check import StaleModelCheck
 from relight.checkpointer.tier_replication import TierReplicator
 
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
-
 
 class Hooks:
     """All hooks of one Checkpointer. Those with a name are also called directly."""
 
     def __init__(
         self,
-        owner: Checkpointer,
+        owner: object,
         options: RunOptions,
         session: RunSession,
         components: dict[str, object],

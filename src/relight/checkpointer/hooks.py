@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from relight.agent import SaveResult
 from relight.checkpointer.observer import observers
@@ -12,9 +12,6 @@ from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt, SaveReport
 from relight.log import History
 from relight.restore.result import Resumed
-
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
 
 
 class CommittedSave(NamedTuple):
@@ -70,7 +67,7 @@ class Hook:
 class ObserverHook(Hook):
     """Forwards to the observers of this process, such as ``relight prove`` and the heartbeat."""
 
-    def __init__(self, owner: Checkpointer) -> None:
+    def __init__(self, owner: object) -> None:
         self._ref = weakref.ref(owner)
         for observer in observers:
             observer.on_start(owner)
@@ -91,7 +88,7 @@ class ObserverHook(Hook):
             observer.on_end(self._owner)
 
     @property
-    def _owner(self) -> Checkpointer:
+    def _owner(self) -> object:
         owner = self._ref()
         assert owner is not None, "its owner calls it"
         return owner

@@ -3,18 +3,36 @@ from a signal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from relight.checkpointer.closed import Closed
+from relight.checkpointer.hook_list import Hooks
 from relight.checkpointer.lost_workers import ends_by, reason_of
+from relight.checkpointer.options import RunOptions
+from relight.checkpointer.run_progress import RunProgress
+from relight.checkpointer.save_loop import SaveLoop
+from relight.checkpointer.session import RunSession
+from relight.checkpointer.signals import SignalHandlers
+from relight.checkpointer.state_capture import StateCapture
 from relight.errors import Diverged, Fenced, ReplicasDiffer
 from relight.observe import emit
 
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
+
+class Leaving(Protocol):
+    """The parts of a Checkpointer that its end needs."""
+
+    _signals: SignalHandlers | None
+    _hooks: Hooks
+    _options: RunOptions
+    _saves: SaveLoop
+    _progress: RunProgress
+    _session: RunSession
+    _capture: StateCapture
+
+    def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None: ...
 
 
-def leave(ckpt: Checkpointer, error: BaseException) -> None:
+def leave(ckpt: Leaving, error: BaseException) -> None:
     """Save the last step boundary, unless ``error`` forbids it, and close ``ckpt``. End the process if ``error``
     follows from a signal."""
     signals = ckpt._signals
@@ -37,7 +55,7 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
         signals.end()
 
 
-def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
+def _handed_over(ckpt: Leaving, error: Exception) -> bool:
     """Return whether this rank saved the last step for all ranks, after another rank died."""
     if ckpt._session.attempt is None:
         return False
@@ -49,7 +67,7 @@ def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
     return done
 
 
-def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
+def _save_boundary(ckpt: Leaving, error: Exception) -> None:
     """Save the end of the last step, if parameters and optimizer have not changed since."""
     step = ckpt._capture.boundary.step
     if (

@@ -11,15 +11,11 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from relight.checkpointer.observer import observers
+from relight.checkpointer.observer import EndingSignals, ObservedCheckpointer, observers
 from relight.observe import emit
 from relight.save_reason import SaveReason, of_exception, of_signal
-
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
-    from relight.checkpointer.signals import SignalHandlers
 
 WAIT_S = 1.0
 """Seconds to wait for the trainer's own signal after a worker was ended by one."""
@@ -28,7 +24,7 @@ _LOST = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpecte
 _CHAIN_MAX = 20
 
 
-def ends_by(signals: SignalHandlers | None, error: BaseException | None) -> bool:
+def ends_by(signals: EndingSignals | None, error: BaseException | None) -> bool:
     """Return whether ``error`` is only that the signal which ends this job has ended a worker of a data loader, too."""
     if signals is None or not isinstance(error, Exception):
         return False
@@ -40,7 +36,7 @@ def ends_by(signals: SignalHandlers | None, error: BaseException | None) -> bool
     return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(cause) for cause in _chain(error)))
 
 
-def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None) -> SaveReason:
+def reason_of(signals: EndingSignals | None, error: Exception, step: int | None) -> SaveReason:
     """Return the reason of the save before ``error`` ends the process; report an error that is part of the job's ending."""
     if signals is None or not ends_by(signals, error):
         return of_exception(error)
@@ -88,25 +84,25 @@ class _Uncaught:
     """An ``Observer`` that closes the Checkpointers of a script without ``with`` when a worker's death ends the script."""
 
     def __init__(self) -> None:
-        self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+        self._open: weakref.WeakSet[ObservedCheckpointer] = weakref.WeakSet()
 
     def place(self, url: str, run: str) -> tuple[str, str]:
         """Leave the place unchanged."""
         return url, run
 
-    def on_start(self, ckpt: Checkpointer) -> None:
+    def on_start(self, ckpt: ObservedCheckpointer) -> None:
         """Watch for uncaught exceptions."""
         self._open.add(ckpt)
         if not isinstance(sys.excepthook, _Hook):
             sys.excepthook = _Hook(sys.excepthook, self)
 
-    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
+    def on_restore(self, ckpt: ObservedCheckpointer, step: int, checkpoint_id: str | None) -> None:
         """Do nothing."""
 
-    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+    def on_step(self, ckpt: ObservedCheckpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """Do nothing."""
 
-    def on_end(self, ckpt: Checkpointer) -> None:
+    def on_end(self, ckpt: ObservedCheckpointer) -> None:
         """Stop watching."""
         self._open.discard(ckpt)
 

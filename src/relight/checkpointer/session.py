@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relight.agent import dismiss
 from relight.capture import environment_soon
@@ -13,7 +13,7 @@ from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import open_for, ranks_of
 from relight.checkpointer.signals import SignalHandlers
 from relight.checkpointer.state_capture import StateCapture
-from relight.checkpointer.takeover import Takeover
+from relight.checkpointer.takeover import RunHolder, Takeover
 from relight.comm import find_world
 from relight.commit import Attempt
 from relight.heartbeat import LATE_AFTER, heartbeat
@@ -21,14 +21,11 @@ from relight.observe import demote_info_logs, emit, write_events
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.store.wrapper import guard_of
 
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
-
 
 class RunSession:
     """The store, the ranks and the attempt of one Checkpointer. Making it is collective."""
 
-    def __init__(self, owner: Checkpointer, options: RunOptions) -> None:
+    def __init__(self, owner: RunHolder, options: RunOptions) -> None:
         self.run, self._options = options.run, options
         self.world = find_world(options.limits.deadline_s)
         settings = {

@@ -21,13 +21,16 @@ import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
+from relight.checkpointer.options import RunOptions
 from relight.checkpointer.rank_0 import begin
+from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.unreachable_writer import may_live
+from relight.comm import Communicator
 from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.commit import Attempt
 from relight.errors import ConfigError, Fenced, LeaseHeld, RelightError
@@ -42,11 +45,9 @@ from relight.log.listing import newest_records
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
 from relight.policy.file_defaults import WAYS
+from relight.ranks.group import RankGroup
 from relight.store import ByteStore
 from relight.units import age_text, duration_text
-
-if TYPE_CHECKING:
-    from relight.checkpointer.checkpointer import Checkpointer
 
 WAIT_MAX_S = 60.0
 """Maximum seconds since the last record after which a process on another host counts as gone."""
@@ -145,10 +146,47 @@ def _replaces_pod(host: str) -> bool:
     return match is not None and own_match is not None and match[1] == own_match[1]
 
 
+class HeldSession(Protocol):
+    """The parts of a ``RunSession`` that a takeover needs."""
+
+    run: str
+    store: ByteStore
+    ranks: RankGroup
+    world: Communicator
+    attempt: Attempt | None
+
+    @property
+    def location(self) -> str:
+        """See ``RunSession``."""
+
+
+class Draining(Protocol):
+    """The part of a ``SaveLoop`` that a takeover needs."""
+
+    def drain(self, *, quiet: bool = False) -> None:
+        """See ``SaveLoop``."""
+
+
+class RunHolder(Protocol):
+    """The parts of a Checkpointer that a takeover needs."""
+
+    _closed: Closed | None
+    _options: RunOptions
+    _progress: RunProgress
+
+    @property
+    def _session(self) -> HeldSession: ...
+
+    @property
+    def _saves(self) -> Draining: ...
+
+    def _finish(self, closed: Closed) -> None: ...
+
+
 class Takeover:
     """Takes charge of the run for one Checkpointer, and notices when another process has taken it over."""
 
-    def __init__(self, option: str | None, owner: Checkpointer) -> None:
+    def __init__(self, option: str | None, owner: RunHolder) -> None:
         self._option, self._owner = check_takeover(option), weakref.ref(owner)
         self._listener: Listener | None = None
         self._found_at = 0.0
@@ -230,7 +268,7 @@ class Takeover:
     # -- inside
 
     @property
-    def _checkpointer(self) -> Checkpointer:
+    def _checkpointer(self) -> RunHolder:
         owner = self._owner()
         assert owner is not None, "its owner calls it"
         return owner
@@ -326,7 +364,7 @@ class Takeover:
             consequence = f"takes the run over; the other one then fails with Fenced at its next {when}"
             _warn(owner, sign, f"this process only reads until its first step() or save(), which {consequence}")
 
-    def _wait(self, owner: Checkpointer, sign: Sign) -> Sign | None:
+    def _wait(self, owner: RunHolder, sign: Sign) -> Sign | None:
         """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
         longest = sign.window_s - (sign.age_s or 0.0)
         longest = max(0.0, min(longest, owner._options.limits.deadline_s / 2))
@@ -515,7 +553,7 @@ def _notify(address: str) -> None:
         line.send(_SUPERSEDED)
 
 
-def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
+def _refusal(owner: RunHolder, sign: Sign, *, reads: bool) -> LeaseHeld:
     """Return the error for a run that another process trains. ``reads``: the call was a restore, which may be meant to read only."""
     read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
     remedies = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
@@ -524,7 +562,7 @@ def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
     return LeaseHeld(f"{sign.shown} {state} this run", where=where, hint=hint)
 
 
-def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
+def _warn(owner: RunHolder, sign: Sign, then: str) -> None:
     state = "still trains" if sign.certain else "may still train"
     emit(
         "takeover.taken",
@@ -536,7 +574,7 @@ def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
     )
 
 
-def _ask(owner: Checkpointer, sign: Sign) -> bool:
+def _ask(owner: RunHolder, sign: Sign) -> bool:
     state = "still trains" if sign.certain else "may still train"
     print(
         f"relight: {sign.shown} {state} {owner._session.location}. Take it over? [y/N] ",

@@ -80,6 +80,4 @@ def command(shell: str) -> None:
       relight completion fish > ~/.config/fish/completions/relight.fish
       eval "$(relight completion bash)"             # this shell only
     """
-    from relight.cli import cli
-
-    click.echo(script(shell, cli))
+    click.echo(script(shell, click.get_current_context().find_root().command))

@@ -25,7 +25,8 @@ from types import TracebackType
 SECRET_BYTES = 32
 NAME = r"[0-9a-f]{8}-[0-9a-f]{40}"
 """The form of a socket's name: the boot of the machine, then a digest of what the socket is for."""
-_FILE = re.compile(NAME + r"\.sock")
+_FILE = re.compile(NAME + r"\.(?:sock|codecs)")
+"""Sockets, and what agents note about codecs (``commit.plugin_codecs``)."""
 _PATH_BYTES_MAX = 107
 """Longest socket address in bytes (``sun_path``), without the zero byte at its end."""
 _LOCK_S = 5.0
@@ -170,7 +171,7 @@ class LocalDirectory:
         return True
 
     def _sweep(self) -> None:
-        """Remove socket files that killed listeners of this boot left."""
+        """Remove files that killed listeners of this boot left."""
         own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
         if len(own) > _SWEPT_MAX:  # a random sample, so that all of them get their turn
             own = secrets.SystemRandom().sample(own, _SWEPT_MAX)
@@ -178,11 +179,11 @@ class LocalDirectory:
             with contextlib.suppress(OSError):
                 status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
                 old = (
-                    stat.S_ISSOCK(status.st_mode)
+                    (stat.S_ISSOCK(status.st_mode) or stat.S_ISREG(status.st_mode))
                     and status.st_uid == os.geteuid()
                     and time.time() - status.st_mtime > _STALE_S
                 )
-                if old and not self._has_listener(name.removesuffix(".sock")):
+                if old and not self._has_listener(name.partition(".")[0]):
                     os.unlink(name, dir_fd=self.fd)
 
     @contextlib.contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import signal
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +56,20 @@ class ProcessIdentity(NamedTuple):
             return False
         finally:
             os.close(handle)
+
+
+def has_ended(pid: int, wait_s: float = 0.0) -> bool:
+    """Return whether the process has ended, or ends within ``wait_s`` seconds; False if that is unknown."""
+    if not pid:  # in another process namespace
+        return False
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    try:
+        return bool(select.select([fd], [], [], wait_s)[0])
+    finally:
+        os.close(fd)
 
 
 def process_at(pid: int) -> ProcessIdentity | None:

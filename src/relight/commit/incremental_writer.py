@@ -22,7 +22,8 @@ from relight.commit.chunk_index import MARK_BYTES, MARKS, IncrementalState, Inde
 from relight.commit.fp32_masters import Masters
 from relight.commit.pack_writer import WriteLimits, WriteStats
 from relight.commit.plan import PackPlan, SavePlan
-from relight.errors import IncompatibleState, NoSpace
+from relight.commit.plugin_codecs import encode_with
+from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
 from relight.format.chunk_codecs import (
     DELTAS,
@@ -32,7 +33,6 @@ from relight.format.chunk_codecs import (
     RAW,
     ChunkCodec,
     EncodeContext,
-    EncodedChunk,
     plugin,
 )
 from relight.format.chunk_locations import OWN, ChunkLocation, PackChunks
@@ -43,7 +43,6 @@ from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
 from relight.format.planes import Rooms
 from relight.layout.sources import copy_from
-from relight.observe import emit
 from relight.policy.compact import (
     AUDIT_BYTES,
     EQUAL_MIN,
@@ -66,8 +65,6 @@ SAMPLED, SAMPLED_BYTES = 6, 512 << 10
 before the save is reported."""
 READ_MAX = 1.75
 """Most bytes that a reader must read for a chunk, with its delta chain, relative to the chunk's length. Limits the chain's length."""
-REPORTED: set[str] = set()
-"""Codecs whose failure was reported: once per process, as a save may have thousands of chunks."""
 _NO_BYTES = memoryview(b"")
 
 
@@ -125,7 +122,7 @@ class _Coder(NamedTuple):
             return _Chunk(*self.same[number], _NO_BYTES, RAW)
         context, chosen = self._context(number), self.plugins.get(number, RAW)
         for codec in (LOSSY, chosen):
-            encoded = None if codec.exact else _encoded(codec, data, context)
+            encoded = None if codec.exact else encode_with(codec, data, context)
             if encoded is not None and encoded.decoded is not None:
                 value = Digest(encoded.decoded).digest()
                 where = self.known.chunks.get((value, len(encoded.decoded)))
@@ -151,7 +148,7 @@ class _Coder(NamedTuple):
     ) -> _Chunk:
         """Return the chunk as the first exact codec that makes it smaller stores it; raw without one. ``base``: where its base is."""
         for codec in (chosen, DELTAS) if context.mostly_equal else (chosen, DELTAS, PLANES):
-            encoded = _encoded(codec, data, context) if codec is not RAW and codec.exact else None
+            encoded = encode_with(codec, data, context) if codec is not RAW and codec.exact else None
             if encoded is None or not len(encoded.stored) < len(data):
                 continue
             if not codec.needs_base:
@@ -173,17 +170,6 @@ class _Coder(NamedTuple):
             and before is not None
             and before.still()
         )
-
-
-def _encoded(codec: ChunkCodec, data: memoryview, context: EncodeContext) -> EncodedChunk | None:
-    """Return the chunk coded by ``codec``. None if it does not apply, or if another package's codec fails: no save fails for it."""
-    try:
-        return codec.encode(data, context)
-    except IncompatibleState as error:
-        if codec.name not in REPORTED:
-            REPORTED.add(codec.name)
-            emit("codec.failed", f"{error.what}: chunks are stored without it", codec=codec.name, error=error.what)
-        return None
 
 
 def write_smaller_packs(

@@ -14,8 +14,9 @@ from relight.doctor.collect import collect
 from relight.doctor.coverage import Coverage, coverage
 from relight.doctor.explain import Explained, explain
 from relight.doctor.facts import DoctorFacts
-from relight.doctor.finding import CHECKS, Check, Finding, judge
+from relight.doctor.finding import CHECKS, Check, Finding
 from relight.doctor.fix import FixPlan, FixReport, execute_fix, plan_fix
+from relight.doctor.judge import judge
 from relight.doctor.ready import Readiness, ReadinessLine, grade
 
 __all__ = [

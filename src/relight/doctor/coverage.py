@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from relight.doctor.facts import ConfigFacts, DoctorFacts, RunFacts, StoreFacts
-from relight.doctor.finding import Check, all_checks
+from relight.doctor.finding import Check
+from relight.doctor.judge import all_checks
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "accelerators": ("accelerators",), "accounts": ("supervised",), "disk": ("fsync_s", "direct", "skew_s", "exclusive", "write_bps"),

@@ -72,20 +72,3 @@ def check(
         return evaluate
 
     return put
-
-
-def judge(facts: DoctorFacts) -> list[Finding]:
-    """Return all findings, the most severe first. Pure."""
-    findings = [
-        Finding(check.name, check.severity, check.part, *seen, check.section)
-        for check in all_checks().values()
-        for seen in check.evaluate(facts)
-    ]
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def all_checks() -> dict[str, Check]:
-    """Return the registry, with all checks imported."""
-    from relight.doctor import checks_config, checks_machine, checks_nodes, checks_run, checks_store  # noqa: F401 - they register themselves
-
-    return CHECKS

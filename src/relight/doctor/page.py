@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from relight.doctor.finding import all_checks
+from relight.doctor.judge import all_checks
 
 BEGIN, END = "<!-- made by python -m relight.doctor.page -->", "<!-- end -->"
 PARTS = {

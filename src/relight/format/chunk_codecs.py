@@ -323,7 +323,7 @@ def _plugins() -> _Plugins:
     for entry in entry_points(group=GROUP):
         try:
             codec = entry.load()()
-            wrong = _fault(codec, entry.name)
+            wrong = plugin_fault(codec, entry.name)
         except Exception as error:  # noqa: BLE001 - another package's code, whatever it raises
             codec, wrong = None, f"{type(error).__name__}: {error}"
         if codec is not None and not wrong and codec.code in plugins.codes:
@@ -335,7 +335,8 @@ def _plugins() -> _Plugins:
     return plugins
 
 
-def _fault(codec: Any, name: str) -> str:
+def plugin_fault(codec: Any, name: str) -> str:
+    """Return why a codec cannot be used under the name of its entry point; empty if it can."""
     if not isinstance(codec, ChunkCodec):
         return f"it is a {type(codec).__name__}, and no ChunkCodec"
     if codec.name != name or name in {built_in.name for built_in in BUILT_IN}:

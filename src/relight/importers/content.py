@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from relight.errors import IncompatibleState, UnsafeContent
+from relight.importers.loose_rng import loose_rng
 from relight.importers.pickles import UnpickledObject
-from relight.importers.tensors import AssembledTensor, Spec
-from relight.importers.tree_builder import LEVELS_MAX, VALUES_MAX, Numbers, array_of
-from relight.layout import Bytes
+from relight.importers.tensors import is_tensor
+from relight.importers.tree_builder import LEVELS_MAX, VALUES_MAX
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER, RNG, VALUE = "module", "optimizer", "scheduler", "scaler", "rng", "value"
 KEPT = "imported"
@@ -82,8 +82,6 @@ class Content:
 
     def _generators(self, entries: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Take the process's generators as the component ``rng``; return the other entries."""
-        from relight.importers.loose_rng import loose_rng  # imported here, as it imports this module
-
         generators = loose_rng(entries) if "rng" not in self.components else None
         if generators is None or not (generators.node or generators.left_out):
             return entries
@@ -131,11 +129,6 @@ class Content:
         """Record a metric of the training, if it is a number."""
         if type(value) is float or (type(value) is int and abs(value) < 2**53):
             self.metrics[name] = float(value)
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether the value is a tensor, in any form."""
-    return isinstance(value, (Spec, AssembledTensor))
 
 
 def kind_of(value: Any) -> str:
@@ -269,87 +262,3 @@ def usual_name(key: str, kind: str, *, alone: bool) -> str:
     if alone and kind == SCALER:
         return "scaler" if bare in ("scaler", "grad_scaler", "amp_scaler") else bare
     return bare or key
-
-
-def host_rng(python: Any, numpy: Any, cpu: Any, devices: Mapping[str, list[Any]]) -> dict[str, Any] | None:
-    """Return a process's generators in Relight's form, from the states of Python, numpy and torch.
-
-    Return None if a state is not in the usual form.
-    """
-    words = python_words(python)
-    if words is None or not is_tensor(cpu):
-        return None
-    legacy = numpy_state(numpy) if numpy is not None else None
-    if numpy is not None and legacy is None:
-        return None
-    return {
-        "python": words,
-        "numpy": legacy,
-        "torch": cpu,
-        **{kind: states for kind, states in devices.items() if states},
-    }
-
-
-def python_words(state: Any) -> dict[str, Any] | None:
-    """Return the state of Python's generator in a component's form; None for other values."""
-    import struct
-
-    if (
-        not isinstance(state, (tuple, list))
-        or len(state) != 3
-        or type(state[0]) is not int
-        or not isinstance(state[1], (tuple, list))
-    ):
-        return None
-    if len(state[1]) != 625 or any(type(word) is not int or not 0 <= word < 2**32 for word in state[1]):
-        return None
-    data = struct.pack("<625q", *state[1])
-    gauss = state[2] if type(state[2]) is float or state[2] is None else None
-    return {
-        "version": state[0],
-        "words": AssembledTensor("int64", (625,), Bytes(data), ("words", data)),
-        "gauss": gauss,
-    }
-
-
-def numpy_state(state: Any) -> dict[str, Any] | None:
-    """Return the state of numpy's legacy generator in a component's form; None for other values."""
-    if isinstance(state, dict) and isinstance(state.get("state"), dict):  # get_state(legacy=False)
-        inner = state["state"]
-        state = (
-            state.get("bit_generator"),
-            inner.get("key"),
-            inner.get("pos"),
-            state.get("has_gauss"),
-            state.get("gauss"),
-        )
-    if (
-        not isinstance(state, (tuple, list))
-        or len(state) != 5
-        or state[0] != "MT19937"
-        or not isinstance(state[1], (UnpickledObject, list))
-    ):
-        return None
-    try:
-        import numpy as np
-
-        key = np.ascontiguousarray(
-            array_of(state[1]) if isinstance(state[1], UnpickledObject) else np.array(state[1], dtype=np.uint32)
-        )
-    except (TypeError, ValueError, KeyError, OverflowError):
-        return None
-    if (
-        key.dtype != "uint32"
-        or key.shape != (624,)
-        or type(state[2]) is not int
-        or type(state[3]) is not int
-        or type(state[4]) is not float
-    ):
-        return None
-    words = Numbers(key.tobytes(), key.dtype.str, key.shape)
-    return {
-        "bit_generator": "MT19937",
-        "state": {"key": words, "pos": state[2]},
-        "has_gauss": state[3],
-        "gauss": state[4],
-    }

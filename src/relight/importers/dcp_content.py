@@ -17,13 +17,12 @@ from relight.importers.content import (
     ImportedComponent,
     check_walkable,
     is_optimizer,
-    is_tensor,
     optimizer_of,
 )
 from relight.importers.dcp import Chunk, Metadata, Value
 from relight.importers.files import Files
 from relight.importers.nesting import OpaqueNode, Path, crowded, nested
-from relight.importers.tensors import AssembledTensor, FileRange, FileSource, Home, StridedSource, Tiled
+from relight.importers.tensors import AssembledTensor, FileRange, FileSource, Home, StridedSource, Tiled, is_tensor
 from relight.layout import Source
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.format import Leaf
-from relight.importers.content import MODULE, OPTIMIZER, SCHEDULER, Content, ImportedComponent, is_module, is_tensor
+from relight.importers.content import MODULE, OPTIMIZER, SCHEDULER, Content, ImportedComponent, is_module
 from relight.importers.files import Files, pread
 from relight.importers.pickles import UnpickledObject
-from relight.importers.tensors import AssembledTensor, Joined, Spec, row_major
+from relight.importers.tensors import AssembledTensor, Joined, Spec, is_tensor, row_major
 from relight.importers.torch_file import read_torch
 from relight.layout import Bytes, Source
 from relight.units import count_text

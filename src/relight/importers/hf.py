@@ -14,15 +14,15 @@ from relight.importers.content import (
     SCHEDULER,
     Content,
     ImportedComponent,
-    host_rng,
     is_module,
     is_optimizer,
-    is_tensor,
     optimizer_of,
 )
 from relight.importers.dcp_content import read_tree, take_tree
 from relight.importers.files import Files
+from relight.importers.rng_states import host_rng
 from relight.importers.safetensors import is_safetensors, read_safetensors
+from relight.importers.tensors import is_tensor
 from relight.importers.torch_file import read_torch
 
 _SMALL = ("config.json", "generation_config.json", "adapter_config.json")

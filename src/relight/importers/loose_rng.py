@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from relight.importers.content import is_tensor, numpy_state, python_words
+from relight.importers.rng_states import numpy_state, python_words
+from relight.importers.tensors import is_tensor
 
 _NAMED = re.compile(r"rng|random|seed", re.IGNORECASE)
 _OWN = re.compile(r"loader|sampler|generator|dropout|data|augment", re.IGNORECASE)

@@ -13,11 +13,11 @@ from relight.importers.content import (
     Content,
     ImportedComponent,
     check_walkable,
-    is_tensor,
 )
 from relight.importers.dcp_content import read_tree
 from relight.importers.files import Files
 from relight.importers.megatron_legacy import detect_legacy, take_rest
+from relight.importers.tensors import is_tensor
 from relight.importers.torch_file import read_torch
 
 LATEST = "latest_checkpointed_iteration.txt"

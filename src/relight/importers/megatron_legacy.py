@@ -23,12 +23,11 @@ from relight.importers.content import (
     check_walkable,
     is_module,
     is_optimizer,
-    is_tensor,
     optimizer_of,
 )
 from relight.importers.files import Files
 from relight.importers.pickles import UnpickledObject
-from relight.importers.tensors import AssembledTensor, Joined, Tiled
+from relight.importers.tensors import AssembledTensor, Joined, Tiled, is_tensor
 from relight.importers.torch_file import read_torch
 from relight.layout import Box, Source
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.format import DTYPES
 from relight.importers.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
-from relight.importers.content import MODULE, Content, ImportedComponent, is_tensor
+from relight.importers.content import MODULE, Content, ImportedComponent
 from relight.importers.files import Files
-from relight.importers.tensors import AssembledTensor
+from relight.importers.tensors import AssembledTensor, is_tensor
 from relight.importers.zarr3 import read_zarr3
 from relight.layout import Box
 

@@ -269,6 +269,11 @@ class Tiled:
             target_rows[target] = np.frombuffer(buffer, kind).reshape((hi - lo, *size[1:]))
 
 
+def is_tensor(value: Any) -> bool:
+    """Return whether the value is a tensor, in any form."""
+    return isinstance(value, (Spec, AssembledTensor))
+
+
 def _copy(source: Source, start: int, into: memoryview) -> None:
     view = source.view()
     if view is not None:

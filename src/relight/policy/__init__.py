@@ -1,6 +1,6 @@
 """When to save and what to keep: pure decisions over facts and ``now``, each with its reason. May import: ``errors``."""
 
-from relight.policy.adaptive import Adaptive, adaptive
+from relight.policy.adaptive import Adaptive, adaptive, adaptive_part
 from relight.policy.compact import Compact
 from relight.policy.keep import Candidate, Keep, KeepVerdict, decide_keep, keep
 from relight.policy.limits import Limits
@@ -22,6 +22,7 @@ __all__ = [
     "Trigger",
     "TriggerInput",
     "adaptive",
+    "adaptive_part",
     "best",
     "decide_keep",
     "every",

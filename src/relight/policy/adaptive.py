@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from relight.errors import ConfigError, shown
 from relight.policy.argument_checks import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
-from relight.policy.triggers import Trigger, TriggerInput
+from relight.policy.triggers import Trigger, TriggerInput, parts_of
 from relight.save_reason import Kind
 from relight.units import duration_text, percent_text
 
@@ -74,10 +74,10 @@ class Adaptive(Trigger):
         """See ``Trigger``."""
         return frozenset() if self.loss is None else frozenset({(self.loss, "min")})
 
-    @property
-    def adapts(self) -> Adaptive:
-        """See ``Trigger``."""
-        return self
+
+def adaptive_part(trigger: Trigger | None) -> Adaptive | None:
+    """Return the part of a trigger that needs a computed interval, if it has one."""
+    return next((part for part in parts_of(trigger) if isinstance(part, Adaptive)), None)
 
 
 def adaptive(

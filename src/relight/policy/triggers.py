@@ -6,16 +6,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.policy.argument_checks import Duration, number_above_0, seconds_of, whole_of
 from relight.policy.best_by import mode_for
 from relight.save_reason import Kind, SaveReason
 from relight.units import duration_text
-
-if TYPE_CHECKING:
-    from relight.policy.adaptive import Adaptive
 
 
 class EpochsDone(NamedTuple):
@@ -85,11 +82,6 @@ class Trigger:
         return frozenset()
 
     @property
-    def adapts(self) -> Adaptive | None:
-        """The part of this trigger that needs a computed interval, if it has one."""
-        return None
-
-    @property
     def best_by(self) -> frozenset[tuple[str, str]]:
         """``(name, mode)`` of each metric for which the trigger saves the best values."""
         return frozenset()
@@ -131,10 +123,6 @@ class _Any(Trigger):
     @property
     def epochs_of(self) -> frozenset[str]:
         return frozenset().union(*(part.epochs_of for part in self.parts))
-
-    @property
-    def adapts(self) -> Adaptive | None:
-        return next((adaptive for part in self.parts if (adaptive := part.adapts) is not None), None)
 
     @property
     def best_by(self) -> frozenset[tuple[str, str]]:
@@ -223,12 +211,16 @@ def reason_by_step(trigger: Trigger | None, step: int, previous: int | None) -> 
     return _reason(trigger, lambda part: part.by_step(step, previous))
 
 
+def parts_of(trigger: Trigger | None) -> tuple[Trigger, ...]:
+    """Return the triggers that ``|`` has joined to this one; itself if it is not a union."""
+    if trigger is None:
+        return ()
+    return tuple(trigger.flat()) if isinstance(trigger, _Any) else (trigger,)
+
+
 def _reason(trigger: Trigger | None, text_of: Callable[[Trigger], str | None]) -> SaveReason | None:
     """Return the joined texts of all parts that are due. Its kind is that of the first one that is not ``adaptive``."""
-    if trigger is None:
-        return None
-    parts = trigger.flat() if isinstance(trigger, _Any) else (trigger,)
-    due = [(part.kind, text) for part in parts if (text := text_of(part))]
+    due = [(part.kind, text) for part in parts_of(trigger) if (text := text_of(part))]
     if not due:
         return None
     kind: Kind = next((kind for kind, _ in due if kind != "adaptive"), "adaptive")

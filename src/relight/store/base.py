@@ -83,7 +83,7 @@ class Writer(Protocol):
         """
 
     def abort(self) -> None:
-        """Close and delete the file. Never raises."""
+        """Close and delete the new file, also after ``finish``. A file that was replaced stays. Never raises."""
 
 
 PAGE = 4096

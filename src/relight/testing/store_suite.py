@@ -37,6 +37,7 @@ from relight.store.base import (
     write_whole,
 )
 from relight.store.wrapper import unwrap
+from relight.testing.traced_writes import traced_marks
 
 BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
 LARGE = (1 << 20) + 12345
@@ -96,6 +97,21 @@ def _read_directory(store: ByteStore, prefix: str, queue: Any) -> None:
     """Put the files directly below ``prefix`` into the ``queue``, and the properties of the store."""
     names = [entry.name for entry in store.list(prefix)]
     queue.put(({name: store.get(f"{prefix}/{name}", 99) for name in names}, store.properties()))
+
+
+def write_in_each_way(store: ByteStore, mark: Callable[[str], None]) -> None:
+    """Create, write and replace files. Call ``mark`` when the store has acknowledged each."""
+    assert store.put_once("run/log/created", b"1" * 5000)
+    mark("put_once")
+    for size in (5000, LARGE):
+        write_all(store, f"run/dir/{size}", os.urandom(size))
+        mark("finish")
+        if store.properties().needs_sync:
+            store.sync("run/dir")
+            mark("sync")
+    if isinstance(unwrap(store), Rewrites):
+        write_whole(rewrites(store).rewrite("run/log/created", 5000), b"2" * 5000)
+        mark("rewrite")
 
 
 class StoreSuite:
@@ -208,6 +224,37 @@ class StoreSuite:
             assert list(store.list("dir")) == []
         put(store, "dir/file", b"again")
         assert store.get("dir/file", 99) == b"again"
+
+    def test_abort_after_finish_deletes_a_new_file(self, tmp_path: Path) -> None:
+        """``abort`` after ``finish`` deletes the file and frees its name: the caller was interrupted, or got an error although there is a
+        file."""
+        store = self.make(tmp_path)
+        for size in (10, LARGE):
+            writer = store.write("dir/file", size)
+            padded = page_buffer(-(-size // writer.align) * writer.align)
+            writer.write_at(0, padded)
+            writer.finish()
+            assert [entry.name for entry in store.list("dir")] == ["file"]
+            writer.abort()
+            assert list(store.list("dir")) == [], "abort after finish left the new file"
+            refuses(CheckpointNotFound, lambda: store.get("dir/file", LARGE))
+        put(store, "dir/file", b"again")
+        assert store.get("dir/file", 99) == b"again"
+
+    def test_what_is_acknowledged_is_durable(self, tmp_path: Path) -> None:
+        """When ``put_once`` and ``rewrite`` return, file and name are durable. After ``finish`` the bytes are, after ``sync`` the names.
+
+        It is checked for a store that declares durable files below ``tmp_path``. Needs strace, which records the system calls.
+        """
+        store = self.make(tmp_path / "files")
+        properties = store.properties()
+        if not (self.across_processes and properties.durable) or properties.remote:
+            return
+        (tmp_path / "files").mkdir(exist_ok=True)
+        for operation, bytes_of, names in traced_marks(store, write_in_each_way, tmp_path / "files"):
+            assert not bytes_of, f"{operation}: not fsynced after the last write: {bytes_of}"
+            if operation != "finish" or not properties.needs_sync:
+                assert not names, f"{operation}: new names in directories that were not fsynced: {names}"
 
     def test_what_was_put_can_be_settled(self, tmp_path: Path) -> None:
         """``sync`` accepts the top, a directory, and a directory of directories."""
@@ -430,7 +477,7 @@ class StoreSuite:
             refuses(CorruptCheckpoint, lambda: store.get(record, 99))
 
     def test_rewrite_replaces_a_file_as_a_whole(self, tmp_path: Path) -> None:
-        """If files can be replaced, the old file is there until ``finish``, also after ``abort``, and then the new one."""
+        """If files can be replaced, the old file is there until ``finish``, and then the new one. ``abort`` deletes neither."""
         store = self.make(tmp_path)
         if not isinstance(unwrap(store), Rewrites):
             refuses(StoreUnavailable, lambda: rewrites(store).rewrite("dir/file", 4))
@@ -439,7 +486,11 @@ class StoreSuite:
         writer = rewrites(store).rewrite("dir/file", 4)
         writer.abort()
         assert store.get("dir/file", 9) == b"old"
-        write_whole(rewrites(store).rewrite("dir/file", 4), b"same")
+        writer = rewrites(store).rewrite("dir/file", 4)
+        write_whole(writer, b"same")
+        assert store.get("dir/file", 9) == b"same"
+        writer.abort()  # after finish: the caller was interrupted
+        assert [entry.name for entry in store.list("dir")] == ["file"], "abort after finish deleted the replaced file"
         assert store.get("dir/file", 9) == b"same"
         assert [entry.name for entry in store.list("dir")] == ["file"]
 
