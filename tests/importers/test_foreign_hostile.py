@@ -535,6 +535,8 @@ GOLDEN_NAMES = (
     "snap/snapshot",
     "mega",
     "orb/files",
+    "orb/ocdbt",
+    "orb/ocdbt3",
 )
 """Stored checkpoints that are damaged: at least one of each directory."""
 COUNT = int(os.environ.get("RELIGHT_TEST_FUZZ", "60"))
