@@ -220,7 +220,7 @@ def test_invalid_metadata_is_refused(what: str, tmp_path: Path) -> None:
 
 
 def test_an_array_that_is_larger_than_its_files_is_refused(tmp_path: Path) -> None:
-    """A shape of terabytes, whose chunks are all left out, is not imported as zeros."""
+    """A shape of terabytes without any stored chunk is not imported as zeros."""
     folder = orbax(tmp_path / "old", complete=False)
     metadata = json.loads((folder / "params.dense.bias" / "zarr.json").read_text())
     metadata["shape"] = [1 << 50]
@@ -345,7 +345,7 @@ def test_detection_leaves_no_process() -> None:
 
 
 def test_links_and_names_elsewhere_are_refused(tmp_path: Path) -> None:
-    """A chunk that is a link, and an array whose name leads out of the folder, are not read."""
+    """A link to a chunk, and an array name that leads out of the folder, are refused."""
     shutil.copytree(GOLDEN / "orb" / "files3", tmp_path / "a" / "3")
     chunk = tmp_path / "a" / "3" / "params.dense.bias" / "c" / "0"
     chunk.rename(tmp_path / "elsewhere")

@@ -54,7 +54,7 @@ class _TraceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...]
     happened: tuple[Happened, ...]
     metadata: dict[str, str]
-    at: StoredArray
+    times: StoredArray
     values: StoredArray
     relight: Literal["recording"] = "recording"
     version: Literal[1] = 1
@@ -65,7 +65,7 @@ def read_trace(path: Path) -> SampleTrace:
     stored = read_sealed(path, _TraceFile, "recording")
     columns, happened = stored.columns, stored.happened[:_INCIDENTS_MAX]
     try:
-        times, values = stored.at.array(), stored.values.array()
+        times, values = stored.times.array(), stored.values.array()
     except ValueError as error:
         raise CorruptCheckpoint(f"a recording with an invalid array: {error}"[:200], where=str(path)) from None
     fits = times.ndim == 1 and values.shape == (len(times), len(columns)) and len(set(columns)) == len(columns)
