@@ -37,6 +37,7 @@ class ZarrRequest(msgspec.Struct):
     cache_bytes: int = 0
     first: int = 0
     count: int = 0
+    seconds: int = REQUEST_S
 
 
 class ZarrReply(msgspec.Struct):
@@ -110,10 +111,10 @@ def main() -> int:
     os.dup2(2, 1)  # what a library prints is no reply
     arrays = _Arrays()
     for line in sys.stdin.buffer:
-        signal.alarm(REQUEST_S)  # ends the process
-        data = b""
+        request, data = from_json_bytes(line, ZarrRequest), b""
+        signal.alarm(request.seconds)  # ends the process
         try:
-            reply, data = arrays.answer(from_json_bytes(line, ZarrRequest))
+            reply, data = arrays.answer(request)
         except MemoryError:
             reply = ZarrReply(error="there is not enough memory for it")
         except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

@@ -319,6 +319,17 @@ def test_a_file_that_needs_more_memory_than_allowed_is_refused(tmp_path: Path) -
     reader.array({"driver": "zarr3", "kvstore": other}, "packed").source().fill(0, memoryview(bytearray(280)))
 
 
+def test_a_read_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    """If tensorstore waits forever, here for a pipe, its process ends after the time limit."""
+    shutil.copytree(ARRAYS / "plain", tmp_path / "a")
+    reader = ZarrReader(request_s=2)
+    source = reader.array({"driver": "zarr3", "kvstore": kvstore_of(Files(tmp_path / "a"), "")}, "plain").source()
+    (tmp_path / "a" / "c" / "0" / "0").unlink()
+    os.mkfifo(tmp_path / "a" / "c" / "0" / "0")
+    with pytest.raises(UnsafeContent, match="2 s"):
+        source.fill(0, memoryview(bytearray(4)))
+
+
 def test_the_process_ends_with_its_reader() -> None:
     """The process ends when its reader is no longer used. If it is killed, the next request starts another."""
     reader = ZarrReader()

@@ -21,7 +21,7 @@ from relight.importers.bucket import BucketFiles
 from relight.importers.files import LEVELS_MAX, SLAB_BYTES, Files
 from relight.importers.tensors import AssembledTensor
 from relight.store.object_client import Bucket
-from relight.units import size_text
+from relight.units import duration_text, size_text
 from relight.zarr_process import MEMORY_BYTES, REQUEST_S, ZarrReply, ZarrRequest
 
 CHUNK_BYTES_MAX = 1 << 30
@@ -31,7 +31,8 @@ _CACHE_BYTES_MIN = 64 << 20
 class ZarrReader:
     """The process that reads the arrays of one checkpoint. It starts with a request, and ends with this object."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_s: int = REQUEST_S) -> None:
+        self._request_s = request_s
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._end: weakref.finalize[..., ZarrReader] | None = None
@@ -61,6 +62,7 @@ class ZarrReader:
             self._close()
 
     def _ask(self, request: ZarrRequest, into: memoryview, where: str) -> ZarrReply:
+        request.seconds = self._request_s
         with self._lock:
             process = self._started()
             assert process.stdin is not None and process.stdout is not None
@@ -77,7 +79,7 @@ class ZarrReader:
             except (OSError, EOFError, msgspec.MsgspecError):
                 self._close()
                 raise UnsafeContent(
-                    f"tensorstore failed: it needed more than {size_text(MEMORY_BYTES)} or {REQUEST_S} s, or crashed",
+                    f"tensorstore failed: it needed more than {size_text(MEMORY_BYTES)} or {duration_text(self._request_s)}, or crashed",
                     where=where,
                     hint="the file is damaged, or too large for this machine",
                 ) from None
