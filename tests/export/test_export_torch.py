@@ -19,9 +19,9 @@ import relight
 from relight.errors import ConfigError, IncompatibleState
 from relight.export import Options, execute_export, plan_export
 from relight.export.archive import torch_archive
-from relight.export.crc import joined_crc
 from relight.export.pickled import pickled
 from relight.export.torch_files import tensor_value
+from relight.format.crc import joined_crc
 
 
 def export(checkpoint: Any, path: Path, **options: Any) -> Path:

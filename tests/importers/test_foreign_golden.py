@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import shutil
 import subprocess
@@ -239,13 +238,7 @@ def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: P
 
 @pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
 def test_orbax(tmp_path: Path, form: str) -> None:
-    """A tree of zarr 2 or 3 arrays is imported by name. Without tensorstore, the error for an OCDBT names that
-    package."""
-    if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
-        with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
-            detect(GOLDEN / "orb" / form)
-        assert "pip install tensorstore" in error.value.hint
-        return
+    """A tree of zarr 2 or 3 arrays, in files or in an OCDBT, is imported by name."""
     detected, report, state = imported(GOLDEN / "orb" / form, tmp_path)
     original = np.load(GOLDEN / "orb" / "expected.npz")
     assert detected.kind == "orbax" and report.step == 3

@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 
 import relight
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
+from relight.format.crc import combined, crc32
 from relight.importers import detect, import_checkpoint
-from relight.importers.crc_ranges import combined
 from relight.store import open_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -482,7 +482,7 @@ def test_checksums_are_put_together(tmp_path: Path) -> None:
     for _ in range(200):
         data = chance.randbytes(chance.randrange(3000))
         cut = chance.randint(0, len(data))
-        assert combined(zlib.crc32(data[:cut]), zlib.crc32(data[cut:]), len(data) - cut) == zlib.crc32(data)
+        assert combined(crc32(data[:cut]), crc32(data[cut:]), len(data) - cut) == crc32(data) == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("where", [0.5, 0.2, 0.99])
@@ -535,6 +535,8 @@ GOLDEN_NAMES = (
     "snap/snapshot",
     "mega",
     "orb/files",
+    "orb/ocdbt",
+    "orb/ocdbt3",
 )
 """Stored checkpoints that are damaged: at least one of each directory."""
 COUNT = int(os.environ.get("RELIGHT_TEST_FUZZ", "60"))

@@ -30,10 +30,13 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.importers import detect, import_checkpoint
-from relight.importers.bucket import BLOCK_BYTES, Listing, is_bucket
+from relight.importers.bucket import BLOCK_BYTES, BucketFiles, Listing, is_bucket
+from relight.importers.zarr import kvstore_of
 from relight.migrate import execute_migration, plan_migration, roll_back
-from relight.store import ObjectStore, open_bytes, put
+from relight.store import ObjectStore, Version, open_bytes, put
 from relight.store.object_client import RetryTimes
+
+ORBAX = Path(__file__).parents[1] / "importers" / "golden" / "orb"
 
 
 def upload(folder: Path, url: str) -> None:
@@ -193,14 +196,36 @@ def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
     assert done.returncode and f"there is nothing here [{s3}/none]" in done.stderr
 
 
-def test_what_only_another_library_could_read_is_refused(s3: str) -> None:
-    """An OCDBT checkpoint in a bucket is refused: tensorstore would need a file system."""
+@pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
+def test_orbax_is_read_in_place(form: str, tmp_path: Path, s3: str) -> None:
+    """tensorstore reads Orbax's arrays in the bucket. If an object changes meanwhile, nothing is committed."""
+    upload(ORBAX / form, f"{s3}/orbax")
+    expected = np.load(ORBAX / "expected.npz")
+    result = bring(f"{s3}/orbax", tmp_path / "new" / "run")
+    assert torch.equal(result["params"]["dense.kernel"], torch.from_numpy(expected["kernel"]))
+    assert torch.equal(result["params"]["dense.bias"], torch.from_numpy(expected["bias"]))
+    detected = detect(f"{s3}/orbax")
+    chunk = next(
+        str(path.relative_to(ORBAX / form))
+        for path in (ORBAX / form).rglob("*")
+        if path.is_file() and path.parent.name in ("d", "half", "c")
+    )
     store = open_bytes(f"{s3}/orbax")
-    entry = {"key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
-    put(store, "_METADATA", json.dumps({"tree_metadata": {"('w',)": entry}}).encode())
-    put(store, "manifest.ocdbt", b"something")
-    with pytest.raises(IncompatibleState, match="copy this folder"):
-        detect(f"{s3}/orbax")
+    store.delete(chunk)
+    put(store, chunk, b"another")
+    with pytest.raises(CorruptCheckpoint):
+        import_checkpoint(detected, open_bytes(tmp_path / "new"), "other")
+    assert not list((tmp_path / "new").glob("other/*-e*"))
+
+
+def test_a_bucket_that_tensorstore_does_not_read_is_refused() -> None:
+    """tensorstore has no Azure: the error states what to do instead."""
+    files = BucketFiles(Listing("az://container/old", {"_METADATA": Version(3, "x")}), "", is_folder=True)
+    with pytest.raises(IncompatibleState, match="bucket of az") as error:
+        kvstore_of(files, "")
+    assert "copy this folder" in error.value.hint
+    gcs = BucketFiles(Listing("gs://bucket/old", {"3/_METADATA": Version(3, "x")}), "", is_folder=True)
+    assert kvstore_of(gcs, "3") == {"driver": "gcs", "bucket": "bucket", "path": "old/3/"}
 
 
 def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
@@ -258,7 +283,6 @@ def test_names_in_a_listing() -> None:
 
 def test_short_reads_are_made_of_blocks(s3: str) -> None:
     """Reads are right at any offset, across pieces and at the object's end. A read beyond the end is damage."""
-    from relight.importers.bucket import BucketFiles
     from relight.importers.files import pread
 
     data = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES + 77, "u1").tobytes()

@@ -1,10 +1,8 @@
-"""Nodes that are made up for one test: calm, with the changes that the test states; and files with a right hash."""
+"""Nodes that are made up for one test: calm, with the changes that the test states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import blake3
 
 from relight.prediction import Accelerator, DiskSpace, Host, NodeSample, Rank, SampleShape
 
@@ -48,9 +46,3 @@ def leak(seconds: int, begin: int, end: int, at: float = 1e9) -> Iterator[NodeSa
     """Yield samples of a leak: free memory falls from one half to nothing between two seconds."""
     for second in range(seconds):
         yield sample(at + second, free=0.5 * (1 - min(1.0, max(0.0, (second - begin) / (end - begin)))))
-
-
-def sealed(magic: bytes, head: bytes, body: bytes = b"") -> bytes:
-    """Return a file with that head and a right hash."""
-    follows = len(head).to_bytes(4, "little") + head + body
-    return magic + blake3.blake3(follows).digest() + follows

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from relight.errors import ConfigError, CorruptCheckpoint, IncompatibleState
+from relight.format.strict import seal, sealed_payload
 from relight.prediction.act import ACTIONS, action_for
 from relight.prediction.detect import KIND_OF, RULES, DetectionRules
-from relight.prediction.drift import Drift
 from relight.prediction.features import WINDOW_INTERVAL_S, FeatureWindow, features_of
 from relight.prediction.history import runs_of
 from relight.prediction.learn import PRECISION, LearningPlan, evaluate, train, trusted, unseen
@@ -72,17 +72,6 @@ def test_caches_that_level_off_and_checkpoints_that_come_and_go_are_no_risk() ->
     cache = windows_from(made.sample(float(t), free=0.1 + 0.6 * np.exp(-t / 400)) for t in range(1800))[60:]
     teeth = windows_from(made.sample(float(t), disk=0.2 - 0.15 * (t % 60) / 60) for t in range(1200))[60:]
     assert DetectionRules().follow(cache).max() < 0.5 and DetectionRules().follow(teeth).max() < 0.5
-
-
-def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
-    """Drift is detected after the change and not before, with the signal's name."""
-    windows = windows_from(
-        made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400)
-    )[60:]
-    scores = Drift().follow(windows)
-    assert scores[:330].max() < 0.2 and scores[-1] > 0.5
-    drift = Drift()
-    assert "step time" in [drift.update(FeatureWindow(0.0, row)) for row in windows][-1].why
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -149,17 +138,16 @@ def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> N
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         with pytest.raises(CorruptCheckpoint):
             read_model(path)
-    length = int.from_bytes(whole[40:44], "little")
-    head, body = whole[44 : 44 + length], whole[44 + length :]
+    payload = sealed_payload(whole, "it", len(whole))
     for what, by in (
         (b'"threshold"', b'"Threshold"'), (b'"worth":{', b'"worth":{"tea":{},'), (b'"lstm":{', b'"lstn":{'), (b'"forest.usual"', b'"forest.Usual"'),
         (b'"lstm.attend"', b'"lstm.Attend"'), (b'"made_at":', b'"made_at":"x","m":'),
     ):  # fmt: skip
-        assert what in head
-        path.write_bytes(made.sealed(whole[:8], head.replace(what, by), body))
+        assert what in payload
+        path.write_bytes(seal(payload.replace(what, by)))
         with pytest.raises(CorruptCheckpoint):
             read_model(path)
-    path.write_bytes(made.sealed(whole[:8], head.replace(b"memory_free.last", b"memory_gone.last"), body))
+    path.write_bytes(seal(payload.replace(b"memory_free.last", b"memory_gone.last")))
     with pytest.raises(IncompatibleState):
         read_model(path)
 
@@ -168,7 +156,7 @@ def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
     """The rules are always trusted, other detectors by their held-out precision."""
     model = DetectorModel(
         learned.detectors,
-        {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))},
+        {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.6, float("nan")))},
     )
     assert trusted(model, PRECISION) == ["rules", "forest"]
     result = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
@@ -181,13 +169,13 @@ def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
 
 
 def test_a_missing_library_is_reported_with_how_to_install_it() -> None:
-    """Without a detector's library the error has the pip command. Rules and drift need no library."""
+    """Without a detector's library the error has the pip command. The rules need no library."""
     script = """
 import sys
 sys.modules[sys.argv[1]] = None
 from relight.errors import ConfigError
 from relight.prediction.learn import LearningPlan, train
-train(LearningPlan(runs=5, detectors=("rules", "drift")), lambda text: None)
+train(LearningPlan(runs=5, detectors=("rules",)), lambda text: None)
 assert "torch" not in sys.modules or sys.modules["torch"] is None
 try:
     train(LearningPlan(runs=5, detectors=(sys.argv[2],)), lambda text: None)

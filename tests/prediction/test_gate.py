@@ -15,9 +15,10 @@ import pytest
 from relight.observe import Event, subscribe
 from relight.prediction import FailurePredictor, NodeSample
 from relight.prediction.detect import DetectionRules, Risk
-from relight.prediction.drift import Drift
+from relight.prediction.features import FEATURES, Scale
 from relight.prediction.history import runs_of
 from relight.prediction.learn import evaluate
+from relight.prediction.lstm import CLASSES, INPUTS, NAMES, Lstm
 from relight.prediction.model import DetectorModel, Worth
 from relight.prediction.predictor import came_true
 from relight.prediction.score import AlarmCosts
@@ -38,12 +39,19 @@ def events() -> Iterator[list[Event]]:
     undo()
 
 
+def untrained() -> Lstm:
+    """Return a network of zeros: it takes each class for equally likely, so each score is 0.8."""
+    shapes = ((4, INPUTS), (4, 1), (4,), (1, 1), (1,), (1,), (len(CLASSES), 2), (len(CLASSES),))
+    weights = {name: np.zeros(shape, np.float32) for name, shape in zip(NAMES, shapes)}
+    return Lstm(Scale(np.zeros(len(FEATURES)), np.ones(len(FEATURES))), weights)
+
+
 def model(path: Path, precision: float, threshold: float = 0.0) -> Path:
-    """Write a model with only a drift detector of that held-out precision. With threshold 0 it alarms as often as allowed.
+    """Write a model with only a network of that held-out precision. With threshold 0 it alarms as often as allowed.
 
     The rules need no model.
     """
-    DetectorModel({"drift": Drift()}, {"drift": Worth(threshold, precision)}).write(path)
+    DetectorModel({"lstm": untrained()}, {"lstm": Worth(threshold, precision)}).write(path)
     return path
 
 
@@ -103,9 +111,9 @@ def test_a_detector_with_low_held_out_precision_is_reported_once_and_not_used(
     """A detector with low held-out precision is reported once and not used, but still evaluated."""
     foresight = FailurePredictor(model(tmp_path / "m", 0.2), shape=made.SHAPE)
     assert calm(foresight, 900) == []
-    assert [event.fields["detector"] for event in events] == ["drift"] and "20 %" in events[0].fields["why"]
+    assert [event.fields["detector"] for event in events] == ["lstm"] and "20 %" in events[0].fields["why"]
     standing = {detector.detector: detector for detector in foresight.standing()}
-    assert standing["rules"].used and not standing["drift"].used and "held-out" in standing["drift"].why
+    assert standing["rules"].used and not standing["lstm"].used and "held-out" in standing["lstm"].why
 
 
 def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_comes_back(
@@ -114,9 +122,9 @@ def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_come
     """A detector is used or not by its last alarms in this job. Each failure makes one alarm true."""
     foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     alarms = calm(foresight, 3600)
-    assert alarms and {alarm.detector for alarm in alarms} == {"drift"}
-    drift = foresight.standing()[1]
-    assert not drift.used and drift.true == 0 and drift.false >= 2 and "in this job" in drift.why
+    assert alarms and {alarm.detector for alarm in alarms} == {"lstm"}
+    network = foresight.standing()[1]
+    assert not network.used and network.true == 0 and network.false >= 2 and "in this job" in network.why
     assert (
         max(alarm.at for alarm in alarms) < 1e9 + 2000
         and [event.name for event in events].count("prediction.detector_disabled") == 1
@@ -135,7 +143,7 @@ def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
     for second in range(2500):
         for alarm in foresight.sample(made.sample(1e9 + second)):
             foresight.discard_alarm(alarm)
-    assert foresight.standing()[1] == ("drift", True, "", 0, 0)
+    assert foresight.standing()[1] == ("lstm", True, "", 0, 0)
 
 
 @pytest.fixture
@@ -158,11 +166,11 @@ def test_a_running_job_takes_a_model_that_was_trained_meanwhile(tmp_path: Path, 
     calm(foresight, 500)
     waiting = list(foresight._watchers[1].open)
     assert waiting
-    DetectorModel({"drift": Drift()}, {"drift": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
+    DetectorModel({"lstm": untrained()}, {"lstm": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
     (tmp_path / "new").replace(tmp_path / "m")
     calm(foresight, 62, 1e9 + 500)
     assert [event.name for event in others].count("prediction.model_loaded") == 2
-    assert others[-1].fields["made_at"] == 1.7e9 and others[-1].fields["detectors"] == ["drift"]
+    assert others[-1].fields["made_at"] == 1.7e9 and others[-1].fields["detectors"] == ["lstm"]
     assert foresight._watchers[1].open[: len(waiting)] == waiting and foresight._watchers[1]._worth.precision == 0.95
     foresight.failed("hang", 1e9 + 600)
     (tmp_path / "m").unlink()
@@ -181,18 +189,18 @@ def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Even
     foresight.failed("user", 1e9)
     assert [(event.fields["detector"], event.fields["outcome"]) for event in others[1:]] == [
         ("rules", "missed"),
-        ("drift", "missed"),
+        ("lstm", "missed"),
     ]
     del others[:]
     calm(foresight, 400)
     foresight.failed("hang", 1e9 + 400)
     assert [(event.fields["detector"], event.fields["outcome"]) for event in others] == [
         ("rules", "missed"),
-        ("drift", "true"),
+        ("lstm", "true"),
     ]
     del others[:]
     calm(foresight, 9000, 1e9 + 400)
-    assert {(event.fields["detector"], event.fields["outcome"]) for event in others} == {("drift", "false")}
+    assert {(event.fields["detector"], event.fields["outcome"]) for event in others} == {("lstm", "false")}
     assert {event.fields["used"] for event in others} == {True, False}
 
 
@@ -203,7 +211,7 @@ def test_an_unreadable_model_is_reported_and_the_rules_are_used(
     """An unreadable model is reported once and the rules are used. A good model is used once it exists."""
     path = tmp_path / "m"
     if damage == "damaged":
-        path.write_bytes(b"RLFORE01")
+        path.write_bytes(b'{"seal":"')
     if damage == "directory":
         path.mkdir()
     foresight = FailurePredictor(path, shape=made.SHAPE)
@@ -215,7 +223,7 @@ def test_an_unreadable_model_is_reported_and_the_rules_are_used(
         path.rmdir()
     model(path, 0.9, 1.0)
     calm(foresight, 700, 1e9 + 700)
-    assert [detector.detector for detector in foresight.standing()] == ["rules", "drift"]
+    assert [detector.detector for detector in foresight.standing()] == ["rules", "lstm"]
 
 
 def test_clocks_and_gaps(tmp_path: Path) -> None:

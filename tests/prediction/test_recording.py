@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
-from relight.prediction.arrays import write_arrays
+from relight.format.strict import seal, sealed_payload
+from relight.prediction import sealed_file
 from relight.prediction.sample import SampleShape
 from relight.prediction.trace import Happened, SampleRecorder, SampleTrace, keep_newest, name_of, read_trace, traces_in
 
@@ -86,15 +87,19 @@ def test_each_damage_is_an_error_of_ours_and_soon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "head",
-    [b"[]", b"{}", b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[1e300]}}}', b"[" * 100_000, b"\xff\xfe",
-     b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[99999,99999]}}}'],
-    ids=["list", "empty", "huge float", "deep", "no text", "large"],
+    ("old", "new"),
+    [(b'"columns"', b'"Columns"'), (b'"version":1', b'"version":2'), (b'"shape":[50]', b'"shape":[1e300]'), (b'"shape":[50]', b'"shape":[-1]'),
+     (b'"shape":[50]', b'"shape":[99999,99999]'), (b'"type":"<f8"', b'"type":"O"'), (b'"metadata":{', b'"metadata":' + b"[" * 100_000),
+     (b'"n1"', b'"\xff\xfe"'), (b'"data":"', b'"data":"!'), (b'"relight":"recording"', b'"relight":"model"')],
+    ids=["a field", "version", "huge", "negative", "large", "objects", "deep", "no text", "base64", "a model"],
 )  # fmt: skip
-def test_invalid_heads_are_refused(tmp_path: Path, head: bytes) -> None:
-    """Absurd sizes take no memory, nesting no stack."""
+def test_invalid_contents_are_refused(tmp_path: Path, old: bytes, new: bytes) -> None:
+    """A right seal does not help: fields are checked, absurd sizes take no memory, and nesting takes no stack."""
     path = tmp_path / "one.trace"
-    path.write_bytes(made.sealed(b"RLTRACE1", head))
+    recorded().trace(host="n1").write(path)
+    payload = sealed_payload(path.read_bytes(), "it", sealed_file.FILE_BYTES_MAX)
+    assert old in payload
+    path.write_bytes(seal(payload.replace(old, new, 1)))
     with pytest.raises(CorruptCheckpoint):
         read_trace(path)
 
@@ -111,13 +116,17 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             read_trace(tmp_path / "one.trace")
 
 
-def test_a_missing_or_too_large_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_or_too_large_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing file, a directory, and more bytes than a file may have are errors."""
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(CheckpointNotFound):
             read_trace(path)
+    recorded().trace().write(tmp_path / "good")
+    monkeypatch.setattr(sealed_file, "FILE_BYTES_MAX", 1000)
+    with pytest.raises(CorruptCheckpoint, match="1001 bytes"):
+        read_trace(tmp_path / "good")
     with pytest.raises(ConfigError):
-        write_arrays(tmp_path / "big", b"RLTRACE1", {"text": "x" * (5 << 20)}, {})
+        recorded().trace().write(tmp_path / "big")
     assert not (tmp_path / "big").exists()
 
 

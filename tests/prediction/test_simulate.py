@@ -89,7 +89,7 @@ def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
     )
     trace.write(tmp_path / "n.trace")
     assert len(list(recorded(tmp_path))) == 3
-    (tmp_path / "o.trace").write_bytes(b"RLTRACE1")
+    (tmp_path / "o.trace").write_bytes(b"no recording")
     with pytest.raises(CorruptCheckpoint, match=r"o\.trace"):
         list(recorded(tmp_path))
     assert isinstance(trace, SampleTrace)

@@ -63,7 +63,7 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
     alarm = {
         "event": "prediction.alarm",
         "kind": "memory",
-        "detector": "drift",
+        "detector": "forest",
         "score": 0.9,
         "message": "memory fills up",
         "time": time.time(),
@@ -194,7 +194,7 @@ def test_alerts_outlive_the_server_and_are_sent_once(tmp_path: Path, monkeypatch
     alarm = {
         "event": "prediction.alarm",
         "kind": "memory",
-        "detector": "drift",
+        "detector": "forest",
         "score": 0.9,
         "message": "memory fills up",
         "time": time.time(),

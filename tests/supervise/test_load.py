@@ -30,7 +30,7 @@ from relight.supervise.prediction_thread import Foreseen, PredictionThread
 from relight.supervise.supervisor import Supervisor
 
 
-def alarm(kind: str = "heat", action: str = "reduce load", detector: str = "drift") -> Alarm:
+def alarm(kind: str = "heat", action: str = "reduce load", detector: str = "forest") -> Alarm:
     """Return an alarm."""
     return Alarm(0.0, kind, action, "why", "reason", 0.9, detector)
 

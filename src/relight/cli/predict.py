@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command() -> None:
     """Predict failures: train on histories of nodes, and evaluate the benefit.
 
-    Detectors are fixed rules, drift from usual values, an isolation forest, and a small network. Each is evaluated on held-out runs: found
+    Detectors are fixed rules, an isolation forest, and a small network. Each is evaluated on held-out runs: found
     failures, false alarms, and seconds saved, which can be fewer than those spent.
 
     \b
@@ -66,7 +66,7 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--detectors",
     metavar="NAMES",
-    default="rules,drift,forest,lstm",
+    default="rules,forest,lstm",
     show_default=True,
     help="Detectors, separated by commas.",
 )

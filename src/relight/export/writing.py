@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from relight.export.convert import converted, narrowed
-from relight.export.crc import joined_crc
 from relight.export.outfile import OutFile
 from relight.format import DTYPES
+from relight.format.crc import crc32, joined_crc
 
 
 class TensorOffset(NamedTuple):
@@ -50,7 +49,7 @@ class Outgoing:
         for place in self._targets:
             place.file.write_at(place.offset + start, out)
         if self._wants_sums:
-            self._sums.append((start, len(out), zlib.crc32(out)))
+            self._sums.append((start, len(out), crc32(out)))
         self.overflowed += (
             over  # not locked: concurrent runs of one tensor are few, and a lost update never hides all overflows
         )

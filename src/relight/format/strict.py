@@ -97,9 +97,14 @@ def seal(payload: bytes) -> bytes:
 
 
 def unseal(data: bytes, where: str) -> Any:
-    """Return the payload of a sealed file. Raise ``CorruptCheckpoint`` if any bit of the file was changed."""
-    if len(data) > SEALED_BYTES_MAX:
-        raise UnsafeContent(f"a sealed file of {len(data)} bytes, at most {SEALED_BYTES_MAX} are allowed", where=where)
+    """Return the payload of a sealed file, parsed. Raise ``CorruptCheckpoint`` if any bit of the file was changed."""
+    return from_json(sealed_payload(data, where), where, SEALED_BYTES_MAX)
+
+
+def sealed_payload(data: bytes, where: str, limit: int = SEALED_BYTES_MAX) -> bytes:
+    """Return the bytes of a sealed file's payload. Raise ``CorruptCheckpoint`` if any bit of the file was changed."""
+    if len(data) > limit:
+        raise UnsafeContent(f"a sealed file of {len(data)} bytes, at most {limit} are allowed", where=where)
     if len(data) < _START + 2 + len(_TAIL) or not data.startswith(_HEAD) or not data.endswith(_TAIL):
         raise CorruptCheckpoint("not a sealed file: empty, truncated, or damaged at an end", where=where)
     if data[len(_HEAD) + 64 : _START] != _MIDDLE:
@@ -107,4 +112,4 @@ def unseal(data: bytes, where: str) -> Any:
     payload = data[_START : -len(_TAIL)]
     if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():
         raise CorruptCheckpoint("the bytes do not match their seal", where=where)
-    return from_json(payload, where, SEALED_BYTES_MAX)
+    return payload

@@ -101,17 +101,12 @@ class BucketFiles(Files):
             raise CheckpointNotFound("there is nothing here", where=url)
         return cls(listing, "", is_folder=True)
 
-    @property
-    def in_bucket(self) -> bool:
-        """True: other libraries cannot open the files by path."""
-        return True
-
     def below(self, folder: str) -> Files:
         """See ``Files``."""
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing", where=self.where(folder))
         inner = BucketFiles(self.listing, self._key(folder), is_folder=True)
-        inner.sums, inner.cache = self.sums, self.cache
+        inner.sums = self.sums
         self.within.append((folder, inner))
         return inner
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from typing import NamedTuple
 
 from relight.errors import CorruptCheckpoint
-
-_POLYNOMIAL = 0xEDB88320
+from relight.format.crc import combined, crc32
 
 
 class ChecksumRange(NamedTuple):
@@ -29,7 +27,7 @@ class Sums:
 
     def add(self, stretch: ChecksumRange, start: int, data: memoryview) -> None:
         """Record ``data``, which was read at ``start`` of the range."""
-        crc = zlib.crc32(data)
+        crc = crc32(data)
         with self._lock:
             self._seen.setdefault(stretch, {})[start] = len(data), crc
 
@@ -46,28 +44,3 @@ class Sums:
                 raise CorruptCheckpoint(
                     "the checksum of these bytes is wrong", where=f"{where}/{stretch.name} at {stretch.offset}"
                 )
-
-
-def combined(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two concatenated byte strings, from their checksums and the second's length.
-
-    The first is multiplied by x to the power of 8 × ``length`` modulo the polynomial, like zlib's ``crc32_combine``.
-    """
-    power, square = 1 << 31, 1 << 23  # x^0 and x^8, the lowest power in the highest bit
-    while length:
-        if length & 1:
-            power = _times(square, power)
-        square = _times(square, square)
-        length >>= 1
-    return _times(power, first) ^ second
-
-
-def _times(a: int, b: int) -> int:
-    """Product of two polynomials modulo the one of CRC-32."""
-    product, bit = 0, 1 << 31
-    while bit:
-        if a & bit:
-            product ^= b
-        bit >>= 1
-        b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
-    return product

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import mmap
 import os
 import stat
@@ -14,13 +13,11 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleSt
 from relight.format import Digest
 from relight.format.strict import from_json
 from relight.importers.crc_ranges import Sums
-from relight.importers.value_cache import ValueCache
 
 ENTRIES_MAX = 200_000
 LEVELS_MAX = 8
 JSON_BYTES_MAX = 64 << 20
 SLAB_BYTES = 16 << 20
-PIECE_BYTES = 1 << 20
 
 
 class Stamp(NamedTuple):
@@ -75,24 +72,18 @@ class Files:
         """Subfolders that were read as separate checkpoints."""
         self.sums = Sums()
         """Checksums of the ranges that were read."""
-        self.cache = ValueCache()
 
     @property
     def name(self) -> str:
         """The last part of the path."""
         return os.path.basename(self.path)
 
-    @property
-    def in_bucket(self) -> bool:
-        """Whether the files are in a bucket, so that other libraries cannot open them by path."""
-        return False
-
     def below(self, folder: str) -> Files:
         """Return a subfolder as ``Files``. Files that are read there count as read here, too."""
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing, or a link", where=self.where(folder))
         inner = Files(self.where(folder))
-        inner.sums, inner.cache = self.sums, self.cache
+        inner.sums = self.sums
         self.within.append((folder, inner))
         return inner
 
@@ -155,18 +146,6 @@ class Files:
             data = pread(handle, 0, size, where)
         self.read[name] = Digest(data).digest()
         return data
-
-    def pieces(self, name: str, limit: int) -> Iterator[builtins.bytes]:
-        """Yield the whole file, a megabyte at a time. Raise ``UnsafeContent`` if it is larger than ``limit``."""
-        size, where = self.size(name), self.where(name)
-        if size > limit:
-            raise UnsafeContent(f"{size} bytes, but at most {limit} are read", where=where)
-        hasher = Digest()
-        with self.open(name) as handle:
-            for piece in pieces_of(handle, 0, size, where):
-                hasher.update(piece)
-                yield piece
-        self.read[name] = hasher.digest()
 
     def json(self, name: str) -> object:
         """Return the content of a JSON file. Raise ``CorruptCheckpoint`` if it is invalid, ``UnsafeContent`` if it
@@ -274,12 +253,6 @@ def pread(handle: Handle, offset: int, length: int, where: str) -> bytes:
     data = bytearray(length)
     read_into(handle, offset, memoryview(data), where)
     return bytes(data)
-
-
-def pieces_of(handle: Handle, offset: int, length: int, where: str) -> Iterator[bytes]:
-    """Yield these bytes, a megabyte at a time. Raise ``CorruptCheckpoint`` if the file is shorter."""
-    for start in range(offset, offset + length, PIECE_BYTES):
-        yield pread(handle, start, min(PIECE_BYTES, offset + length - start), where)
 
 
 def read_into(handle: Handle, offset: int, into: memoryview, where: str) -> None:

@@ -1,28 +1,18 @@
-"""Import Orbax's checkpoints: a tree of zarr arrays, in files that Relight reads or in an OCDBT that tensorstore reads."""
+"""Import Orbax's checkpoints: a tree of zarr arrays, in files or in an OCDBT, which tensorstore reads."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.format import DTYPES
-from relight.importers.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
+from relight.errors import IncompatibleState, UnsafeContent
 from relight.importers.content import MODULE, Content, ImportedComponent
-from relight.importers.files import Files
+from relight.importers.files import JSON_BYTES_MAX, Files
 from relight.importers.tensors import AssembledTensor, is_tensor
-from relight.importers.zarr3 import read_zarr3
-from relight.layout import Box
-
-if TYPE_CHECKING:
-    from relight.importers.chunked import Elements
+from relight.importers.zarr import ZarrReader, kvstore_of, require_tensorstore
 
 METADATA = "_METADATA"
-_NUMPY = {
-    "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "b1": "bool",
-    "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "c8": "complex64", "c16": "complex128",
-}  # fmt: skip
 
 
 def detect_orbax(files: Files) -> Content | None:
@@ -36,12 +26,17 @@ def detect_orbax(files: Files) -> Content | None:
         return None
     if "" in prefixes:
         prefixes = [""]
+    require_tensorstore(files.path)
     content = Content("orbax", "Orbax checkpoint")
     formats: set[str] = set()
-    for prefix in prefixes:
-        tree, format_name = _tree(files, prefix)
-        formats.add(format_name)
-        _take(content, tree, prefix.rstrip("/") if len(prefixes) > 1 else "")
+    reader = ZarrReader()
+    try:
+        for prefix in prefixes:
+            tree, format_name = _tree(files, prefix, reader, content.notes)
+            formats.add(format_name)
+            _take(content, tree, prefix.rstrip("/") if len(prefixes) > 1 else "")
+    finally:
+        reader.close()
     content.format = f"Orbax checkpoint ({', '.join(sorted(formats))})"
     if content.step is None and re.fullmatch(r"[0-9]{1,15}", files.name):
         content.step = int(files.name)
@@ -88,7 +83,7 @@ def _flat(node: dict[Any, Any], prefix: str = "", level: int = 0) -> dict[str, A
     return entries
 
 
-def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
+def _tree(files: Files, prefix: str, reader: ZarrReader, notes: list[str]) -> tuple[dict[Any, Any], str]:
     where = files.where(f"{prefix}{METADATA}")
     metadata = files.json(f"{prefix}{METADATA}")
     entries = metadata.get("tree_metadata") if isinstance(metadata, dict) else None
@@ -96,6 +91,15 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
         raise UnsafeContent("tree_metadata is missing or not a dict", where=where)
     newer = bool(metadata.get("use_zarr3"))
     ocdbt = files.has(f"{prefix}manifest.ocdbt")
+    is_complete = bool(metadata.get("store_array_data_equal_to_fill_value"))
+    if not is_complete:
+        notes.append("this Orbax leaves out chunks of zeros: a chunk that was lost counts as zeros, too")
+    store = kvstore_of(files, prefix.rstrip("/"))
+    spec = {
+        "driver": "zarr3" if newer else "zarr",
+        "recheck_cached_data": "open",
+        "fill_missing_data_reads": not is_complete,
+    }
     root: dict[Any, Any] = {}
     for entry in entries.values():
         try:
@@ -115,93 +119,11 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
         elif kind in ("jax.Array", "np.ndarray", "scalar"):
             name = ".".join(keys)
             if ocdbt:
-                parent[keys[-1]] = _ocdbt(files, prefix, name, "zarr3" if newer else "zarr")
+                place = {"driver": "ocdbt", "base": store, "path": f"{name}/"}
             else:
-                parent[keys[-1]] = read_zarr3(files, f"{prefix}{name}") if newer else _zarr(files, prefix, name)
+                files.bytes(f"{prefix}{name}/{'zarr.json' if newer else '.zarray'}", JSON_BYTES_MAX)  # it exists here
+                place = {**store, "path": f"{store['path']}{name}/"}
+            parent[keys[-1]] = reader.array({**spec, "kvstore": place}, files.where(f"{prefix}{name}"))
         else:
             raise IncompatibleState(f"a value of type {str(kind)[:40]}", where=where)
     return root, ("OCDBT" if ocdbt else "zarr files") + (" of zarr 3" if newer else "")
-
-
-def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
-    """Return an array of zarr 2 with one file for each chunk: uncompressed, or zstd."""
-    folder = f"{prefix}{name}"
-    where = files.where(folder)
-    metadata = files.json(f"{folder}/.zarray")
-    if (
-        not isinstance(metadata, dict)
-        or metadata.get("zarr_format") != 2
-        or metadata.get("order") != "C"
-        or metadata.get("filters")
-    ):
-        raise IncompatibleState("an array that is not zarr 2 in row-major order", where=where)
-    compressor = metadata.get("compressor")
-    if compressor is not None and (not isinstance(compressor, dict) or compressor.get("id") != "zstd"):
-        raise IncompatibleState("chunks compressed by something other than zstd", where=where)
-    shape, chunks = numbers_of(metadata.get("shape"), where), numbers_of(metadata.get("chunks"), where)
-    separator = metadata.get("dimension_separator", ".")
-    dtype = _dtype(metadata.get("dtype"), where)
-    if len(shape) != len(chunks) or separator not in (".", "/"):
-        raise UnsafeContent("chunks of another number of dimensions", where=where)
-
-    def read(box: Box) -> Elements:
-        numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
-        file = f"{folder}/{separator.join(map(str, numbers)) or '0'}"
-        pieces = files.pieces(file, math.prod(chunks) * DTYPES[dtype].itemsize + CODED_MORE)
-        return elements_of(pieces, compressor is not None, chunks, box, dtype, files.where(file))
-
-    for box in boxes_of(shape, chunks, dtype, where):
-        numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
-        files.size(f"{folder}/{separator.join(map(str, numbers)) or '0'}")
-    return chunked_array(dtype, shape, chunks, read, where, files.cache)
-
-
-def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor:
-    """Return an array in an OCDBT: tensorstore's own format, so tensorstore reads it."""
-    where = files.where(f"{prefix}{name}")
-    if files.in_bucket:
-        raise IncompatibleState(
-            "an OCDBT in a bucket: only tensorstore reads it, and only from a file system",
-            where=files.where(f"{prefix}manifest.ocdbt"),
-            hint="copy this folder to a file system, or mount the bucket, and import it from there",
-        )
-    try:
-        import tensorstore
-    except ModuleNotFoundError as error:
-        raise IncompatibleState(
-            "an OCDBT, which only tensorstore reads",
-            where=files.where(f"{prefix}manifest.ocdbt"),
-            hint="pip install tensorstore, and run the import again",
-        ) from error
-    base = files.where(prefix.rstrip("/"))
-    for name_of_file in files.stamps:
-        if name_of_file.startswith(prefix) and (name_of_file.endswith("manifest.ocdbt") or "/d/" in f"/{name_of_file}"):
-            files.read.setdefault(name_of_file, None)
-    spec = {"driver": driver, "kvstore": {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}}
-    try:
-        opened = tensorstore.open(spec, open=True, read=True).result(timeout=60)
-        shape, chunks = tuple(opened.shape), tuple(opened.chunk_layout.read_chunk.shape or ())
-    except (ValueError, OSError, TimeoutError, OverflowError) as error:
-        raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
-    dtype = str(opened.dtype.name)
-    if dtype not in DTYPES:
-        raise IncompatibleState(f"dtype {dtype[:40]}, which Relight has no name for", where=where)
-
-    def read(box: Box) -> Elements:
-        try:
-            data = opened[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].read().result(timeout=600)
-        except (ValueError, OSError, TimeoutError) as error:
-            raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
-        import numpy as np
-
-        return np.ascontiguousarray(data).view(f"V{DTYPES[dtype].itemsize}")
-
-    return chunked_array(dtype, shape, chunks, read, where, files.cache)
-
-
-def _dtype(name_in_file: Any, where: str) -> str:
-    name = name_in_file if isinstance(name_in_file, str) else ""
-    dtype = _NUMPY.get(name[1:]) if name[:1] in ("<", "|") else name if name in DTYPES else None
-    if dtype is None:
-        raise IncompatibleState(f"dtype {str(name_in_file)[:40]}, which Relight has no name for", where=where)
-    return dtype

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from relight.capture.regions import sink_of_piece
 from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent
 from relight.format import Leaf, Tensor
+from relight.format.crc import crc32
 from relight.importers.archive import TorchArchive
 from relight.importers.dcp import Chunk, Metadata, Value, grouped
 from relight.importers.files import read_into
@@ -131,7 +131,7 @@ def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> 
             assert buffer is not None
             slab = buffer[:count]
         read_into(handle, spec.span.offset + skip + offset, slab, where)
-        crc = zlib.crc32(slab, crc)
+        crc = crc32(slab, crc)
         if view is None:
             sink.absorb(offset, slab)
     if sink.length == spec.span.length and spec.span.crc and crc != spec.span.crc:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from relight.errors import ConfigError, CorruptCheckpoint
-from relight.prediction.arrays import Arrays
 from relight.prediction.detect import KIND_OF, Risk
 from relight.prediction.features import FeatureWindow, Scale, columns
+from relight.prediction.sealed_file import Arrays
 from relight.prediction.signals import SIGNALS, WORDS
 
 Array = np.ndarray[Any, Any]

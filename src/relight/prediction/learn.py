@@ -12,7 +12,6 @@ import numpy as np
 
 from relight.errors import ConfigError
 from relight.prediction.detect import DetectionRules, Detector
-from relight.prediction.drift import Drift
 from relight.prediction.features import Scale
 from relight.prediction.forest import INSTALL, grow
 from relight.prediction.history import CHECK, HELD_OUT, TRAIN, RecordedRun, recorded, simulated
@@ -104,8 +103,6 @@ def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], report: Re
     detectors: dict[str, Detector] = {}
     if "rules" in plan.detectors:
         detectors["rules"] = DetectionRules()
-    if "drift" in plan.detectors:
-        detectors["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
         healthy = np.concatenate(
             [run.features[_some(rng, np.flatnonzero(~run.before_failure), _HEALTHY_EACH)] for run in parts[TRAIN]]

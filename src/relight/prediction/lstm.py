@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from relight.errors import CorruptCheckpoint
-from relight.prediction.arrays import Arrays
 from relight.prediction.detect import RULES, DetectionRules, Risk
 from relight.prediction.features import FeatureWindow, Scale, columns
+from relight.prediction.sealed_file import Arrays
 from relight.units import percent_text
 
 Array = np.ndarray[Any, Any]

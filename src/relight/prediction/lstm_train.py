@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from relight.prediction.arrays import Arrays
 from relight.prediction.lstm import CLASSES, INPUTS, NAMES
+from relight.prediction.sealed_file import Arrays
 
 Array = np.ndarray[Any, Any]
 _BATCH, _RATE, _DECAY = 256, 2e-3, 0.05

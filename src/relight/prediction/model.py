@@ -7,19 +7,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from relight.errors import CorruptCheckpoint, IncompatibleState
-from relight.prediction.arrays import Arrays, read_arrays, write_arrays
 from relight.prediction.detect import DetectionRules, Detector
-from relight.prediction.drift import Drift
 from relight.prediction.features import FEATURES, Scale
 from relight.prediction.forest import Forest
 from relight.prediction.lstm import Lstm
 from relight.prediction.score import Result
+from relight.prediction.sealed_file import Arrays, StoredArray, read_sealed, write_sealed
 
-_MAGIC = b"RLFORE01"
-DETECTORS = ("rules", "drift", "forest", "lstm")
+DETECTORS = ("rules", "forest", "lstm")
 USUAL_THRESHOLD = 0.5
 
 
@@ -70,12 +70,20 @@ class DetectorModel:
         worth = {
             name: {slot: _none(getattr(entry, slot)) for slot in Worth.__slots__} for name, entry in self.worth.items()
         }
-        write_arrays(
-            path,
-            _MAGIC,
-            {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.metadata},
-            arrays,
-        )
+        stored = {name: StoredArray.of(array) for name, array in arrays.items()}
+        write_sealed(path, _ModelFile(tuple(FEATURES), worth, self.made_at, self.metadata, stored))
+
+
+class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model's file. None stands for a number that is not known."""
+
+    features: tuple[str, ...]
+    worth: dict[str, dict[str, float | None]]
+    made_at: float
+    metadata: dict[str, Any]
+    arrays: dict[str, StoredArray]
+    relight: Literal["model"] = "model"
+    version: Literal[1] = 1
 
 
 def without_model() -> DetectorModel:
@@ -88,20 +96,17 @@ def read_model(path: Path) -> DetectorModel:
 
     Raise ``CorruptCheckpoint`` if the file is not an intact model, ``IncompatibleState`` if it has other features.
     """
-    head, arrays = read_arrays(path, _MAGIC, "model")
-    if head.get("features") != list(FEATURES):
+    stored = read_sealed(path, _ModelFile, "model")
+    if stored.features != tuple(FEATURES):
         raise IncompatibleState(
             "this model uses other features", where=str(path), hint="train a new one with relight predict train"
         )
     try:
         worth = {}
-        for name, entry in head["worth"].items():
-            numbers = {
-                slot: math.nan if entry[slot] is None else float(entry[slot])
-                for slot in Worth.__slots__
-                if slot != "alarms"
-            }
-            worth[str(name)] = Worth(alarms=int(entry["alarms"]), **numbers)
+        for name, entry in stored.worth.items():
+            numbers = {slot: math.nan if number is None else number for slot, number in entry.items()}
+            worth[name] = Worth(alarms=int(numbers.pop("alarms")), **numbers)
+        arrays = {name: array.array() for name, array in stored.arrays.items()}
         detectors: dict[str, Detector] = {}
         if not set(worth) <= set(DETECTORS) or not worth:
             raise ValueError("unknown detectors")
@@ -115,9 +120,9 @@ def read_model(path: Path) -> DetectorModel:
                     raise ValueError(name)
                 detectors[name] = Forest(scale, own_arrays) if name == "forest" else Lstm(scale, own_arrays)
             else:
-                detectors[name] = DetectionRules() if name == "rules" else Drift()
-        return DetectorModel(detectors, worth, float(head["made_at"]), dict(head["told"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+                detectors[name] = DetectionRules()
+        return DetectorModel(detectors, worth, stored.made_at, stored.metadata)
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpoint(f"an incomplete model: {error}"[:200], where=str(path)) from None
 
 

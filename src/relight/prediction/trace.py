@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.observe.own_files import OwnFiles
-from relight.prediction.arrays import read_arrays, write_arrays
 from relight.prediction.sample import NodeSample, SampleShape
+from relight.prediction.sealed_file import StoredArray, read_sealed, write_sealed
 
 ENDING = ".trace"
-_MAGIC = b"RLTRACE1"
 _INCIDENTS_MAX = 1000
 HOURS = 6.0
 
@@ -45,31 +44,35 @@ class SampleTrace:
 
     def write(self, path: Path) -> None:
         """Write the recording to a file, atomically and durably."""
-        metadata = {
-            "columns": list(self.columns),
-            "happened": [list(failure) for failure in self.happened],
-            "told": self.metadata,
-        }
-        write_arrays(path, _MAGIC, metadata, {"at": self.at.astype("<f8"), "values": self.values.astype("<f4")})
+        times, values = StoredArray.of(self.at.astype("<f8")), StoredArray.of(self.values.astype("<f4"))
+        write_sealed(path, _TraceFile(self.columns, self.happened, self.metadata, times, values))
+
+
+class _TraceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A recording's file."""
+
+    columns: tuple[str, ...]
+    happened: tuple[Happened, ...]
+    metadata: dict[str, str]
+    times: StoredArray
+    values: StoredArray
+    relight: Literal["recording"] = "recording"
+    version: Literal[1] = 1
 
 
 def read_trace(path: Path) -> SampleTrace:
     """Read a recording. Raise ``CorruptCheckpoint`` if the file is not an intact recording."""
-    metadata, arrays = read_arrays(path, _MAGIC, "recording")
+    stored = read_sealed(path, _TraceFile, "recording")
+    columns, happened = stored.columns, stored.happened[:_INCIDENTS_MAX]
     try:
-        columns = tuple(str(name) for name in metadata["columns"])
-        happened = tuple(
-            Happened(float(time), str(kind), str(cause)) for time, kind, cause in metadata["happened"][:_INCIDENTS_MAX]
-        )
-        notes = {str(name): str(text) for name, text in metadata["told"].items()}
-        times, values = arrays["at"], arrays["values"]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise CorruptCheckpoint("a recording without its columns", where=str(path)) from None
+        times, values = stored.times.array(), stored.values.array()
+    except ValueError as error:
+        raise CorruptCheckpoint(f"a recording with an invalid array: {error}"[:200], where=str(path)) from None
     fits = times.ndim == 1 and values.shape == (len(times), len(columns)) and len(set(columns)) == len(columns)
     ordered = fits and np.isfinite(times).all() and not (np.diff(times) <= 0).any()
-    if not ordered or not all(math.isfinite(failure.at) for failure in happened):
+    if not ordered:
         raise CorruptCheckpoint("the recording's rows do not match its head", where=str(path))
-    return SampleTrace(columns, times, values, happened, notes)
+    return SampleTrace(columns, times, values, happened, stored.metadata)
 
 
 def traces_in(directory: Path) -> list[Path]:
