@@ -345,13 +345,17 @@ class Life:
         return [] if same else ["the device's generator continues elsewhere"]
 
     def _kernel_error(self, draws: torch.Tensor) -> list[str]:
-        """A kernel fails some time after the save's call. The process then ends, and the next one restores."""
+        """A kernel fails some time after the save's call, or the device is lost. The process then ends, and the next one restores."""
         expected = self.job.expected()
-        self.sim.fail_kernel(self.rng.randrange(12))
+        lost = self.rng.random() < 0.3
+        if not lost:
+            self.sim.fail_kernel(self.rng.randrange(12))
         wrong: list[str] = []
         save = None
         with contextlib.suppress(RuntimeError):  # training reports the device's error
             save = self.ckpt.save(self.step, block=False)
+        if lost:
+            self.sim.lose(self.device.index, "sim: the device is lost")
         with contextlib.suppress(RuntimeError):
             self.job.forward_pass()
             self.job.backward_pass()
