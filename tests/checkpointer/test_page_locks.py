@@ -55,9 +55,10 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     monkeypatch.setattr(torch.cuda, "device", made.device)
     monkeypatch.setattr(device, "SEGMENT", 1 << 20)
 
-    def clear(chosen: torch.device) -> None:
-        made.cleared += chosen == CUDA
+    def clear(element: torch.Tensor) -> None:
+        made.cleared += 1
 
+    monkeypatch.setattr(page_locks, "_element", lambda device: torch.zeros(1))
     monkeypatch.setattr(page_locks, "_clear_error", clear)
     return made
 

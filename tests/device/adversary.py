@@ -474,7 +474,7 @@ PLANTED: dict[str, Bug] = {
         )
     ),
     "the error of a refused registration stays": Bug(
-        Edit(f"{LOCKS}:pin_memory", "                    _clear_error(device)\n", "")
+        Edit(f"{LOCKS}:pin_memory", "                    _clear_error(element)\n", "")
     ),
     "no device memory for a pack fails the save": Bug(
         Edit(f"{COPIES}:_Packed.queue", "except torch.OutOfMemoryError:", "except ZeroDivisionError:")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.device import simulated
 from tests.device.kind import KIND, HostWaits, keep_busy, marks
 
 from relight.arena.memory import SharedMapping, allocate
@@ -94,6 +95,23 @@ def test_no_copy_crosses_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     for item in placed:
         assert torch.equal(in_slot(slot, item), item.bytes.cpu())
     assert list(module.pieces(5, 0)) == [] and list(module.pieces(1 << 20, 1)) == [(1 << 20, (1 << 20) + 1)]
+
+
+@pytest.mark.skipif(KIND != "sim", reason="a real device does not refuse on demand")
+def test_a_refused_registration_on_a_full_device_does_not_reach_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the refusal is taken from the runtime by a kernel that needs no memory."""
+    device = simulated.load()
+    memory = SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
+    device.set_locked_limit(0)
+    try:
+        for memory_left in (1, 0):  # for one element, and for none
+            device.fail_allocation(memory_left)
+            assert not pin_memory([memory], DEVICE)
+            device.fail_allocation(-1)
+            assert torch.ones(8, device=DEVICE).sum().item() == 8
+    finally:
+        device.set_locked_limit(8 << 30)
+        device.fail_allocation(-1)
 
 
 def test_without_device_memory_small_tensors_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

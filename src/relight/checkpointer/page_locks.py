@@ -90,12 +90,15 @@ def pin_memory(memories: Iterable[SharedMapping], device: torch.device) -> bool:
     if runtime is None:
         return False
     with torch.get_device_module(device).device(device):
+        element = _element(device)
+        if element is None:
+            return False
         for memory in memories:
             locked: list[int] = []
             memory.before_unmap(partial(_unlock, os.getpid(), runtime, locked))
             for address, length in segments(memory.view):
                 if runtime.lock(address, length) != 0:
-                    _clear_error(device)
+                    _clear_error(element)
                     return False
                 locked.append(address)
     return True
@@ -108,7 +111,14 @@ def _unlock(owner: int, runtime: Registration, locked: Sequence[int]) -> None:
             runtime.unlock(address)
 
 
-def _clear_error(device: torch.device) -> None:
+def _element(device: torch.device) -> torch.Tensor | None:
+    """Return one element in the device's memory; None if the device is full. ``_clear_error`` must not need memory."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        return torch.zeros(1, device=device)
+    return None
+
+
+def _clear_error(element: torch.Tensor) -> None:
     """Take the error of a failed registration from the runtime, which would report it to the trainer's next kernel."""
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)
+        element.zero_()
