@@ -444,7 +444,12 @@ PLANTED: dict[str, Bug] = {
         )
     ),
     "writes outside the optimizer are not noticed": Bug(
-        Edit(f"{COPIES}:DeviceCopies._touched", "if tensor._version != then", "if False")
+        Edit(f"{COPIES}:DeviceCopies._touched", "if tensor._version != then", "if False"),
+        Edit(f"{COPIES}:_Samples.queue", "        return True\n", "        return False\n"),
+    ),
+    "neither versions nor samples of copied tensors are compared": Bug(
+        Edit(f"{COPIES}:DeviceCopies._touched", "if tensor._version != then", "if False"),
+        Edit(f"{COPIES}:_Samples.differing", "!= samples[at : at + width]", "!= ctypes.string_at(slot + offset, width)"),
     ),
     "writes after the optimizer's step count as writes before it": Bug(
         Edit(f"{COPIES}:DeviceSnapshot.before_step", "        self._check()\n", "")

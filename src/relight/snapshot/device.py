@@ -11,13 +11,14 @@ Any accelerator with streams: ``torch.Stream``, ``torch.Event`` and ``torch.acce
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from relight.layout.sources import address_of
-from relight.snapshot.touch_detection import SmallCopies
+from relight.snapshot.touch_detection import SAMPLE, SmallCopies
 
 PACKED_BELOW = 1 << 20
 PACK_BYTES = 64 << 20
@@ -74,12 +75,14 @@ class DeviceCopies:
         self._tensors = [placed.tensor for placed in self._later.all]
         self._names = [placed.name for placed in self._later.all]
         self._side = torch.Stream(device=device)
+        self._samples = _Samples(self._later.all, lambda size: pin(size, device))
 
     def begin(self, slot: torch.Tensor) -> DeviceSnapshot:
         """Queue all copies into ``slot``, a tensor of bytes. Return at once."""
         snapshot = DeviceSnapshot(self, slot.data_ptr(), [tensor._version for tensor in self._tensors])
         # on training's stream: the kernels that it queues next run after the copies
         self._now.queue(slot)
+        snapshot.sampled = self._samples.queue()
         start = torch.Event(self.device.type)
         start.record(torch.accelerator.current_stream(self.device))
         self._side.wait_event(start)
@@ -103,6 +106,8 @@ class DeviceSnapshot:
         self._copies, self._slot, self._versions = copies, slot, versions
         self._checked = False
         self.touched: set[str] = set()
+        self.sampled = False
+        """Whether samples of the tensors were queued, too."""
         self.copied = torch.Event(copies.device.type)
 
     def before_step(self) -> None:
@@ -120,6 +125,8 @@ class DeviceSnapshot:
         self._check()
         for packed in (self._copies._now, self._copies._later):
             packed.copy_to_slot(self._slot)
+        if self.sampled:
+            self.touched |= self._copies._samples.differing(self._slot)
         return self.touched
 
     def _check(self) -> None:
@@ -128,6 +135,55 @@ class DeviceSnapshot:
         if not self._checked:
             self._checked = True
             self.touched = self._copies._touched(self._versions)
+
+
+class _Samples:
+    """Both ends of each tensor that is copied while training continues, as they are at the call: on training's stream.
+
+    The copies are compared with them. The version counter alone does not suffice: torch increments it after it has queued
+    the kernel that writes, and writes through ``.data`` do not increment it.
+    """
+
+    def __init__(self, placed: Sequence[Placed], pin: Callable[[int], torch.Tensor]) -> None:
+        self._placed = placed
+        self._places: list[tuple[str, int, int, int]] = []
+        """Of each end: the tensor's name, offset in the slot, length, offset among the samples."""
+        size = 0
+        for item in placed:
+            width = min(SAMPLE, item.tensor.nbytes)
+            for start in (0, item.tensor.nbytes - width):
+                self._places.append((item.name, item.offset + start, width, size))
+                size += width
+        self._arrived = pin(size) if size else None
+        self._addresses: list[int] = []
+        self._ends: list[torch.Tensor] = []
+        """Views of the ends, for the tensors at ``_addresses``."""
+
+    def queue(self) -> bool:
+        """Queue the samples on the current stream. Return whether there are any: without device memory there are none."""
+        if self._arrived is None:
+            return False
+        addresses = [item.tensor.data_ptr() for item in self._placed]
+        if addresses != self._addresses:  # the first time, or a tensor has other memory now
+            ends = ((item.bytes, min(SAMPLE, item.tensor.nbytes)) for item in self._placed)
+            self._ends = [end for data, width in ends for end in (data[:width], data[data.numel() - width :])]
+            self._addresses = addresses
+        try:
+            together = torch.cat(self._ends)
+        except torch.OutOfMemoryError:
+            return False
+        self._arrived.copy_(together, non_blocking=True)
+        return True
+
+    def differing(self, slot: int) -> set[str]:
+        """Return the names of the tensors that have other ends in the slot at address ``slot``."""
+        assert self._arrived is not None
+        samples = ctypes.string_at(self._arrived.data_ptr(), self._arrived.numel())
+        return {
+            name
+            for name, offset, width, at in self._places
+            if ctypes.string_at(slot + offset, width) != samples[at : at + width]
+        }
 
 
 class _Packed(NamedTuple):
