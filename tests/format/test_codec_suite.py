@@ -318,9 +318,9 @@ PLANTED = [
     (DecodesBeyond, "test_no_memory_beyond_a_chunk_is_used", "decoding .* ended the process by SIGSEGV"),
     (OtherError, "test_damaged_chunks_raise_corrupt_checkpoint", "raised error: Error -5"),
     (Trusting, "test_damaged_chunks_raise_corrupt_checkpoint", "raised MemoryError"),
-    (Endless, "test_damaged_chunks_raise_corrupt_checkpoint", "took more than 0.5 s"),
+    (Endless, "test_damaged_chunks_raise_corrupt_checkpoint", "took more than 500 ms"),
     (Ending, "test_damaged_chunks_raise_corrupt_checkpoint", "ended the process by exit code 3"),
-    (Greedy, "test_decoding_takes_a_few_chunks_of_memory", "took .* bytes"),
+    (Greedy, "test_decoding_takes_a_few_chunks_of_memory", "took .* MB"),
 ]
 
 

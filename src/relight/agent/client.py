@@ -301,7 +301,8 @@ class Agent:
         with self._changed:
             left, self._running = self._running, {}
             report = self.on_done  # read it now: close() replaces it
-        codecs = ended_with(self._codec_notes) if left and has_ended(self.pid, EXIT_S) else []
+        is_dead = bool(left) and self._lost is not None and has_ended(self.pid, EXIT_S)  # not if close() was called
+        codecs = ended_with(self._codec_notes) if is_dead else []
         why = f"; codec {' or '.join(codecs)} was running, and is not used any more" if codecs else ""
         hint = "leave it out of Compact(plugin_codecs=…), and report it to its authors" if codecs else ""
         for number, checkpoint_id in left.items():

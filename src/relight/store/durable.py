@@ -89,7 +89,7 @@ class NewFile:
 
     def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
         self._disk, self._path, self._size = disk, path, size
-        self._fd = -1
+        self._fd, self._aborted = -1, False
         self.align = 1
         self.inode = 0
         """Inode number, set by ``finish``."""
@@ -149,7 +149,11 @@ class NewFile:
             raise translate(error, "making a file durable", self._path) from error
 
     def abort(self) -> None:
-        """Close and delete. If the deletion fails, a sweep deletes the file after its attempt is fenced."""
+        """Close and delete, once: the name may be another file's later. If the deletion fails, a sweep deletes the file after its attempt
+        is fenced."""
+        if self._aborted:
+            return
+        self._aborted = True
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self._disk.close(self._fd)

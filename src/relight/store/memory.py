@@ -97,7 +97,9 @@ class _MemoryWriter:
             del self._buffer[size:]
 
     def abort(self) -> None:
-        self._store.delete(self._key)
+        with self._store._lock:
+            if self._store._files.get(self._key) is self._buffer:  # not another file of that name
+                del self._store._files[self._key]
 
 
 class _MemoryRewriter(_MemoryWriter):

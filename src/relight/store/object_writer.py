@@ -105,6 +105,7 @@ class ObjectWriter:
         if self._thread is not None:
             self._thread.join()
         if self._finished:  # the object may exist even if the upload failed
+            self._finished = False  # once: the name may be another object's later
             try:
                 self._delete(self._path)
             except RelightError:

@@ -29,6 +29,7 @@ from relight.format import DTYPES, hexdigest
 from relight.format.chunk_codecs import ChunkCodec, DecodeContext, EncodeContext, EncodedChunk, plugin_fault
 from relight.format.entropy import compress
 from relight.format.planes import Rooms
+from relight.units import duration_text, size_text
 
 GUARD = 64
 """Bytes before and after the memory of a decoded chunk, which must not change."""
@@ -256,7 +257,7 @@ class CodecSuite:
             before = _peak(reset=True)
             _decoded(codec, encoded.stored, large)
             took = _peak() - before
-            assert took <= CHUNKS_MAX * CHUNK_BYTES, f"decoding 4 MiB of {chunk.name} took {took} bytes"
+            assert took <= CHUNKS_MAX * CHUNK_BYTES, f"decoding 4 MiB of {chunk.name} took {size_text(took)}"
 
     def _in_child(self, check: str) -> Any:
         """Return what a method of the suite returns in another process. Raise ``AssertionError`` if it raises, or ends the process."""
@@ -270,7 +271,11 @@ class CodecSuite:
         if results.empty():
             code = child.exitcode or 0
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            how = f"took more than {self.decode_s:g} s" if code == -signal.SIGALRM else f"ended the process by {name}"
+            how = (
+                f"took more than {duration_text(self.decode_s)}"
+                if code == -signal.SIGALRM
+                else f"ended the process by {name}"
+            )
             raise AssertionError(f"{step.value.decode()} {how}")
         fault, result = results.get()
         assert not fault, fault

@@ -137,7 +137,6 @@ def traced_marks(
         strace.wait()
     assert child.exitcode == 0, "the process that writes has failed"
     marks = list(_marks(directories, _calls(output.read_text(encoding="utf-8", errors="replace").splitlines())))
-    output.unlink()
     if not any(path.startswith(f"{root}/") for path in directories.files):
         raise unittest.SkipTest(f"the store has no files below {root}")
     return marks
