@@ -560,7 +560,7 @@ def test_wounded_files_come_in_or_are_refused(tmp_path: Path, name: str) -> None
         str(COUNT),
         str(tmp_path / "work"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=max(280, COUNT), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=max(280, 2 * COUNT), check=False)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:]
     came, refused_count = map(int, done.stdout.split())
     assert came + refused_count == COUNT and refused_count > 0
