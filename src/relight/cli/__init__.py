@@ -17,6 +17,7 @@ import click
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.observe.console import be_command
+from relight.settings.environment import environment
 from relight.version import VERSION
 
 
@@ -102,7 +103,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
-        if os.environ.get("RELIGHT_AUDIT"):
+        if environment().audit:
             from relight.cli.audited import audited
 
             return audited(cmd_name, command)
@@ -146,8 +147,8 @@ class Commands(click.Group):
 
 def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     """Apply ``--set``, then the file's environment settings, before the command, which may need either."""
+    from relight.settings.environment import set_default
     from relight.settings.file import give, take_environment
-    from relight.settings.process_defaults import set_default
 
     for assignment in given:
         setting, equals, value = assignment.partition("=")
@@ -157,7 +158,7 @@ def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
     # a user waits for this process; jobs that it starts have no such user
-    set_default("RELIGHT_STORE_PATIENCE_S", "20")
+    set_default("store_patience_s", "20")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

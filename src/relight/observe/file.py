@@ -22,8 +22,8 @@ from typing import Any
 from relight.observe.events import Event, emit, subscribe
 from relight.observe.own_files import OwnFiles, check_private
 from relight.observe.thread_start import start_thread
+from relight.settings.environment import environment
 
-SETTING = "RELIGHT_EVENTS"
 QUEUED_MAX = 4096
 """Events that may wait for the disk. Further ones are dropped and counted; the count is reported once there is room."""
 FILE_BYTES_MAX = 4 << 20
@@ -43,7 +43,7 @@ _LAST_WORDS_S = 0.5
 def events_directory() -> Path | None:
     """Return the files' directory: ``RELIGHT_EVENTS``, else a private directory of this machine; None if it is
     ``0``."""
-    setting = os.environ.get(SETTING, "")
+    setting = environment().events
     if setting == "0":
         return None
     return Path(setting).expanduser().absolute() if setting else Path(tempfile.gettempdir(), _DEFAULT_PARENT, "events")

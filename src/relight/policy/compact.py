@@ -12,18 +12,19 @@ from typing import NamedTuple
 from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
 from relight.policy.argument_checks import check_bool, one_of, whole_of
+from relight.settings.registry import SETTINGS
+from relight.settings.value_types import Codecs, Coder, choices
 from relight.units import percent_text, rate_text
 
 LEVEL_MAX = 19
 """Highest zstd level: higher ones use windows that readers refuse."""
-CODECS = ("auto", "never", "always")
-CODERS = ("cpu", "gpu")
+CODECS, CODERS = choices(Codecs), choices(Coder)
 AUDIT_BYTES = 8 << 20
 """Bytes of supposedly unchanged parameters that each save compares anyway."""
 EQUAL_MIN = 0.01
 """If a smaller share than this of a save can be equal to an earlier one, all of it is stored, in plain safetensors
 files."""
-LOSSY = "RELIGHT_LOSSY"
+LOSSY = SETTINGS["environment.lossy"].variable
 """Variable that stores tensors inexactly and overrides the script; ``prove --lossy`` uses it."""
 LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """Largest error of a value, as a share of its own magnitude (``float16`` also: 2^-25), or for ``int8`` of the largest

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relight.policy.argument_checks import number_above_0, one_of, whole_of
+from relight.settings.value_types import WhenBusy, choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +40,4 @@ class Limits:
             value = getattr(self, name)
             if value is not None or name == "deadline_s":
                 object.__setattr__(self, name, number_above_0(value, f"Limits({name}=…)"))
-        one_of(self.when_busy, ("newest", "queue"), "Limits(when_busy=…)")
+        one_of(self.when_busy, choices(WhenBusy), "Limits(when_busy=…)")

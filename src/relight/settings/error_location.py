@@ -1,5 +1,5 @@
-"""Find the key of a table that causes an error, by trial: the key alone causes the same error, or without it the error
-changes. Pure."""
+"""Find the key of a table that causes an error. An error of a struct has its path. That of another check is found by
+trial: the key alone causes the same error, or without it the error changes. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from relight.errors import ConfigError
 Keys = tuple[str, ...]
 _LEAVES_MAX = 400
 _DEPTH_MAX = 6
+
+
+class InvalidSetting(ConfigError):
+    """A value that its struct does not allow. ``keys``: its path within the table."""
+
+    def __init__(self, what: str, keys: Keys, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.keys = keys
 
 
 def leaves(table: Mapping[str, Any], above: Keys = ()) -> Iterator[Keys]:
@@ -53,9 +61,11 @@ def only(keys: Keys, value: Any) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def culprit(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], what: str) -> Keys:
-    """Return the path of the value that makes ``make`` raise an error with the text ``what``; empty if it cannot be
-    found."""
+def culprit(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], error: ConfigError) -> Keys:
+    """Return the path of the value for which ``make`` raised ``error``; empty if it cannot be found."""
+    if isinstance(error, InvalidSetting):
+        return error.keys
+    what = error.what
 
     def error_text(part: dict[str, Any]) -> str:
         try:
@@ -83,7 +93,7 @@ def faults(
             make(rest)
             return
         except ConfigError as error:
-            keys = culprit(rest, make, error.what)
+            keys = culprit(rest, make, error)
             yield keys, error
             if not keys:
                 return

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from relight.errors import ConfigError
@@ -18,7 +18,8 @@ from relight.policy import Keep, Peers, keep
 from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.argument_checks import bytes_of, seconds_of
 from relight.policy.tiers import Tier, Tiers, tier
-from relight.supervise.decide import SuperviseRules
+from relight.settings.supervise_settings import SuperviseRules
+from relight.settings.validation import decode
 
 SCHEDULES = ("adaptive", "oracle", "young", "daly", "never")
 USUAL = {
@@ -69,7 +70,7 @@ class Policy:
 _KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
-_RULES = tuple(rule.name for rule in fields(SuperviseRules))
+_RULES = SuperviseRules.__struct_fields__
 _OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
 KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 
@@ -145,7 +146,7 @@ def _parts(settings: dict[str, str]) -> dict[str, Any]:
         "adaptive": schedule,
         "keep": keep(**keep_options),
         "peers": Peers(**peers) if peers else None,
-        "rules": SuperviseRules(**rules),
+        "rules": decode(rules, SuperviseRules, "supervise"),
         "memory": _choice("memory", settings.get("memory", "on"), {"on": True, "off": False}),
         "local": _choice("near", settings.get("near", "shared"), {"shared": False, "local": True}),
         "tiers": _tiers(settings),

@@ -1,0 +1,146 @@
+"""The table ``[environment]``, and the only place that reads ``RELIGHT_*`` settings from the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from relight.decode import from_plain
+from relight.errors import ConfigError, shown
+from relight.settings.value_types import (
+    Address,
+    DaySecondsAbove0,
+    Directory,
+    DirectoryOr0,
+    KeySpecs,
+    LogLevel,
+    LossyPairs,
+    Name,
+    PublicKeys,
+    SecretSpec,
+    SettingsTable,
+    SignSpec,
+    Size,
+    Store,
+    YesNo,
+    about,
+)
+
+PREFIX = "RELIGHT_"
+PROCESS_VARIABLES = (
+    "RELIGHT_SETTINGS", "RELIGHT_HEARTBEAT", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
+    "RELIGHT_SPIKES",
+)  # fmt: skip
+"""Variables that are not settings of the file: one names the file, ``relight run`` sets the others for the processes it
+starts."""
+
+
+class EnvironmentSettings(SettingsTable, frozen=True):
+    """``[environment]``: variables of the process."""
+
+    events: Annotated[
+        DirectoryOr0, about("where processes keep their events; 0: nowhere", "a private one", named=True)
+    ] = ""
+    node: Annotated[Name, about("which node this is, where one machine counts as several", "the host's")] = ""
+    rack: Annotated[Name, about("what this node may be lost together with")] = ""
+    peers_host: Annotated[
+        Address, about("where this node's agent listens to peers", "where routes lead from", named=True)
+    ] = ""
+    store_patience_s: Annotated[
+        DaySecondsAbove0, about("how long an object store may take to answer", "120, of commands 20")
+    ] = 120.0
+    cache: Annotated[Directory, about("where data read from remote stores is cached", "no cache", named=True)] = ""
+    cache_bytes: Annotated[Size, about("how much of it", "a tenth of what is free")] = ""
+    lossy: Annotated[LossyPairs, about("tensors to store inexactly, which overrides the script", "nothing")] = ""
+    key: Annotated[
+        KeySpecs, about("where keys are that open and encrypt", argument="encrypt=", secret=True, named=True)
+    ] = ""
+    sign: Annotated[SignSpec, about("who signs records", argument="sign=", secret=True, named=True)] = ""
+    trust: Annotated[
+        PublicKeys, about("public keys with accepted signatures", "all", argument="trust=", named=True)
+    ] = ""
+    job_secret: Annotated[
+        SecretSpec, about("what the nodes of a job share", "one node needs none", secret=True, named=True)
+    ] = ""
+    anchor: Annotated[Store, about("where the end of each log is recorded", argument="anchor=", named=True)] = ""
+    audit: Annotated[Store, about("where the audit log is written", named=True)] = ""
+    core_dumps: Annotated[
+        YesNo, about("whether processes that hold keys may leave core dumps, which then have the keys", named=True)
+    ] = False
+    single_writer: Annotated[YesNo, about("a promise: one process at most writes to the store", named=True)] = False
+    keys_over_http: Annotated[
+        YesNo, about("whether key services on other machines may be asked without TLS", named=True)
+    ] = False
+    debug: Annotated[YesNo, about("whether commands show tracebacks")] = False
+    log: Annotated[LogLevel, about("which events go to stderr if no logging is configured")] = "default"
+
+
+def variable_of(name: str, given: str = "") -> str:
+    """Return a setting's variable: prefix and name in capitals, ``__`` for each dot. For ``environment.cache`` it is
+    ``RELIGHT_CACHE``. ``given``: its variable, if the setting names one."""
+    return given or PREFIX + name.removeprefix("environment.").replace(".", "__").upper()
+
+
+_KEYS = {key: variable_of(f"environment.{key}") for key in EnvironmentSettings.__struct_fields__}
+_WORDS = {"yes": "true", "no": "false"}
+_usual: dict[str, str] = {}
+"""Defaults of this process. They are not in the environment, so that child processes do not inherit them."""
+
+
+def set_default(key: str, value: str) -> None:
+    """Make ``value`` this process's default of a key of ``[environment]``, which counts while the variable is not set."""
+    _usual[key] = value
+
+
+def typed(table: type[SettingsTable], key: str, text: str, variable: str) -> Any:
+    """Return a variable's text as the type of the table's setting. Raise ``ConfigError`` that names the variable."""
+    field = next(field for field in msgspec.structs.fields(table) if field.name == key)
+    kind, own = field.type.__metadata__[0].extra, field.type.__metadata__[-1].extra
+    value = None
+    for word in (_WORDS.get(text.lower(), text), text.lower()):
+        with contextlib.suppress(msgspec.ValidationError):
+            value = getattr(from_plain({key: word}, table, strict=False), key)
+            break
+    if isinstance(value, str) and kind["parse"] and kind["parse"](value) is None:
+        value = None
+    if value is None:
+        what = "" if own["secret"] else f", not {shown(text)}"
+        raise ConfigError(f"{variable} is {kind['kind']}{what}", where=variable)
+    return value
+
+
+class _Snapshot:
+    """The variables of ``[environment]`` at one moment. A value is converted when it is read, so that an invalid
+    variable affects only the code that needs it."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def __getattr__(self, key: str) -> Any:
+        text = self._texts.get(key, "")
+        return typed(EnvironmentSettings, key, text, _KEYS[key]) if text else getattr(_DEFAULTS, key)
+
+
+_DEFAULTS = EnvironmentSettings()
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentSettings:
+    """Return the settings of ``[environment]`` that this process has now. Reading an invalid one raises ``ConfigError``."""
+    texts = {key: variables.get(variable, "").strip() for key, variable in _KEYS.items()}
+    return cast(EnvironmentSettings, _Snapshot({key: text or _usual.get(key, "") for key, text in texts.items()}))
+
+
+def text_of(variable: str) -> str:
+    """Return the text of a setting's variable; empty if it is not set."""
+    return os.environ.get(variable, "")
+
+
+def given_variables() -> dict[str, str]:
+    """Return all variables of Relight that are set and not empty: settings, variables of the process, and unknown ones."""
+    return {name: text for name, text in os.environ.items() if name.startswith(PREFIX) and text}
