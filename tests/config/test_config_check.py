@@ -116,7 +116,7 @@ def test_errors_of_readers_of_settings_name_the_line() -> None:
         checked("checkpoint", defaults_of)
     assert raised.value.where == "relight.toml:6:1"
     os.environ["RELIGHT_SUPERVISE__SKIP"] = "1"
-    assert read_settings(None).rules.skip == 1
+    assert read_settings(None).skip == 1
     os.environ["RELIGHT_SUPERVISE__SAME"] = "0"
     with pytest.raises(ConfigError) as raised:
         read_settings(None)
