@@ -17,7 +17,6 @@ import click
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.observe.console import be_command
-from relight.settings.environment import environment
 from relight.version import VERSION
 
 
@@ -103,6 +102,8 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
+        from relight.settings.environment import environment
+
         if environment().audit:
             from relight.cli.audited import audited
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.errors import ConfigError
-from relight.settings.environment import environment
 from relight.units import duration_text, size_text
 
 LEVELS = {
@@ -69,6 +68,8 @@ def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mappi
 def _line(logger: logging.Logger, name: str, level: int, text: str, fields: Mapping[str, Any]) -> str | None:
     if not logger.propagate or logging.lastResort is None or not _passes(logger, level, text):
         return None
+    from relight.settings.environment import environment  # here, for a fast start of commands
+
     try:
         chosen: str = environment().log
     except ConfigError:  # an unknown word counts as the default

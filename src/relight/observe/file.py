@@ -22,7 +22,6 @@ from typing import Any
 from relight.observe.events import Event, emit, subscribe
 from relight.observe.own_files import OwnFiles, check_private
 from relight.observe.thread_start import start_thread
-from relight.settings.environment import environment
 
 QUEUED_MAX = 4096
 """Events that may wait for the disk. Further ones are dropped and counted; the count is reported once there is room."""
@@ -43,6 +42,8 @@ _LAST_WORDS_S = 0.5
 def events_directory() -> Path | None:
     """Return the files' directory: ``RELIGHT_EVENTS``, else a private directory of this machine; None if it is
     ``0``."""
+    from relight.settings.environment import environment  # here, for a fast start of commands
+
     setting = environment().events
     if setting == "0":
         return None

@@ -63,9 +63,14 @@ def _mistakes_of_value(
             yield from mistakes(below, tables, f"{name}.{field.name}.{key}", where, (*keys, key))
     elif not _fits(value, field, kind):
         words, own = field.type.__metadata__[0].extra["kind"], field.type.__metadata__[-1].extra
-        if isinstance(value, Mapping):
-            keys = next(((*keys, key) for key in value if not _fits({key: value[key]}, field, kind)), keys)
-        what = "" if own["secret"] else f", not {_shown(value)}"
+        part = (
+            next((key for key in value if not _fits({key: value[key]}, field, kind)), "")
+            if isinstance(value, Mapping)
+            else ""
+        )
+        if part:
+            keys, value = (*keys, part), value[part]  # type: ignore[index]
+        what = "" if own["secret"] else f", not {_shown(value)}{f' for {part!r}' if part else ''}"
         yield InvalidSetting(f"[{name}] {field.name} is {words}{what}", keys, where=where)
 
 
