@@ -41,7 +41,7 @@ from relight.log.identity import seconds_since_epoch
 from relight.log.listing import newest_records
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
-from relight.settings.value_types import TakeoverChoice, choices
+from relight.settings.kinds import TakeoverChoice, choices
 from relight.store import ByteStore
 from relight.units import age_text, duration_text
 

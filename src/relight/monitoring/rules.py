@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from relight.monitoring.overview import ROLLED_BACK_WORDS, RunSeen
 from relight.run_names import run_name
 from relight.settings.alert_settings import RuleSettings, default_rule
-from relight.settings.value_types import Severity, choices
+from relight.settings.kinds import Severity, choices
 from relight.units import age_text, duration_text, percent_text, size_text
 
 INFO, WARNING, CRITICAL = "info", "warning", "critical"

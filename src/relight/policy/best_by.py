@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.policy.argument_checks import name_of, one_of
-from relight.settings.value_types import Mode, choices
+from relight.settings.kinds import Mode, choices
 
 BEST = "best"
 """The selector; alone, or followed by ``:NAME`` or ``:NAME:MODE``."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
 from relight.policy.argument_checks import check_bool, one_of, whole_of
+from relight.settings.kinds import Codecs, Coder, choices
 from relight.settings.registry import SETTINGS
-from relight.settings.value_types import Codecs, Coder, choices
 from relight.units import percent_text, rate_text
 
 LEVEL_MAX = 19

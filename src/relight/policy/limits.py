@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relight.policy.argument_checks import number_above_0, one_of, whole_of
-from relight.settings.value_types import WhenBusy, choices
+from relight.settings.kinds import WhenBusy, choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,27 +6,19 @@ from typing import Annotated
 
 import msgspec
 
-from relight.settings.value_types import (
-    MonthSeconds,
-    NumberFrom0,
-    Patterns,
-    QuietTimes,
-    SettingsTable,
-    Severity,
-    Targets,
-    YesNo,
-    Zone,
-    about,
-)
+from relight.settings import kinds
+from relight.settings.kinds import SettingsTable, about
+
+# fmt: off
 
 
 class RuleSettings(SettingsTable, frozen=True):
     """A table of ``[alerts.rules]`` without a limit."""
 
-    severity: Annotated[Severity, about("severity of the alert")] = "warning"
-    for_s: Annotated[MonthSeconds, about("how long it must hold")] = 0.0
-    runs: Annotated[Patterns, about("which runs it is for", "all")] = ("*",)
-    enabled: Annotated[YesNo, about("whether the rule is evaluated")] = True
+    severity: Annotated[kinds.Severity, about("severity of the alert")] = "warning"
+    for_s: Annotated[kinds.MonthSeconds, about("how long it must hold")] = 0.0
+    runs: Annotated[kinds.Patterns, about("which runs it is for", "all")] = ("*",)
+    enabled: Annotated[kinds.YesNo, about("whether the rule is evaluated")] = True
 
     @property
     def limit(self) -> tuple[str, float]:
@@ -38,25 +30,25 @@ class RuleSettings(SettingsTable, frozen=True):
 class AfterRule(RuleSettings, frozen=True):
     """A rule that holds after a time."""
 
-    after_s: Annotated[NumberFrom0, about("seconds beyond which it holds")] = 3600.0
+    after_s: Annotated[kinds.NumberFrom0, about("seconds beyond which it holds")] = 3600.0
 
 
 class CountRule(RuleSettings, frozen=True):
     """A rule that holds from a number of occurrences on."""
 
-    count: Annotated[NumberFrom0, about("number from which it holds")] = 1.0
+    count: Annotated[kinds.NumberFrom0, about("number from which it holds")] = 1.0
 
 
 class AboveSecondsRule(RuleSettings, frozen=True):
     """A rule that holds above a number of seconds."""
 
-    above_s: Annotated[NumberFrom0, about("seconds beyond which it holds")] = 3600.0
+    above_s: Annotated[kinds.NumberFrom0, about("seconds beyond which it holds")] = 3600.0
 
 
 class AboveRule(RuleSettings, frozen=True):
     """A rule that holds above a number."""
 
-    above: Annotated[NumberFrom0, about("beyond which it holds")] = 0.0
+    above: Annotated[kinds.NumberFrom0, about("beyond which it holds")] = 0.0
 
 
 class AlertRulesSettings(SettingsTable, frozen=True):
@@ -81,16 +73,14 @@ class AlertRulesSettings(SettingsTable, frozen=True):
 class AlertSettings(SettingsTable, frozen=True):
     """``[alerts]``: where alerts are sent, and when."""
 
-    to: Annotated[Targets, about("where alerts are sent", secret=True)] = ()
-    escalate_to: Annotated[Targets, about("where alerts are sent as well if they persist", secret=True)] = ()
-    min_severity: Annotated[Severity, about("the least severity that is sent")] = "warning"
-    group_s: Annotated[MonthSeconds, about("how long an alert waits for others, to be sent together")] = 30.0
-    repeat_s: Annotated[MonthSeconds, about("after which a firing alert is sent again; 0: never")] = 14400.0
-    escalate_after_s: Annotated[MonthSeconds, about("after which a critical alert is also sent to escalate_to")] = (
-        1800.0
-    )
-    quiet: Annotated[QuietTimes, about("when only critical alerts are sent; others wait until the end", "never")] = ()
-    timezone: Annotated[Zone, about("time zone of quiet")] = "UTC"
+    to: Annotated[kinds.Targets, about("where alerts are sent", secret=True)] = ()
+    escalate_to: Annotated[kinds.Targets, about("where alerts are sent as well if they persist", secret=True)] = ()
+    min_severity: Annotated[kinds.Severity, about("the least severity that is sent")] = "warning"
+    group_s: Annotated[kinds.MonthSeconds, about("how long an alert waits for others, to be sent together")] = 30.0
+    repeat_s: Annotated[kinds.MonthSeconds, about("after which a firing alert is sent again; 0: never")] = 14400.0
+    escalate_after_s: Annotated[kinds.MonthSeconds, about("after which a critical alert is also sent to escalate_to")] = (1800.0)
+    quiet: Annotated[kinds.QuietTimes, about("when only critical alerts are sent; others wait until the end", "never")] = ()
+    timezone: Annotated[kinds.Zone, about("time zone of quiet")] = "UTC"
     rules: AlertRulesSettings = AlertRulesSettings()
 
 

@@ -11,24 +11,8 @@ import msgspec
 
 from relight.decode import from_plain
 from relight.errors import ConfigError, shown
-from relight.settings.value_types import (
-    Address,
-    DaySecondsAbove0,
-    Directory,
-    DirectoryOr0,
-    KeySpecs,
-    LogLevel,
-    LossyPairs,
-    Name,
-    PublicKeys,
-    SecretSpec,
-    SettingsTable,
-    SignSpec,
-    Size,
-    Store,
-    YesNo,
-    about,
-)
+from relight.settings import kinds
+from relight.settings.kinds import SettingsTable, about
 
 PREFIX = "RELIGHT_"
 PROCESS_VARIABLES = (
@@ -39,44 +23,42 @@ PROCESS_VARIABLES = (
 starts."""
 
 
+# fmt: off
 class EnvironmentSettings(SettingsTable, frozen=True):
     """``[environment]``: variables of the process."""
 
-    events: Annotated[
-        DirectoryOr0, about("where processes keep their events; 0: nowhere", "a private one", named=True)
+    events: Annotated[kinds.DirectoryOr0, about("where processes keep their events; 0: nowhere", "a private one", named=True)] = ""
+    node: Annotated[
+        kinds.Name, about("this process's node, where one machine counts as several: a node's processes share an agent", "the host's")
     ] = ""
-    node: Annotated[Name, about("which node this is, where one machine counts as several", "the host's")] = ""
-    rack: Annotated[Name, about("what this node may be lost together with")] = ""
-    peers_host: Annotated[
-        Address, about("where this node's agent listens to peers", "where routes lead from", named=True)
-    ] = ""
+    rack: Annotated[kinds.Name, about("this node's failure domain: peers of different racks protect each other")] = ""
+    peers_host: Annotated[kinds.Address, about("where this node's agent listens to peers", "where routes lead from", named=True)] = ""
     store_patience_s: Annotated[
-        DaySecondsAbove0, about("how long an object store may take to answer", "120, of commands 20")
+        kinds.DaySecondsAbove0, about("seconds for an object store's answer, all tries together", "120, of commands 20")
     ] = 120.0
-    cache: Annotated[Directory, about("where data read from remote stores is cached", "no cache", named=True)] = ""
-    cache_bytes: Annotated[Size, about("how much of it", "a tenth of what is free")] = ""
-    lossy: Annotated[LossyPairs, about("tensors to store inexactly, which overrides the script", "nothing")] = ""
+    cache: Annotated[
+        kinds.Directory, about("a local disk's directory that caches what is read from remote stores", "no cache", named=True)
+    ] = ""
+    cache_bytes: Annotated[kinds.Size, about("the cache's size", "a tenth of what is free")] = ""
+    lossy: Annotated[
+        kinds.LossyPairs, about("tensors to store inexactly, whatever the script specifies; WAY may be a bound: 1e-4, 0.1%", "nothing")
+    ] = ""
     key: Annotated[
-        KeySpecs, about("where keys are that open and encrypt", argument="encrypt=", secret=True, named=True)
+        kinds.KeySpecs, about("keys that open and encrypt stores; the first encrypts", argument="encrypt=", secret=True, named=True)
     ] = ""
-    sign: Annotated[SignSpec, about("who signs records", argument="sign=", secret=True, named=True)] = ""
-    trust: Annotated[
-        PublicKeys, about("public keys with accepted signatures", "all", argument="trust=", named=True)
-    ] = ""
+    sign: Annotated[kinds.SignSpec, about("the key that signs records", argument="sign=", secret=True, named=True)] = ""
+    trust: Annotated[kinds.PublicKeys, about("keys whose signatures alone are accepted", "all records", argument="trust=", named=True)] = ""
     job_secret: Annotated[
-        SecretSpec, about("what the nodes of a job share", "one node needs none", secret=True, named=True)
+        kinds.SecretSpec, about("the secret that a job's nodes share", "one node needs none", secret=True, named=True)
     ] = ""
-    anchor: Annotated[Store, about("where the end of each log is recorded", argument="anchor=", named=True)] = ""
-    audit: Annotated[Store, about("where the audit log is written", named=True)] = ""
-    core_dumps: Annotated[
-        YesNo, about("whether processes that hold keys may leave core dumps, which then have the keys", named=True)
-    ] = False
-    single_writer: Annotated[YesNo, about("a promise: one process at most writes to the store", named=True)] = False
-    keys_over_http: Annotated[
-        YesNo, about("whether key services on other machines may be asked without TLS", named=True)
-    ] = False
-    debug: Annotated[YesNo, about("whether commands show tracebacks")] = False
-    log: Annotated[LogLevel, about("which events go to stderr if no logging is configured")] = "default"
+    anchor: Annotated[kinds.Store, about("another store, in which the end of each log is recorded", argument="anchor=", named=True)] = ""
+    audit: Annotated[kinds.Store, about("the audit store, which records who did what", named=True)] = ""
+    core_dumps: Annotated[kinds.YesNo, about("whether processes that hold keys may leave core dumps, with the keys", named=True)] = False
+    single_writer: Annotated[kinds.YesNo, about("a promise: at most one process writes to the store", named=True)] = False
+    keys_over_http: Annotated[kinds.YesNo, about("whether key services on other machines are asked without TLS", named=True)] = False
+    debug: Annotated[kinds.YesNo, about("whether commands show tracebacks, as with relight --debug")] = False
+    log: Annotated[kinds.LogLevel, about("which events go to stderr if no logging is configured")] = "default"
+# fmt: on
 
 
 def variable_of(name: str, given: str = "") -> str:

@@ -12,8 +12,8 @@ import msgspec
 from relight.settings.alert_settings import AlertSettings
 from relight.settings.checkpoint_settings import CheckpointSettings
 from relight.settings.environment import PROCESS_VARIABLES, EnvironmentSettings, text_of, typed, variable_of
+from relight.settings.kinds import SettingsTable
 from relight.settings.supervise_settings import SuperviseSettings
-from relight.settings.value_types import SettingsTable
 
 TABLES: dict[str, type[SettingsTable]] = {
     "checkpoint": CheckpointSettings,

@@ -12,8 +12,8 @@ import msgspec
 from relight.decode import from_plain
 from relight.errors import shown
 from relight.settings.error_location import InvalidSetting, Keys
+from relight.settings.kinds import SettingsTable
 from relight.settings.registry import nearest, subtable
-from relight.settings.value_types import SettingsTable
 
 Table = TypeVar("Table", bound=SettingsTable)
 

@@ -41,6 +41,7 @@ def choices(type_: Any) -> tuple[str, ...]:
     return get_args(get_args(type_)[0])
 
 
+# fmt: off
 YesNo = Annotated[bool, kind("true or false")]
 Count = Annotated[int, kind("a whole number from 1 up", ge=1)]
 CountFrom0 = Annotated[int, kind("a whole number from 0 up", ge=0)]
@@ -68,9 +69,7 @@ Mode = Annotated[Literal["min", "max"], kind('"min" or "max"')]
 WhenBusy = Annotated[Literal["newest", "queue"], kind('"newest" or "queue"')]
 Codecs = Annotated[Literal["auto", "never", "always"], kind('"auto", "never" or "always"')]
 Coder = Annotated[Literal["cpu", "gpu"], kind('"cpu" or "gpu"')]
-LogLevel = Annotated[
-    Literal["quiet", "warnings", "default", "info", "debug"], kind("quiet, warnings, default, info or debug")
-]
+LogLevel = Annotated[Literal["quiet", "warnings", "default", "info", "debug"], kind("quiet, warnings, default, info or debug")]
 Metric = Annotated[str, kind("a metric's name", min_length=1)]
 Component = Annotated[str, kind("a component's name")]
 Path = Annotated[str, kind("a path")]
@@ -82,25 +81,18 @@ Address = Annotated[str, kind("an address")]
 Store = Annotated[str, kind("a store")]
 Stores = Annotated[str | tuple[str, ...], kind("a store, or a list of stores")]
 _OR_LIST = {"type": ["string", "array"], "items": {"type": "string"}}
-KeySpecs = Annotated[str, kind("specs: file:PATH, env:NAME", extra_json_schema=_OR_LIST)]
-PublicKeys = Annotated[str, kind("specs: ed25519:PUBLIC KEY", extra_json_schema=_OR_LIST)]
-SignSpec = Annotated[str, kind("a spec: ed25519:file:PATH")]
-SecretSpec = Annotated[str, kind("a spec: file:PATH, or none")]
+KeySpecs = Annotated[str, kind("specs, separated by spaces: file:PATH, env:NAME", extra_json_schema=_OR_LIST)]
+PublicKeys = Annotated[str, kind("specs, separated by spaces: ed25519:PUBLIC KEY, hash:file:PATH", extra_json_schema=_OR_LIST)]
+SignSpec = Annotated[str, kind("a spec: ed25519:file:PATH, hash:file:PATH")]
+SecretSpec = Annotated[str, kind("a spec: file:PATH, env:NAME, keyring:SERVICE/USER, or none")]
 LossyPairs = Annotated[str, kind("PATTERN=WAY, separated by spaces")]
 Factors = Annotated[dict[str, Above0], kind("a table of names and factors")]
 BusyShares = Annotated[dict[Literal["disk", "device"], Share], kind("a table: disk, device")]
 Ways = Annotated[dict[str, str], kind("a table of patterns and ways")]
 ErrorBounds = Annotated[dict[str, str | float], kind("a table of patterns and bounds")]
 CodecNames = Annotated[dict[str, str], kind("a table of patterns and codecs")]
-Patterns = Annotated[
-    tuple[Annotated[str, Meta(max_length=499)], ...], kind('a list of patterns, such as ["prod-*"]', max_length=1000)
-]
+Patterns = Annotated[tuple[Annotated[str, Meta(max_length=499)], ...], kind('a list of patterns, such as ["prod-*"]', max_length=1000)]
 Modules = Annotated[tuple[Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.\w+)*$")], ...], kind("a list of modules' names")]
 Notices = Annotated[tuple[str, ...], kind("a list of aws, gcp, azure, addresses")]
-Targets = Annotated[
-    tuple[Annotated[str, Meta(min_length=1)], ...],
-    kind('a list of addresses, such as ["env:ALERTS_URL"]', max_length=50),
-]
-QuietTimes = Annotated[
-    tuple[str, ...], kind('a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', max_length=50)
-]
+Targets = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], kind('a list of addresses, such as ["env:ALERTS_URL"]', max_length=50)]
+QuietTimes = Annotated[tuple[str, ...], kind('a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', max_length=50)]
