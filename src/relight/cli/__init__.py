@@ -180,7 +180,17 @@ def cli(debug: bool, given: tuple[str, ...]) -> None:
     Exit codes: 0 yes, 1 a well-formed no, 2 bad usage or environment. Completion for your shell: relight completion --help.
     """
     if debug:
-        os.environ["RELIGHT_DEBUG"] = "1"
+        from relight.settings.file import give
+
+        give("environment.debug", "1")
+
+
+def _shows_tracebacks() -> bool:
+    from relight.settings.environment import environment
+
+    with contextlib.suppress(ConfigError):
+        return environment().debug
+    return True
 
 
 def main() -> None:
@@ -214,7 +224,7 @@ def _run() -> NoReturn:
     except BrokenPipeError:
         _end_without_reader()
     except RelightError as error:
-        if os.environ.get("RELIGHT_DEBUG"):
+        if _shows_tracebacks():
             import traceback
 
             traceback.print_exc()

@@ -18,6 +18,7 @@ from relight.policy import Keep, Peers, keep
 from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.argument_checks import bytes_of, seconds_of
 from relight.policy.tiers import Tier, Tiers, tier
+from relight.settings.checkpoint_settings import KeepSettings
 from relight.settings.supervise_settings import SuperviseRules
 from relight.settings.validation import decode
 
@@ -67,7 +68,9 @@ class Policy:
     spares: int | None = None
 
 
-_KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
+_UNKNOWN = {"best", "metric", "mode", "prune_abandoned"}
+"""Settings of ``keep`` that the simulator does not know: its checkpoints have no metrics."""
+_KEEP = tuple(rule for rule in KeepSettings.__struct_fields__ if rule not in _UNKNOWN)
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
 _RULES = SuperviseRules.__struct_fields__
