@@ -135,7 +135,7 @@ def test_no_description_of_a_setting_stands_elsewhere() -> None:
 
 
 def test_no_second_table_of_names_exists() -> None:
-    """No other file lists five or more settings of one table, except those that say what else they list."""
+    """No other file lists five or more settings of one table, except those listed with their purpose."""
     tables: dict[str, set[str]] = {}
     for name in ALL:
         table, _, key = name.rpartition(".")
@@ -156,13 +156,13 @@ def test_no_second_table_of_names_exists() -> None:
 
 def test_the_environment_is_read_in_one_place() -> None:
     """``settings/environment.py`` alone reads variables of settings. Each variable of the process has one reader."""
-    found = {
+    reads = {
         (variable, rel(path))
         for path in SOURCES
         if path != HOME / "environment.py"
         for variable in constants_of_reads(path)
     }
-    assert found == set(READERS.items())
+    assert reads == set(READERS.items())
     assert {*READERS, "RELIGHT_SETTINGS"} == {*PROCESS_VARIABLES}, (
         "settings/file.py reads it by settings/environment.py"
     )

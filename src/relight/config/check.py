@@ -12,7 +12,7 @@ from relight.errors import ConfigError
 from relight.monitoring.settings import alerting_of
 from relight.policy.file_defaults import defaults_of
 from relight.settings.environment import PREFIX, PROCESS_VARIABLES, given_variables
-from relight.settings.error_location import Keys, faults, value_at
+from relight.settings.error_location import Keys, faults, located, value_at
 from relight.settings.file import (
     NOT_TOML,
     from_variables,
@@ -138,8 +138,9 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
 
 
 def _check_all(variables: Mapping[str, str]) -> None:
-    for variable, value in variables.items():
-        check_variable(variable, value)
+    for variable, text in variables.items():
+        with located({}, (VARIABLES[variable].name.partition(".")[2],), ""):
+            check_variable(variable, text)
 
 
 def _without_secret(keys: Keys, what: str) -> str:

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from relight.errors import ConfigError, shown
 from relight.monitoring.rules import AlertRule
 from relight.settings.alert_settings import DEFAULTS, AlertSettings, rules_of
+from relight.settings.error_location import located
 from relight.settings.file import checked
 from relight.settings.validation import decode
 
@@ -115,6 +116,10 @@ def alerting_of(table: Any, where: str) -> Alerting:
         rules = {name: {"enabled": False} if rule is False else rule for name, rule in table["rules"].items()}
         table = {**table, "rules": rules}
     given = decode(table, AlertSettings, "alerts", where)
+    with located({}, ("quiet",), where):
+        quiet = tuple(map(_window, given.quiet))
+    with located({}, ("timezone",), where):
+        timezone = _zone(given.timezone)
     return Alerting(
         to=tuple(map(AlertTarget, given.to)),
         escalate_to=tuple(map(AlertTarget, given.escalate_to)),
@@ -122,30 +127,30 @@ def alerting_of(table: Any, where: str) -> Alerting:
         group_s=given.group_s,
         repeat_s=given.repeat_s,
         escalate_after_s=given.escalate_after_s,
-        quiet=tuple(_window(window, where) for window in given.quiet),
-        timezone=_zone(given.timezone, where),
+        quiet=quiet,
+        timezone=timezone,
         rules=tuple(
             AlertRule.from_settings(name, rule) for name, rule in rules_of(given.rules).items() if rule.enabled
         ),
     )
 
 
-def _window(text: str, where: str) -> MuteWindow:
+def _window(text: str) -> MuteWindow:
     match = _WINDOW.match(text)
     days = match[1].split(",") if match and match[1] else list(_DAYS)
     if match is None or not set(days) <= set(_DAYS):
-        raise ConfigError(f'{shown(text)} is not a quiet time: "22:00-07:00", or "Sat,Sun 08:00-20:00"', where=where)
+        raise ConfigError(f'{shown(text)} is not a quiet time: "22:00-07:00", or "Sat,Sun 08:00-20:00"')
     try:
         start, end = time(int(match[2]), int(match[3])), time(int(match[4]), int(match[5]))
     except ValueError:
-        raise ConfigError(f"{shown(text)} is not a time of the day", where=where) from None
+        raise ConfigError(f"{shown(text)} is not a time of the day") from None
     return MuteWindow(tuple(_DAYS.index(day) for day in days), start, end)
 
 
-def _zone(name: str, where: str) -> ZoneInfo:
+def _zone(name: str) -> ZoneInfo:
     try:
         if len(name) < 100:
             return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         pass
-    raise ConfigError(f"[alerts] timezone is a name such as Europe/Berlin, not {shown(name)}", where=where)
+    raise ConfigError(f"[alerts] timezone is a name such as Europe/Berlin, not {shown(name)}")

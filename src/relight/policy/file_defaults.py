@@ -16,6 +16,7 @@ from relight.policy.peers import Peers
 from relight.policy.tiers import Tier, Tiers, tier
 from relight.policy.triggers import Trigger, every
 from relight.settings.checkpoint_settings import CheckpointSettings
+from relight.settings.error_location import Keys, located
 from relight.settings.validation import decode
 
 
@@ -63,56 +64,41 @@ def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
 
     With ``adaptive`` and ``every``, a save is due when either trigger is.
     """
-    settings = decode(table, CheckpointSettings, "checkpoint", where)
-    made = {name: _made(name, table[name], where) for name in _MAKERS if name in table}
+    decode(table, CheckpointSettings, "checkpoint", where)
+    made = {name: _made((name,), table[name], where) for name in _MAKERS if name in table}
     triggers = [made.pop(name) for name in ("adaptive", "every") if name in made]
     save = None if not triggers else triggers[0] if len(triggers) == 1 else triggers[0] | triggers[1]
-    return Defaults(
-        save=save,
-        background=settings.background if "background" in table else None,
-        takeover=settings.takeover if "takeover" in table else None,
-        tiers=_tiers(table["tiers"], where) if table.get("tiers") else None,
-        **made,
-    )
+    tiers = _tiers(table["tiers"], where) if table.get("tiers") else None
+    return Defaults(save=save, background=table.get("background"), takeover=table.get("takeover"), tiers=tiers, **made)
 
 
 def _tiers(tables: Mapping[str, Mapping[str, Any]], where: str) -> FileTiers:
     """Return the table of tiers, checked with an example run's name, so that a mistake is found before a job needs
     it."""
-    example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
     near = [name for name, table in tables.items() if "url" not in table]
-    if len(near) > 1 or (near and near[0] != next(iter(tables))):
-        hint = "only the first, the script's own store, needs none"
-        raise ConfigError(f"[checkpoint.tiers.{near[-1]}] has no url", where=where, hint=hint)
-    if near and len(tables) == 1:
-        raise ConfigError("[checkpoint.tiers] names no further store", where=where, hint=example)
-    for name, table in tables.items():
-        if "url" in table and not _urls(table):
-            raise ConfigError(
-                f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example
-            )
-        if "keep" in table:
-            _made("keep", table["keep"], where)
-    tiers = FileTiers(tuple((name, dict(table)) for name, table in tables.items()))
-    try:
+    with located(tables, ("tiers",), where, "[checkpoint.tiers]: "):
+        if len(near) > 1 or (near and near[0] != next(iter(tables))):
+            raise ConfigError(f"{near[-1]} has no url", hint="only the first, the script's own store, needs none")
+        if near and len(tables) == 1:
+            example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
+            raise ConfigError(f"{near[0]} has no url, so there is no further store", hint=example)
+        for name, table in tables.items():
+            if "keep" in table:
+                _made(("tiers", name, "keep"), table["keep"], where)
+        tiers = FileTiers(tuple((name, dict(table)) for name, table in tables.items()))
         tiers.tiers_of("/relight-checks-a-file", "run")
-    except ConfigError as error:
-        raise ConfigError(f"[checkpoint.tiers]: {error.what}", where=where, hint=error.hint) from None
     return tiers
 
 
 def _urls(table: Mapping[str, Any]) -> list[str]:
     url = table.get("url", [])
-    urls = [url] if isinstance(url, str) else list(url)
-    return urls if all(each.strip() for each in urls) else []
+    return [url] if isinstance(url, str) else list(url)
 
 
 def _place(store: str, run: str) -> str:
     return f"{store.rstrip('/')}/{run}"
 
 
-def _made(name: str, table: Mapping[str, Any], where: str) -> Any:
-    try:
-        return _MAKERS[name](**table)
-    except ConfigError as error:
-        raise ConfigError(f"[checkpoint.{name}]: {error.what}", where=where, hint=error.hint) from None
+def _made(keys: Keys, table: Mapping[str, Any], where: str) -> Any:
+    with located(table, keys, where, f"[{'.'.join(('checkpoint', *keys))}]: "):
+        return _MAKERS[keys[-1]](**table)

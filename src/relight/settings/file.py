@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from relight.errors import ConfigError
 from relight.settings.environment import PREFIX, EnvironmentSettings, given_variables, text_of, typed
-from relight.settings.error_location import InvalidSetting, culprit
+from relight.settings.error_location import InvalidSetting, value_at
 from relight.settings.lines import Keys, places
 from relight.settings.registry import SETTINGS, TABLES, nearest
 from relight.settings.validation import unknown_key
@@ -177,21 +177,12 @@ def checked(name: str, make: Callable[[dict[str, Any], str], Made], path: Path |
     whole = merged(table, variables)
     try:
         return make(whole, str(path)), path
-    except ConfigError as error:
-        keys = culprit(whole, lambda part: make(part, str(path)), error)
+    except InvalidSetting as error:
+        keys = error.keys
         variable = next((variables[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in variables), None)
-        if variable is None and keys and not _holds(table, keys):
+        if variable is None and keys and value_at(table, keys) is None:
             variable = next((each for under, each in variables.items() if under[: len(keys)] == keys), None)
         raise ConfigError(error.what, where=variable or _at(path, text, (name, *keys)), hint=error.hint) from None
-
-
-def _holds(table: Mapping[str, Any], keys: Keys) -> bool:
-    value: Any = table
-    for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _at(path: Path, text: str, keys: Keys) -> str:

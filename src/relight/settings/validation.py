@@ -86,7 +86,7 @@ def _fits(value: object, field: msgspec.structs.FieldInfo, kind: type[SettingsTa
 
 
 def _with_defaults(table: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
-    """Return the table with the missing keys of those subtables whose defaults differ from their struct's."""
+    """Return the table with defaults for missing keys of its subtables: those of the field, not of the subtable's struct."""
     whole = dict(table)
     for key, value in table.items():
         below = getattr(defaults, key)

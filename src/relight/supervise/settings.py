@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from relight.settings.error_location import located
 from relight.settings.file import checked
 from relight.settings.supervise_settings import SuperviseSettings
 from relight.settings.validation import decode
@@ -22,5 +23,6 @@ def read_settings(path: Path | None) -> SuperviseSettings:
 def settings_of(table: dict[str, Any], where: str) -> SuperviseSettings:
     """Return the table ``[supervise]`` as settings."""
     settings = decode(table, SuperviseSettings, "supervise", where)
-    endpoints_of(settings.notices)
+    with located({}, ("notices",), where):
+        endpoints_of(settings.notices)
     return settings
