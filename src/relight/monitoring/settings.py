@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from datetime import datetime, time
 from pathlib import Path
@@ -17,7 +16,6 @@ from relight.settings.error_location import located
 from relight.settings.file import checked
 from relight.settings.validation import decode
 
-_WINDOW = re.compile(r"(?:([A-Z][a-z]{2}(?:,[A-Z][a-z]{2})*) )?(\d\d):(\d\d)-(\d\d):(\d\d)\Z")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -116,8 +114,6 @@ def alerting_of(table: Any, where: str) -> Alerting:
         rules = {name: {"enabled": False} if rule is False else rule for name, rule in table["rules"].items()}
         table = {**table, "rules": rules}
     given = decode(table, AlertSettings, "alerts", where)
-    with located({}, ("quiet",), where):
-        quiet = tuple(map(_window, given.quiet))
     with located({}, ("timezone",), where):
         timezone = _zone(given.timezone)
     return Alerting(
@@ -127,7 +123,7 @@ def alerting_of(table: Any, where: str) -> Alerting:
         group_s=given.group_s,
         repeat_s=given.repeat_s,
         escalate_after_s=given.escalate_after_s,
-        quiet=quiet,
+        quiet=tuple(map(_window, given.quiet)),
         timezone=timezone,
         rules=tuple(
             AlertRule.from_settings(name, rule) for name, rule in rules_of(given.rules).items() if rule.enabled
@@ -136,15 +132,9 @@ def alerting_of(table: Any, where: str) -> Alerting:
 
 
 def _window(text: str) -> MuteWindow:
-    match = _WINDOW.match(text)
-    days = match[1].split(",") if match and match[1] else list(_DAYS)
-    if match is None or not set(days) <= set(_DAYS):
-        raise ConfigError(f'{shown(text)} is not a quiet time: "22:00-07:00", or "Sat,Sun 08:00-20:00"')
-    try:
-        start, end = time(int(match[2]), int(match[3])), time(int(match[4]), int(match[5]))
-    except ValueError:
-        raise ConfigError(f"{shown(text)} is not a time of the day") from None
-    return MuteWindow(tuple(_DAYS.index(day) for day in days), start, end)
+    days, _, times = text.rpartition(" ")
+    start, end = map(time.fromisoformat, times.split("-"))
+    return MuteWindow(tuple(_DAYS.index(day) for day in days.split(",")) if days else tuple(range(7)), start, end)
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -47,7 +47,7 @@ class EnvironmentSettings(SettingsTable, frozen=True):
         kinds.KeySpecs, about("keys that open and encrypt stores; the first encrypts", argument="encrypt=", secret=True, named=True)
     ] = ""
     sign: Annotated[kinds.SignSpec, about("the key that signs records", argument="sign=", secret=True, named=True)] = ""
-    trust: Annotated[kinds.PublicKeys, about("keys that may sign: other records are refused", "all records", argument="trust=", named=True)] = ""
+    trust: Annotated[kinds.PublicKeys, about("keys that may sign; others are refused", "all records", argument="trust=", named=True)] = ""
     job_secret: Annotated[
         kinds.SecretSpec, about("the secret that a job's nodes share", "one node needs none", secret=True, named=True)
     ] = ""

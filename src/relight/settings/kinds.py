@@ -31,9 +31,10 @@ def about(
     return Meta(description=doc, extra=more)
 
 
-def kind(words: str, parse: Any = None, **bounds: Any) -> Meta:
-    """Return the bounds of a type, and the words that state them. ``parse`` returns None for an invalid text."""
-    return Meta(extra={"kind": words, "parse": parse}, **bounds)
+def kind(words: str, parse: Any = None, hint: str = "", **bounds: Any) -> Meta:
+    """Return the bounds of a type, and the words that state them. ``parse`` returns None for an invalid text. ``hint``: a
+    valid value, for errors."""
+    return Meta(extra={"kind": words, "parse": parse, "hint": hint}, **bounds)
 
 
 def choices(type_: Any) -> tuple[str, ...]:
@@ -52,14 +53,14 @@ NumberFrom0 = Annotated[float, kind("a number from 0 up", ge=0, lt=1e12)]
 Above0 = Annotated[float, kind("a number above 0", gt=0)]
 UpTo1 = Annotated[float, kind("a number above 0, at most 1", gt=0, le=1)]
 UpToDay = Annotated[float, kind("a number from 0 to 86400", ge=0, le=DAY_S)]
-Share = Annotated[float, kind("a share between 0 and 1", gt=0, lt=1)]
+Share = Annotated[float, kind("a share between 0 and 1", hint="0.01 is one in a hundred", gt=0, lt=1)]
 PauseShare = Annotated[float, kind("a share from 0 to 0.9", ge=0, le=0.9)]
 Seconds = Annotated[float, kind("a number of seconds above 0", gt=0)]
 DaySeconds = Annotated[float, kind("a number of seconds, at most a day", ge=0, le=DAY_S)]
 DaySecondsAbove0 = Annotated[float, kind("a number of seconds above 0, at most a day", gt=0, le=DAY_S)]
 MonthSeconds = Annotated[float, kind("a number of seconds, at most 30 days", ge=0, le=30 * DAY_S)]
 MonthSecondsAbove0 = Annotated[float, kind("a number of seconds above 0, at most 30 days", gt=0, le=30 * DAY_S)]
-Rate = Annotated[float, kind("bytes a second", gt=0)]
+Rate = Annotated[float, kind("a number of bytes a second above 0", gt=0)]
 Bytes = Annotated[int, kind("a number of bytes", ge=0)]
 Time = Annotated[str | float, kind('a time: "36h", or seconds', parse_duration)]
 Size = Annotated[str | int, kind('a size: "500GB", or bytes', parse_size)]
@@ -96,4 +97,6 @@ Patterns = Annotated[tuple[Annotated[str, Meta(max_length=499)], ...], kind('a l
 Modules = Annotated[tuple[Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.\w+)*$")], ...], kind("a list of modules' names")]
 Notices = Annotated[tuple[str, ...], kind("a list of aws, gcp, azure, addresses")]
 Targets = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], kind('a list of addresses, such as ["env:ALERTS_URL"]', max_length=50)]
-QuietTimes = Annotated[tuple[str, ...], kind('a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', max_length=50)]
+_DAYS, _TIME = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_Window = Annotated[str, Meta(pattern=rf"^({_DAYS}(,{_DAYS})* )?{_TIME}-{_TIME}$(?!\n)")]
+QuietTimes = Annotated[tuple[_Window, ...], kind('a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', max_length=50)]

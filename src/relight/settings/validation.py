@@ -61,20 +61,21 @@ def _mistakes_of_value(
     if tables is not None and isinstance(value, Mapping):
         for key, below in value.items():
             yield from mistakes(below, tables, f"{name}.{field.name}.{key}", where, (*keys, key))
-    elif not _fits(value, field, kind):
-        words, own = field.type.__metadata__[0].extra["kind"], field.type.__metadata__[-1].extra
+    elif not fits(value, field, kind):
+        values, own = field.type.__metadata__[0].extra, field.type.__metadata__[-1].extra
         part = (
-            next((key for key in value if not _fits({key: value[key]}, field, kind)), "")
+            next((key for key in value if not fits({key: value[key]}, field, kind)), "")
             if isinstance(value, Mapping)
             else ""
         )
         if part:
             keys, value = (*keys, part), value[part]  # type: ignore[index]
         what = "" if own["secret"] else f", not {_shown(value)}{f' for {part!r}' if part else ''}"
-        yield InvalidSetting(f"[{name}] {field.name} is {words}{what}", keys, where=where)
+        yield InvalidSetting(f"[{name}] {field.name} is {values['kind']}{what}", keys, where=where, hint=values["hint"])
 
 
-def _fits(value: object, field: msgspec.structs.FieldInfo, kind: type[SettingsTable]) -> bool:
+def fits(value: object, field: msgspec.structs.FieldInfo, kind: type[SettingsTable]) -> bool:
+    """Return whether a field of the struct may have the value."""
     parse = field.type.__metadata__[0].extra["parse"]
     if isinstance(value, float) and not math.isfinite(value):
         return False
