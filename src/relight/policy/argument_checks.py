@@ -7,10 +7,10 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, Protocol, get_args, get_origin
 
-import msgspec
+from msgspec.structs import FieldInfo
 
 from relight.errors import ConfigError, shown
-from relight.settings.kinds import SettingsTable
+from relight.settings.kinds import SettingsTable, fields_of
 from relight.settings.validation import fits
 from relight.units import parse_count, parse_duration, parse_size
 
@@ -34,12 +34,12 @@ def checked_arguments(
         field.name: None
         if given[field.name] is None and field.name not in required
         else _checked(table, field, given[field.name], what.format(field.name))
-        for field in msgspec.structs.fields(table)
+        for field in fields_of(table).values()
         if field.name in given
     }
 
 
-def _checked(table: type[SettingsTable], field: msgspec.structs.FieldInfo, value: Any, what: str) -> Any:
+def _checked(table: type[SettingsTable], field: FieldInfo, value: Any, what: str) -> Any:
     base, bounds = field.type.__origin__, field.type.__metadata__[0]
     words = bounds.extra
     if words["parse"] is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from relight.settings import kinds
 from relight.settings.kinds import SettingsTable, about
 
@@ -95,4 +93,4 @@ def default_rule(name: str) -> RuleSettings:
 
 def rules_of(settings: AlertRulesSettings) -> dict[str, RuleSettings]:
     """Return the rule of each kind."""
-    return {field.name: getattr(settings, field.name) for field in msgspec.structs.fields(settings)}
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}

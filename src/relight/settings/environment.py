@@ -12,7 +12,7 @@ import msgspec
 from relight.decode import from_plain
 from relight.errors import ConfigError, shown
 from relight.settings import kinds
-from relight.settings.kinds import SettingsTable, about
+from relight.settings.kinds import SettingsTable, about, fields_of
 
 PREFIX = "RELIGHT_"
 PROCESS_VARIABLES = (
@@ -80,8 +80,8 @@ def set_default(key: str, value: str) -> None:
 
 def typed(table: type[SettingsTable], key: str, text: str, variable: str) -> Any:
     """Return a variable's text as the type of the table's setting. Raise ``ConfigError`` that names the variable."""
-    field = next(field for field in msgspec.structs.fields(table) if field.name == key)
-    kind, own = field.type.__metadata__[0].extra, field.type.__metadata__[-1].extra
+    metadata = fields_of(table)[key].type.__metadata__
+    kind, own = metadata[0].extra, metadata[-1].extra
     value = None
     for word in (_WORDS.get(text.lower(), text), text.lower()):
         with contextlib.suppress(msgspec.ValidationError):

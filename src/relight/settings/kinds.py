@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import FieldInfo
 
 from relight.units import parse_duration, parse_size
 
@@ -16,6 +18,12 @@ NOT_SET: Any = msgspec.UNSET
 
 class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the structs that describe tables of ``relight.toml``."""
+
+
+@cache
+def fields_of(table: type[SettingsTable]) -> dict[str, FieldInfo]:
+    """Return the fields of a struct by name. They are kept, because to evaluate the annotations takes a millisecond."""
+    return {field.name: field for field in msgspec.structs.fields(table)}
 
 
 def about(

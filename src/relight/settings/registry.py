@@ -8,11 +8,12 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from relight.settings.alert_settings import AlertSettings
 from relight.settings.checkpoint_settings import CheckpointSettings
 from relight.settings.environment import PROCESS_VARIABLES, EnvironmentSettings, text_of, typed, variable_of
-from relight.settings.kinds import SettingsTable
+from relight.settings.kinds import SettingsTable, fields_of
 from relight.settings.supervise_settings import SuperviseSettings
 
 TABLES: dict[str, type[SettingsTable]] = {
@@ -48,13 +49,13 @@ class Setting(NamedTuple):
     """The type of its value, with its bounds."""
 
 
-def subtable(field: msgspec.structs.FieldInfo) -> type[SettingsTable] | None:
+def subtable(field: FieldInfo) -> type[SettingsTable] | None:
     """Return the struct of a field that is a table of settings; None for a setting."""
     return field.type if isinstance(field.type, type) and issubclass(field.type, SettingsTable) else None
 
 
 def _settings(table: type[SettingsTable], above: str, defaults: Any) -> Iterator[Setting]:
-    for field in msgspec.structs.fields(table):
+    for field in fields_of(table).values():
         name, value = f"{above}.{field.name}", getattr(defaults, field.name)
         below = subtable(field)
         if below is not None:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from relight.decode import from_plain
 from relight.errors import shown
 from relight.settings.error_location import InvalidSetting, Keys
-from relight.settings.kinds import SettingsTable
+from relight.settings.kinds import SettingsTable, fields_of
 from relight.settings.registry import nearest, subtable
 
 Table = TypeVar("Table", bound=SettingsTable)
@@ -29,7 +30,7 @@ def mistakes(
     table: object, kind: type[SettingsTable], name: str, where: str, above: Keys = ()
 ) -> Iterator[InvalidSetting]:
     """Yield every mistake of a table."""
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    fields = fields_of(kind)
     if not isinstance(table, Mapping):
         yield InvalidSetting(f"[{name}] is a table", above, where=where, hint=f"it has {', '.join(fields)}")
         return
@@ -52,7 +53,7 @@ def unknown_key(kind: type[SettingsTable], name: str, key: str, where: str, abov
 
 
 def _mistakes_of_value(
-    value: object, field: msgspec.structs.FieldInfo, kind: type[SettingsTable], name: str, where: str, keys: Keys
+    value: object, field: FieldInfo, kind: type[SettingsTable], name: str, where: str, keys: Keys
 ) -> Iterator[InvalidSetting]:
     inner = get_args(get_args(field.type)[0])
     tables = (
@@ -74,7 +75,7 @@ def _mistakes_of_value(
         yield InvalidSetting(f"[{name}] {field.name} is {values['kind']}{what}", keys, where=where, hint=values["hint"])
 
 
-def fits(value: object, field: msgspec.structs.FieldInfo, kind: type[SettingsTable]) -> bool:
+def fits(value: object, field: FieldInfo, kind: type[SettingsTable]) -> bool:
     """Return whether a field of the struct may have the value."""
     parse = field.type.__metadata__[0].extra["parse"]
     if isinstance(value, float) and not math.isfinite(value):
