@@ -109,7 +109,9 @@ class _Snapshot:
         return typed(EnvironmentSettings, key, text, _KEYS[key]) if text else getattr(_DEFAULTS, key)
 
 
-_DEFAULTS = EnvironmentSettings()
+_DEFAULTS = from_plain(
+    {}, EnvironmentSettings
+)  # learned at the import: a signal handler must not wait for the lock of a first use
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentSettings:
