@@ -57,6 +57,7 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/ruff check --fix --quiet src tests proofs benchmarks examples || true
 	$(BIN)/ruff format --quiet src tests proofs benchmarks examples
 	$(BIN)/python -m relight.config.page docs/configuration.md
+	$(BIN)/python -m relight.config.schema docs/relight.schema.json
 	$(BIN)/python -m relight.doctor.page docs/doctor.md
 	$(BIN)/python tests/house/test_monitoring_page.py
 	$(BIN)/python tests/house/test_http_api_page.py

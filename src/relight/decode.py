@@ -39,10 +39,11 @@ def from_msgpack(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def from_plain(value: Any, kind: type[T]) -> T:
-    """``value``, of dicts, lists and the like, as ``kind``. ``msgspec.ValidationError`` if it is not."""
+def from_plain(value: Any, kind: type[T], *, strict: bool = True) -> T:
+    """``value``, of dicts, lists and the like, as ``kind``. ``msgspec.ValidationError`` if it is not. With ``strict=False``, texts of
+    numbers and of true and false are converted."""
     _learn(kind)
-    return msgspec.convert(value, kind)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:

@@ -97,8 +97,8 @@ def test_a_drill_copies_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WRONG = [
-    ({"cold": "s3://b"}, "a table for each tier"),
-    ({"cold": {}}, "names no further store"),
+    ({"cold": "s3://b"}, "cold.* is a table"),
+    ({"cold": {}}, "no further store"),
     ({"cold": {"url": "s3://b"}, "hot": {}}, "has no url"),
     ({"cold": {"url": []}}, "a store, or a list"),
     ({"cold": {"url": "s3://b", "speed": 1}}, "has no 'speed'"),

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from relight.cli import cli
-from relight.config.schema import KINDS, schema
+from relight.config.schema import schema, schema_text
 from relight.settings.registry import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +20,8 @@ _TYPES = {"string": str, "number": (int, float), "integer": int, "boolean": bool
 
 def mistakes(value: Any, rule: dict[str, Any], at: str = "$") -> list[str]:
     """Return the places where ``value`` contradicts ``rule``. Covers the keywords that the schema uses."""
+    if "$ref" in rule:
+        return mistakes(value, schema()["$defs"][rule["$ref"].rpartition("/")[2]], at)
     if "anyOf" in rule:
         return [] if any(not mistakes(value, part, at) for part in rule["anyOf"]) else [at]
     if "enum" in rule:
@@ -51,7 +53,6 @@ def test_every_setting_is_in_the_schema_with_its_purpose() -> None:
         for key in setting.name.split("."):
             rule = rule["properties"][key]
         assert setting.doc in rule["description"] and setting.variable in rule["description"]
-    assert {setting.kind for setting in SETTINGS.values()} == KINDS.keys()
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,19 @@ def test_presets_follow_the_schema(kind: str) -> None:
         ('[alerts]\nmin_severity = "loud"', "$.alerts.min_severity"),
         ("[checkpoint.compact.lossy]\nx = 3", "$.checkpoint.compact.lossy.x"),
         ("[nothing]\n", "$.nothing"),
+        ("[checkpoint.tiers.cold]\nspeed = 1", "$.checkpoint.tiers.cold.speed"),
+        ("[checkpoint.tiers.cold.keep]\nlast = 0", "$.checkpoint.tiers.cold.keep.last"),
     ],
 )
 def test_mistakes_are_marked_at_their_place(text: str, place: str) -> None:
     """A wrong type, a number outside of its range, a wrong word and an unknown key are refused."""
     assert mistakes(tomllib.loads(text), schema()) == [place]
+
+
+def test_the_file_of_the_repository_is_current() -> None:
+    """``python -m relight.config.schema docs/relight.schema.json`` writes it, and docs/configuration.md names it."""
+    assert (ROOT / "docs" / "relight.schema.json").read_text(encoding="utf-8") == schema_text()
+    assert "relight.schema.json" in (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def test_the_command_prints_the_schema() -> None:

@@ -6,10 +6,10 @@ import inspect
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import relight
@@ -19,17 +19,17 @@ from relight.config import effective_settings
 from relight.config.page import put_in
 from relight.errors import ConfigError
 from relight.format.chunk_codecs import PLANES
+from relight.heartbeat.ease import SHARE_MAX
 from relight.monitoring.rules import KINDS
-from relight.monitoring.settings import NUMBERS, RULE_WORDS, read_alerting
+from relight.monitoring.settings import read_alerting
 from relight.policy import Compact, Limits, Peers, adaptive, every, keep
 from relight.policy.file_defaults import defaults_of
 from relight.policy.grace import GRACE, grace_of
+from relight.settings.alert_settings import AlertRulesSettings
+from relight.settings.checkpoint_settings import CheckpointSettings, TierSettings
 from relight.settings.file import checked, forget_taken, give, take_environment
-from relight.settings.registry import NAMED_ONLY, RULES, SETTINGS, Setting, variable_of
-from relight.supervise.decide import SuperviseRules
-from relight.supervise.limits import HangTimeouts
-from relight.supervise.prediction_thread import Foreseen
-from relight.supervise.settings import Announced, Start, read_settings
+from relight.settings.registry import SETTINGS, Setting
+from relight.supervise.settings import read_settings, settings_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MAKERS: dict[str, Any] = {
@@ -40,8 +40,6 @@ MAKERS: dict[str, Any] = {
     "compact": Compact,
     "peers": Peers,
 }
-SUPERVISE = (SuperviseRules, HangTimeouts, Start, Announced, Foreseen)
-ALERTS = ("to", "escalate_to", "min_severity", "quiet", "timezone", *NUMBERS)
 NEEDS = {
     "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1",
     "checkpoint.keep.metric": "best = 1", "checkpoint.keep.mode": "best = 1", "checkpoint.every.loader": "epochs = 1",
@@ -50,7 +48,7 @@ NEEDS = {
 VALUES: dict[str, Any] = {
     "checkpoint.adaptive.phases": {"warm-up": 4.0}, "checkpoint.adaptive.busy": {"disk": 0.8},
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
-    "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
+    "environment.log": "info", "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
     "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.max_error": {"optimizer/*": 1e-4}, "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.compact.plugin_codecs": {"model/*": "toy"}, "checkpoint.every.minutes": 2.5,
     "checkpoint.every.loader": "data", "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
     "supervise.lr_cut": 0.5, "supervise.pause": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
@@ -116,9 +114,9 @@ def effect(name: str) -> str:
             wants_background(with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False).background)
         )
     if name == "supervise.grace_s":  # as ``launch`` computes it
-        return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).start.grace_s))
+        return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).grace_s))
     if table == "environment":
-        return os.environ.get(variable_of(name), "").replace("true", "1")
+        return os.environ.get(SETTINGS[name].variable, "").replace("true", "1")
     return repr(
         {
             "checkpoint": lambda: checked("checkpoint", defaults_of)[0],
@@ -171,42 +169,33 @@ def test_the_keyword_argument_has_the_same_effect(name: str) -> None:
     assert getattr(relight, MAKERS[table].__name__) is MAKERS[table]
 
 
-def test_the_register_has_all_that_the_code_reads_and_no_more() -> None:
-    """The registry's names are the parameters and fields of the objects that the tables make."""
-    names = {"checkpoint.background", "checkpoint.takeover", "checkpoint.tiers"}
-    for table, make in MAKERS.items():
-        names |= {
-            f"checkpoint.{table}.{parameter}"
-            for parameter in inspect.signature(make).parameters
-            if parameter not in ("risk", "amount")
-        }
-    names |= {f"supervise.{parameter.name}" for kind in SUPERVISE for parameter in fields(kind)}
-    names |= {f"alerts.{parameter}" for parameter in ALERTS}
-    names |= {
-        f"alerts.rules.{rule}.{word}" for rule, kind in KINDS.items() for word in (*RULE_WORDS, kind.limit) if word
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_table_has_the_arguments_of_its_function(name: str) -> None:
+    """The struct of ``[checkpoint.keep]`` has the parameters of ``keep``, and its default in words is the parameter's."""
+    table = next(field.type for field in msgspec.structs.fields(CheckpointSettings) if field.name == name)
+    parameters = {
+        key: parameter.default
+        for key, parameter in inspect.signature(MAKERS[name]).parameters.items()
+        if key not in ("risk", "amount")
     }
-    assert {name for name in SETTINGS if not name.startswith("environment.")} == names
+    assert set(table.__struct_fields__) == parameters.keys()
+    defaults = {key: value for key, value in parameters.items() if isinstance(value, (bool, int, float, str))}
+    assert {key: SETTINGS[f"checkpoint.{name}.{key}"].default for key in defaults} == {
+        key: f"{value:g}" if isinstance(value, float) else str(value).lower() for key, value in defaults.items()
+    }
 
 
-def test_defaults_are_those_of_the_code() -> None:
-    """The registry's default of a plain value equals the code's default."""
-    real = {f"checkpoint.limits.{parameter.name}": parameter.default for parameter in fields(Limits)}
-    real |= {f"checkpoint.compact.{parameter.name}": parameter.default for parameter in fields(Compact)}
-    real |= {f"supervise.{parameter.name}": parameter.default for kind in SUPERVISE for parameter in fields(kind)}
-    real |= {f"alerts.{name}": number for name, number in NUMBERS.items()}
-    plain = {
-        name: value
-        for name, value in real.items()
-        if value not in (None, MISSING, "", ()) and name != "supervise.grace_s"
-    }
-    registered = {name: SETTINGS[name].default for name in plain}
-    assert {name: str(value).lower().removesuffix(".0") for name, value in plain.items()} == {
-        name: text.removesuffix(".0") for name, text in registered.items()
-    }
-    assert {
-        name: (kind.limit, f"{kind.default:g}" if kind.limit else "", kind.severity, f"{kind.for_s:g}")
-        for name, kind in KINDS.items()
-    } == RULES
+def test_tiers_have_the_arguments_of_tier() -> None:
+    """A table of ``[checkpoint.tiers]`` has the parameters of ``relight.tier``."""
+    assert {*inspect.signature(relight.tier).parameters, "url"} - {"also"} == {*TierSettings.__struct_fields__}
+
+
+def test_the_alert_rules_are_the_kinds_of_alerts() -> None:
+    """Each kind of alert has a table, and each table a kind. The longest pause is the one that the ranks allow."""
+    assert KINDS.keys() == set(AlertRulesSettings.__struct_fields__)
+    assert settings_of({"pause": SHARE_MAX}, "").pause == SHARE_MAX
+    with pytest.raises(ConfigError, match="a share from 0 to 0.9"):
+        settings_of({"pause": SHARE_MAX + 0.01}, "")
 
 
 def test_the_page_has_all_settings() -> None:
@@ -218,11 +207,11 @@ def test_the_page_has_all_settings() -> None:
 def test_precedence_of_the_sources_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """An argument overrides a variable, and a variable the file, key by key. Overridden values are shown."""
     Path("relight.toml").write_text("[supervise]\nsame = 5\nskip = 2\n")
-    assert read_settings(None).rules.same == 5
+    assert read_settings(None).same == 5
     monkeypatch.setenv("RELIGHT_SUPERVISE__SAME", "6")
-    assert (read_settings(None).rules.same, read_settings(None).rules.skip) == (6, 2)
+    assert (read_settings(None).same, read_settings(None).skip) == (6, 2)
     give("supervise.same", "7")
-    assert read_settings(None).rules.same == 7
+    assert read_settings(None).same == 7
     shown = {setting.setting.name: setting for setting in effective_settings(Path("relight.toml"))}["supervise.same"]
     assert shown.counts == (7, "--set", 0)
     assert shown.beaten == ((5, "relight.toml:2", 2), ("3", "default", 0))
@@ -244,7 +233,7 @@ def test_the_environment_of_the_file_ends_with_the_file(monkeypatch: pytest.Monk
     assert "RELIGHT_NODE" not in os.environ and os.environ["RELIGHT_RACK"] == "mine"
 
 
-@pytest.mark.parametrize("setting", sorted(NAMED_ONLY))
+@pytest.mark.parametrize("setting", sorted(name for name, setting in SETTINGS.items() if setting.named))
 def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
@@ -259,6 +248,4 @@ def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
 
 def test_every_setting_of_a_path_counts_in_a_named_file_alone() -> None:
     """A file of the working directory selects no file or directory that is read, written or removed."""
-    assert {
-        name for name, setting in SETTINGS.items() if "path" in setting.kind or "directory" in setting.kind
-    } <= NAMED_ONLY
+    assert all(setting.named for setting in SETTINGS.values() if "path" in setting.kind or "directory" in setting.kind)

@@ -122,7 +122,7 @@ def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path)
     assert defaults.save is not None
     assert defaults.keep is not None
     (tmp_path / "relight.toml").write_text(result.toml())
-    assert read_settings(tmp_path / "relight.toml").start.spares is values["supervise"]["spares"]
+    assert read_settings(tmp_path / "relight.toml").spares is values["supervise"]["spares"]
     for line in result.lines:
         table = values
         for part in line.table.split("."):

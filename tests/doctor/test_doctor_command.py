@@ -11,7 +11,6 @@ import at_hand
 import pytest
 from tests.doctor.conftest import supervised
 
-from relight.doctor.facts_config import SETTINGS
 from relight.format.names import LOG_DIR
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -131,12 +130,3 @@ def test_hostile_text_is_shown_and_not_obeyed(ask, tmp_path: Path, monkeypatch: 
     assert answer.code == 1 and not at_hand.CONTROL.search(answer.out.replace("\n", ""))
     explained = ask("--error", f"OSError: No space left on device {at_hand.HOSTILE}")
     assert not at_hand.CONTROL.search(explained.out.replace("\n", ""))
-
-
-def test_settings_are_those_of_the_reference() -> None:
-    """A new setting is not called unknown."""
-    import re
-
-    assert {name for name in SETTINGS if "__" not in name} == set(
-        re.findall(r"^\| `(RELIGHT_[A-Z_]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    )

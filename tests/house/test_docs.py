@@ -17,6 +17,8 @@ import relight
 from relight import errors
 from relight.cli import COMMANDS, cli
 from relight.observe import EVENTS
+from relight.settings.environment import PROCESS_VARIABLES
+from relight.settings.registry import VARIABLES
 
 KINDS = {
     error.kind: name
@@ -103,11 +105,14 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 
 
 def test_every_setting_is_in_the_reference() -> None:
-    """A ``RELIGHT_…`` variable that the source reads is in the table of settings, and vice versa."""
-    read = {
-        name for path in SOURCES for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z_]+", path.read_text(encoding="utf-8"))
+    """A ``RELIGHT_…`` variable that the source names is a setting, or a variable of the process that the page has."""
+    named = {
+        name
+        for path in SOURCES
+        for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z]+(?:_[A-Z]+)*(?![A-Z_{])", path.read_text(encoding="utf-8"))
     }
-    assert {cell.strip("`") for cell in first_cells(section(page("reference.md"), "Settings"))} == read
+    assert {cell.strip("`") for cell in first_cells(section(page("reference.md"), "Settings"))} == {*PROCESS_VARIABLES}
+    assert named <= {*PROCESS_VARIABLES, *VARIABLES} and named >= {*PROCESS_VARIABLES}
 
 
 def test_every_event_is_in_the_reference_with_its_level_and_words() -> None:

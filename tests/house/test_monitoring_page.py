@@ -22,9 +22,9 @@ def rules_table() -> str:
     """Return the table of alert rules."""
     rows = []
     for name, kind in KINDS.items():
-        limit = f"`{kind.limit} = {kind.default:g}`" if kind.limit else ""
+        limit = f"`{kind.limit} = {kind.usual.limit[1]:g}`" if kind.limit else ""
         rows.append(
-            f"| `{name}` | {kind.summary} | {limit} | {kind.severity} | {f'{kind.for_s:g} s' if kind.for_s else ''} |"
+            f"| `{name}` | {kind.summary} | {limit} | {kind.usual.severity} | {f'{kind.usual.for_s:g} s' if kind.usual.for_s else ''} |"
         )
     return "\n".join(["| rule | means | limit | severity | must hold for |", "|---|---|---|---|---|", *rows])
 

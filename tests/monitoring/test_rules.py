@@ -242,7 +242,7 @@ def test_settings_as_the_file_has_them(tmp_path: Path) -> None:
     rules = {rule.kind: rule for rule in alerting.rules}
     assert (alerting.group_s, [target.shown for target in alerting.to]) == (5.0, ["env:HERE"])
     assert rules["slow_save"] == AlertRule("slow_save", 12.0, "critical", 3.0, ("a*",))
-    assert "risk" not in rules and rules["tier_full"].limit == KINDS["tier_full"].default
+    assert "risk" not in rules and rules["tier_full"].limit == KINDS["tier_full"].usual.limit[1]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def _no_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(console, "_postponed", 0)
     monkeypatch.setattr(console, "_in_command", False)
     monkeypatch.setattr(events, "_modest", False)
-    monkeypatch.delenv(console.VARIABLE, raising=False)
+    monkeypatch.delenv("RELIGHT_LOG", raising=False)
     console._starts.clear()
     _unconfigured()
     yield

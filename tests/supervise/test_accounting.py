@@ -14,14 +14,14 @@ import pytest
 from relight.errors import StoreUnavailable
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
 from relight.run_records.incident_sync import DIRECTORY
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.store import ByteStore, Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.accounting import ACCOUNT_S, JobAccount
-from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Worker
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, IncidentLog, read_accounts, read_incidents
-from relight.supervise.limits import HangTimeouts, RankObservation
+from relight.supervise.limits import RankObservation
 from relight.supervise.supervisor import Supervisor
 
 
@@ -38,7 +38,7 @@ def test_each_node_knows_what_ended_an_incarnation(tmp_path: Path) -> None:
     """
     store = open_bytes(tmp_path / "store")
     nodes = [
-        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / str(number), group=group)
+        Supervisor(SuperviseSettings(), "job", tmp_path / str(number), group=group)
         for number, group in enumerate("aaab")
     ]
     died, lost, left, other = nodes
@@ -88,7 +88,7 @@ def test_asked_to_end_between_two_incarnations(tmp_path: Path) -> None:
     """The incarnation before is over and accounted for: no step of it was repeated."""
     now = [1000.0]
     store = open_bytes(tmp_path / "store")
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "here", lambda: now[0], group="a")
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path / "here", lambda: now[0], group="a")
     try:
         knows_run(watched, store)
         environments = watched.begin([0], {})
@@ -121,7 +121,7 @@ def test_a_store_that_does_not_answer_delays_no_job(tmp_path: Path) -> None:
             return super().put_once(key, data)
 
     now = [1000.0]
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path, lambda: now[0])
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path, lambda: now[0])
     knows_run(watched, Slow())
     environments = watched.begin([0], {})
     watched.started({0: os.getpid()})
@@ -153,7 +153,7 @@ def test_the_cause_of_an_end_is_read_again_if_the_store_did_not_answer(
 
     store = Absent(tmp_path / "store")
     died, lost = nodes = [
-        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "lost")
+        Supervisor(SuperviseSettings(), "job", tmp_path / name, group="a") for name in ("died", "lost")
     ]
     gone = Worker(
         0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",)
@@ -199,7 +199,7 @@ def test_nodes_with_different_clocks_know_what_ended_an_incarnation(
     ahead, is assigned to the right one."""
     store = open_bytes(tmp_path / "store")
     died, left = nodes = [
-        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "left")
+        Supervisor(SuperviseSettings(), "job", tmp_path / name, group="a") for name in ("died", "left")
     ]
     try:
         for life in range(3):

@@ -10,8 +10,10 @@ import pytest
 
 from relight.errors import ConfigError
 from relight.policy.rollback_env import BEFORE, CUT, SKIP, SPLIT
-from relight.supervise.decide import Past, SuperviseRules, agreed, decide
+from relight.settings.supervise_settings import SuperviseRules
+from relight.supervise.decide import Past, agreed, decide
 from relight.supervise.facts import KINDS, Decision, Failure
+from relight.supervise.settings import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "recovery.md"
 RULES = SuperviseRules()
@@ -162,7 +164,7 @@ def test_micro_batches_shrink_where_that_is_allowed() -> None:
 def test_rules_are_checked(wrong: dict[str, object]) -> None:
     """A wrong setting is refused with its name."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        SuperviseRules(**wrong)  # type: ignore[arg-type]
+        settings_of(wrong, "")
 
 
 def test_all_nodes_get_the_same_settings() -> None:

@@ -20,15 +20,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from relight.prediction import Alarm
+from relight.settings.supervise_settings import SuperviseRules, SuperviseSettings
 from relight.supervise import departing, launch
 from relight.supervise.classify import classify
-from relight.supervise.decide import SuperviseRules, decide
+from relight.supervise.decide import decide
 from relight.supervise.departing import Departing, leave
 from relight.supervise.facts import Departure, FailureEvidence, Worker
 from relight.supervise.incidents import incidents_in
-from relight.supervise.limits import HangTimeouts
 from relight.supervise.rendezvous import Forged
-from relight.supervise.settings import RunSettings
 from relight.supervise.supervisor import Supervisor
 
 ENDED = (Worker(0, -15, 5.0), Worker(1, -15, 5.1))
@@ -167,7 +166,7 @@ def test_an_end_without_a_failure_is_written_down(
         "j",
         "train.py",
     ]
-    assert launch.launch(launch.parse(arguments), RunSettings(), tmp_path).code == 1
+    assert launch.launch(launch.parse(arguments), SuperviseSettings(), tmp_path).code == 1
     assert [(incident.action, incident.meeting) for incident in incidents_in(tmp_path)] == (
         [(action, "life 1 ended")] if action else []
     )
@@ -175,7 +174,7 @@ def test_an_end_without_a_failure_is_written_down(
 
 def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:
     """Its incident has the decision ``leave``: an operator sees that a node is excluded."""
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     try:
         watched.foresee(Alarm(0.0, "ecc", "drain node", "corrected errors rise", "so", 0.9, "rules", 0.7), drain=True)
         watched.begin([0], {})

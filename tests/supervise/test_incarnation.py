@@ -16,11 +16,10 @@ from tests.log.test_log_stale_listings import save
 from relight.commit import Attempt
 from relight.heartbeat import HANDING_OVER, SETTING, Heartbeat, HeartbeatPage
 from relight.heartbeat.heartbeat_page import UPDATING
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.store import LocalStore
-from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Worker
 from relight.supervise.incarnation import HANDOVER_BEGINS_S, UPDATE_EXTRA_S, Incarnation, JobDetectors
-from relight.supervise.limits import HangTimeouts
 from relight.supervise.shared_pages import SharedPages
 from relight.supervise.supervisor import Supervisor
 
@@ -28,7 +27,7 @@ from relight.supervise.supervisor import Supervisor
 def test_steps_of_an_earlier_incarnation_count_when_the_job_ends(tmp_path: Path) -> None:
     """If the job must end before the new incarnation has reached the step of the old one, the steps between are not
     stored."""
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     try:
         for beat, stored in (
             (Heartbeat(pid=1, phase="training", step=9, steps=10, durable=9), True),
@@ -49,7 +48,7 @@ def test_steps_of_an_earlier_incarnation_count_when_the_job_ends(tmp_path: Path)
 def test_a_save_that_no_rank_saw_complete_counts_as_stored(tmp_path: Path) -> None:
     """Ranks ended before they knew that their save was sealed. The run's log has the checkpoint."""
     save(Attempt.begin(LocalStore(tmp_path / "s"), "r"), 12)
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "incidents")
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path / "incidents")
     try:
         for url, step, stored in (
             ("", 12, False),
@@ -71,7 +70,7 @@ def test_a_save_that_no_rank_saw_complete_counts_as_stored(tmp_path: Path) -> No
 
 def test_another_process_with_an_agent_s_id_is_left_alone(tmp_path: Path) -> None:
     """If another process has the process id of an ended agent, it is left alone although saves are late."""
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     process = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(process.pid, signal.SIGSTOP)
@@ -103,7 +102,7 @@ def start(
     pages: SharedPages, *beats: Heartbeat, number: int = 1, clock: Callable[[], float] = lambda: 100.0
 ) -> Incarnation:
     """Return an incarnation of ranks that have these heartbeats. This process is each of them."""
-    made = Incarnation(pages, JobDetectors.starting(HangTimeouts()), clock, number)
+    made = Incarnation(pages, JobDetectors.starting(SuperviseSettings()), clock, number)
     environments = pages.begin(range(len(beats)), {})
     made.started(dict.fromkeys(range(len(beats)), os.getpid()))
     for rank, beat in enumerate(beats):
@@ -117,17 +116,17 @@ def test_an_incarnation_begins_with_nothing(pages: SharedPages) -> None:
     first = start(pages, Heartbeat(pid=1, steps=3, ahead=5), Heartbeat(pid=2, steps=4, ahead=7))
     first.hung = (1,)
     assert (first.steps, first.ahead_bytes, len(first.seen()), first.is_over) == (3, 7, 2, False)
-    second = Incarnation(pages, JobDetectors.starting(HangTimeouts()), lambda: 200.0, 2, "meeting")
+    second = Incarnation(pages, JobDetectors.starting(SuperviseSettings()), lambda: 200.0, 2, "meeting")
     assert (second.steps, second.ahead_bytes, second.seen(), second.hung) == (0, 0, {}, ())
     assert (second.number, second.meeting, second.began, second.is_over) == (2, "meeting", 200.0, False)
-    assert Incarnation(pages, JobDetectors.starting(HangTimeouts())).is_over, "nothing has started yet"
+    assert Incarnation(pages, JobDetectors.starting(SuperviseSettings())).is_over, "nothing has started yet"
 
 
 def test_all_ranks_must_have_trained(pages: SharedPages) -> None:
     """A rank without a step, or without a heartbeat, is one that has not trained."""
     assert start(pages, Heartbeat(pid=1, steps=1), Heartbeat(pid=2)).trained() == []
     assert len(start(pages, Heartbeat(pid=1, steps=1), Heartbeat(pid=2, steps=1)).trained()) == 2
-    made = Incarnation(pages, JobDetectors.starting(HangTimeouts()))
+    made = Incarnation(pages, JobDetectors.starting(SuperviseSettings()))
     pages.begin([0, 1], {})
     made.started({0: os.getpid(), 1: os.getpid()})
     assert made.trained() == []

@@ -24,8 +24,9 @@ from relight.heartbeat.supervisor_process import is_supervisor_gone
 from relight.policy import TriggerInput
 from relight.ranks import several
 from relight.ranks.several import SeveralRanks
+from relight.settings.supervise_settings import SuperviseRules
 from relight.supervise.classify import classify
-from relight.supervise.decide import SuperviseRules, decide
+from relight.supervise.decide import decide
 from relight.supervise.facts import Departure, FailureEvidence, Worker
 
 LEFT_ALONE = Heartbeat(pid=1, phase="ending", step=8, steps=9, restored=-1, durable=8, unsupervised=1)

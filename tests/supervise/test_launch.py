@@ -24,12 +24,10 @@ from torch.distributed.elastic.rendezvous import (
 from relight.errors import ConfigError
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
 from relight.log import Log, fold
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.store import open_bytes
 from relight.supervise import launch
-from relight.supervise.decide import SuperviseRules
 from relight.supervise.elastic_agent import SupervisedAgent, _end, failure_of
-from relight.supervise.limits import HangTimeouts
-from relight.supervise.settings import RunSettings
 from relight.supervise.supervisor import Supervisor
 
 
@@ -71,7 +69,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
         monkeypatch.setenv(name, "1")  # launch sets them for its child processes
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
-    ended = launch.launch(launch.parse(["train.py"]), RunSettings(), tmp_path)
+    ended = launch.launch(launch.parse(["train.py"]), SuperviseSettings(), tmp_path)
     assert ended.code == 1 and words in ended.message and len(closings) == closed
 
 
@@ -118,7 +116,7 @@ def test_what_is_after_the_script_is_the_scripts(given: list[str], script: str, 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Any:
     """Make a supervisor without ranks, with the signal handler that the agent installs."""
-    made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    made = Supervisor(SuperviseSettings(), "job", tmp_path)
     agent: Any = SimpleNamespace(_supervisor=made, _ends_ranks=False)
     agent._record_signal = partial(SupervisedAgent._record_signal, agent)
     before = signal.signal(signal.SIGTERM, partial(SupervisedAgent._on_signal, agent))
@@ -192,7 +190,7 @@ def test_further_signals_do_not_end_the_wait_for_the_ranks(tmp_path: Path, names
 )
 def test_a_save_that_another_process_may_finish_is_not_given_up(tmp_path: Path, sealed: int, words: str) -> None:
     """If the ranks were ended while the agent still writes, the message states that the step may still be stored."""
-    made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    made = Supervisor(SuperviseSettings(), "job", tmp_path)
     try:
         page = made.begin([0], {})[0][SETTING]
         made.started({0: os.getpid()})
@@ -207,7 +205,7 @@ def test_a_save_that_another_process_may_finish_is_not_given_up(tmp_path: Path, 
 
 def test_an_end_before_the_first_step_loses_none(tmp_path: Path) -> None:
     """The exit code is that of a stored step, and the message claims no step."""
-    made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    made = Supervisor(SuperviseSettings(), "job", tmp_path)
     try:
         page = made.begin([0], {})[0][SETTING]
         made.started({0: os.getpid()})
@@ -253,7 +251,7 @@ def test_a_value_that_torchrun_refuses_is_a_usage_error(
     monkeypatch.setenv("RELIGHT_JOB_SECRET", "none")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with pytest.raises(ConfigError, match="invalid value|--node-rank is 5"):
-        launch.launch(launch.parse([*flags.split(), "train.py"]), RunSettings(), tmp_path)
+        launch.launch(launch.parse([*flags.split(), "train.py"]), SuperviseSettings(), tmp_path)
 
 
 ORDERS = [

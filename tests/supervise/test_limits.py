@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from relight.heartbeat import Heartbeat
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.limits import (
     OBSERVE_AGAIN_S,
     SILENT_OBSERVE_AGAIN_S,
-    HangTimeouts,
     HangVerdict,
     JobWatch,
     LearnedDurations,
@@ -101,7 +101,7 @@ def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
     """An hour with slow saves, undeclared evaluations and a disk that is thirty times slower has no hang."""
     rng = random.Random(1)
     ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
 
     def at(now: float) -> None:
         if rng.random() < TICK_S / 300:  # an evaluation of eight steps' time and more
@@ -122,7 +122,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
     """A hang is detected within three usual steps, five seconds and a tick. The late rank is named."""
     rng = random.Random(2)
     ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
     assert run(ranks, 100 * usual, watch, clock).what == ""
     for rank in ranks:
         rank.stands = True
@@ -148,7 +148,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
 def test_a_rank_that_waits_for_one_that_is_not_late_does_not_hang() -> None:
     """If rank 0 declares an evaluation, rank 1 may wait in a collective without a hang."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
     ranks[0].phase("evaluating", clock[0], 1000, expected_s=60)
     ranks[1].stands = True
@@ -160,7 +160,7 @@ def test_a_rank_that_waits_for_one_that_is_not_late_does_not_hang() -> None:
 def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
     """Rank 0 waits for memory, and Relight has reported this. Rank 1 has finished its save and waits for rank 0."""
     ranks = [Rank(lambda: 0.1), Rank(lambda: 0.1)]
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
     ranks[0].phase("saving", clock[0], 1000, expected_s=200)
     ranks[0].stands = ranks[1].stands = True
@@ -173,7 +173,7 @@ def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
 def test_a_rank_that_the_others_overtake_hangs() -> None:
     """The other ranks do not wait for it, and continue."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
     ranks[1].stands = True
     verdict = run(ranks, 20, watch, clock)
@@ -183,7 +183,7 @@ def test_a_rank_that_the_others_overtake_hangs() -> None:
 def test_what_moves_is_given_time_and_not_for_ever() -> None:
     """A rank that works without progress has ten times the limit."""
     rank = Rank(lambda: 0.5)
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
     run([rank], 20, watch, clock)
     began, rank.spins = clock[0], True
     verdict = run([rank], 600, watch, clock)
@@ -194,19 +194,19 @@ def test_before_anything_is_known_the_settings_limit_the_wait() -> None:
     """This is true of the first step, and of a phase that never was before."""
     rank = Rank(lambda: 1e9)
     rank.stands = True
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
     assert run([rank], 29, watch, clock).what == ""
     assert run([rank], 29, watch, clock).what == "hang"
     other = Rank(lambda: 1e9)
     other.beat, other.stands = other.beat._replace(phase="exporting"), True
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
     assert run([other], 49, watch, clock).what == ""
     assert run([other], 29, watch, clock).what == "hang"
 
 
 def test_learned_durations_outlive_an_incarnation() -> None:
     """The first step of the next life has a limit that is known."""
-    usual = LearnedDurations(HangTimeouts())
+    usual = LearnedDurations(SuperviseSettings())
     rank, clock = Rank(lambda: 0.5), [0.0]
     run([rank], 20, JobWatch(usual, 0.0), clock)
     second = Rank(lambda: 1e9, pid=2)
@@ -220,7 +220,7 @@ def test_learned_durations_outlive_an_incarnation() -> None:
 def test_steps_that_ended_between_two_polls_are_learned_from(steps: int) -> None:
     """The rank stopped moving before it was polled twice."""
     rank = Rank(lambda: 0.01)
-    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings()), 0.0), [0.0]
     watch.update(0.05, {0: rank.sight})
     rank.beat = rank.beat._replace(
         steps=steps, step=steps, first_at=0.1, step_at=0.09 + 0.01 * steps, since=0.09 + 0.01 * steps
@@ -231,7 +231,7 @@ def test_steps_that_ended_between_two_polls_are_learned_from(steps: int) -> None
 
 def test_a_rank_without_a_heartbeat_is_waited_for_as_starting() -> None:
     """No page was written."""
-    watch = JobWatch(LearnedDurations(HangTimeouts(phase_s=10.0)), 0.0)
+    watch = JobWatch(LearnedDurations(SuperviseSettings(phase_s=10.0)), 0.0)
     verdicts = []
     for now in (0.1 * tick for tick in range(800)):
         verdict = watch.update(now, {0: RankObservation(None, "S")})
@@ -245,7 +245,7 @@ def test_a_rank_without_a_heartbeat_is_waited_for_as_starting() -> None:
 
 def test_one_that_knows_nothing_of_relight_may_work_for_ever() -> None:
     """No page is ever written, and it moves: a day."""
-    watch = JobWatch(LearnedDurations(HangTimeouts(phase_s=10.0)), 0.0)
+    watch = JobWatch(LearnedDurations(SuperviseSettings(phase_s=10.0)), 0.0)
     for tick in range(86400):
         sight = RankObservation(None, "R", float(tick))
         verdict = watch.update(float(tick), {0: sight})

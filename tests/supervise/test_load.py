@@ -23,10 +23,10 @@ from relight.observe import Event, subscribe
 from relight.prediction import Alarm
 from relight.prediction.detect import RULES
 from relight.prediction.sample import Accelerator, Host, NodeSample
-from relight.supervise.decide import SuperviseRules
-from relight.supervise.limits import HangTimeouts
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.load import HOLDS_S, QUIET_S, RENEW_S, TRY_S, Load
-from relight.supervise.prediction_thread import Foreseen, PredictionThread
+from relight.supervise.prediction_thread import PredictionThread
+from relight.supervise.settings import settings_of
 from relight.supervise.supervisor import Supervisor
 
 
@@ -127,7 +127,7 @@ def test_without_anything_done_an_alarm_is_not_acted_on() -> None:
 def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> None:
     """A save, or more saves, do not: the alarm comes true or it does not. Nor does a drain that is not allowed, nor load that stays,
     nor a pause that no rank makes."""
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     sample, alarms = (
         heat(86),
         [alarm("link", "save more often"), alarm("ecc", "drain node"), alarm(), alarm("memory", "preventive save")],
@@ -144,7 +144,7 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
         rounds = iter([False, False, True])
         beats = iter(Heartbeat(pid=7, steps=steps, paused_s=paused_s * steps) for steps in (1, 2))
         foreseeing = PredictionThread(
-            Foreseen(predict=False),
+            SuperviseSettings(predict=False),
             lambda beats=beats: {0: (7, next(beats))},
             lambda one, drain=drain: watched.foresee(one, drain),
             None,
@@ -160,7 +160,7 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
 def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
     """Ranks pause a fifth of the time, at most five seconds at once, and not after the supervisor's request has
     ended."""
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     now, slept = [100.0], list[float]()
     pauses = StepPauses(lambda: now[0], slept.append)
     try:
@@ -197,7 +197,7 @@ def test_the_settings_are_checked() -> None:
     """A share of the time, and a switch."""
     for wrong in ({"pause": 1.5}, {"pause": True}, {"pause": "much"}, {"lower_power": 1}):
         with pytest.raises(ConfigError):
-            Foreseen(**wrong)  # type: ignore[arg-type]
+            settings_of(wrong, "")
 
 
 def test_reduced_load_answers_only_alarms_of_its_kind() -> None:
@@ -279,7 +279,7 @@ def test_a_driver_that_does_not_answer_at_the_end_does_not_keep_the_limits(event
         node.load.reduce(alarm(), heat(86))
         if not answers:
             node.load._power.restore_power = lambda: stuck.wait() and []  # type: ignore[union-attr, method-assign]
-        foreseeing = PredictionThread(Foreseen(), dict, lambda _: False, None, "h", node.load)
+        foreseeing = PredictionThread(SuperviseSettings(), dict, lambda _: False, None, "h", node.load)
         foreseeing._over = SimpleNamespace(wait=lambda _: stuck.wait(), set=lambda: None)  # type: ignore[assignment]
         foreseeing.close()
         assert not node.load.is_reduced
@@ -298,7 +298,9 @@ def test_steps_are_measured_without_the_pauses(tmp_path: Path) -> None:
         beats.append(read_beat(tmp_path / "page"))
         time.sleep(pause + 0.01)
     assert [beat.paused_s for beat in beats if beat is not None] == pytest.approx([0, 0.3, 0.6])
-    foreseeing = PredictionThread(Foreseen(predict=False), dict, lambda _: False, None, "h", Load(0.2, lambda *_: True))
+    foreseeing = PredictionThread(
+        SuperviseSettings(predict=False), dict, lambda _: False, None, "h", Load(0.2, lambda *_: True)
+    )
     for beat in beats:
         foreseeing._seen = lambda beat=beat: {0: (1, beat)}  # type: ignore[misc]
         step_s = foreseeing._ranks()[0].step_s
@@ -309,7 +311,12 @@ def test_a_library_that_raises_anything_ends_only_the_samples(events: list[Event
     """It is reported, and no thread ends with a traceback."""
     gauges: Any = SimpleNamespace(read=lambda: 1 / 0)
     foreseeing = PredictionThread(
-        Foreseen(), lambda: {0: (1, Heartbeat(steps=1))}, lambda _: False, gauges, "h", Load(0.2, lambda *_: True)
+        SuperviseSettings(),
+        lambda: {0: (1, Heartbeat(steps=1))},
+        lambda _: False,
+        gauges,
+        "h",
+        Load(0.2, lambda *_: True),
     )
     foreseeing._thread.join(5)
     foreseeing.close()

@@ -16,9 +16,9 @@ from relight.commit import Attempt
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
 from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.policy.rollback_env import BEFORE, SPLIT
+from relight.settings.supervise_settings import SuperviseRules, SuperviseSettings
 from relight.store import open_bytes
 from relight.store.memory import MemoryStore
-from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Decision, Failure, FailureEvidence, Worker
 from relight.supervise.fencing_check import taken_over
 from relight.supervise.incarnation import Incarnation, JobDetectors
@@ -31,7 +31,6 @@ from relight.supervise.incidents import (
     once_each,
     read_incidents,
 )
-from relight.supervise.limits import HangTimeouts
 from relight.supervise.recovery import ELSEWHERE_EVERY_S, Recovery, recovery_record
 from relight.supervise.shared_pages import SharedPages
 from relight.supervise.supervisor import Supervisor
@@ -47,7 +46,7 @@ def test_steps_of_an_incarnation_that_ended_between_two_polls_count(tmp_path: Pa
 
     The incident before it is closed with its cost, and the next one is open.
     """
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     try:
         for reached, restored in ((5, -1), (12, 4)):
             environments = watched.begin([0, 1], {})
@@ -105,7 +104,7 @@ def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: 
     The incident is stored locally first, and moved to the run's store once that is known.
     """
     store = open_bytes(tmp_path / "store")
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "here")
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path / "here")
     try:
         watched.begin([0], {})
         watched.started({0: os.getpid()})
@@ -125,7 +124,7 @@ def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: 
 
 def test_invalid_incidents_end_no_job(tmp_path: Path) -> None:
     """An incident with an invalid name or invalid settings is skipped, and the job continues."""
-    watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path / "here")
+    watched = Supervisor(SuperviseSettings(split=True), "job", tmp_path / "here")
     try:
         environments = watched.begin([0], {})
         watched.started({0: os.getpid()})
@@ -161,7 +160,7 @@ def test_a_node_that_meets_no_other_learns_that_the_job_was_stopped(tmp_path: Pa
     store = open_bytes(tmp_path / "store")
 
     def begun(group: str) -> Supervisor:
-        supervisor = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / group, lambda: now[0], group=group)
+        supervisor = Supervisor(SuperviseSettings(), "job", tmp_path / group, lambda: now[0], group=group)
         supervisor.begin([0], {})
         supervisor.started({0: os.getpid()})
         supervisor.recovery.log.at(store, "run")
@@ -206,7 +205,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
         watched.poll()
         return watched.failed([Worker(0, -9, 1.0)])
 
-    mine, other = (Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name) for name in ("mine", "other"))
+    mine, other = (Supervisor(SuperviseSettings(), "job", tmp_path / name) for name in ("mine", "other"))
     try:
         Attempt.begin(store, "run")  # by this process, which is rank 0 of the second incarnation
         assert life(mine, 0).action == "resume" and life(mine, 1).action == "resume"
@@ -254,7 +253,7 @@ def test_no_incarnation_rolls_back_twice(tmp_path: Path) -> None:
 
     The incarnations after it get no setting to roll back again, whether they restore or not.
     """
-    watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(split=True), "job", tmp_path)
     try:
         restored(watched, 40)
         watched.failed([Worker(0, 1, 1.0, error="torch.OutOfMemoryError: CUDA out of memory")])
@@ -294,7 +293,7 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
     fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
 
     def stops(ahead_s: float) -> str:
-        other = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "other", group="a")
+        other = Supervisor(SuperviseSettings(), "job", tmp_path / "other", group="a")
         try:
             other.begin([0], {})
             other.recovery.log.at(store, "run")
@@ -306,7 +305,7 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
 
     stops(60.0)
     now = [time.monotonic()]
-    mine = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "mine", lambda: now[0], group="a")
+    mine = Supervisor(SuperviseSettings(), "job", tmp_path / "mine", lambda: now[0], group="a")
     try:
         environments = mine.begin([0], {})
         mine.started({0: os.getpid()})
@@ -359,7 +358,7 @@ def test_an_end_before_the_first_incarnation_is_not_recorded(tmp_path: Path) -> 
     recovery = Recovery(SuperviseRules(), "job", IncidentLog(tmp_path / "log"))
     try:
         for number, written in ((0, 0), (1, 1)):
-            incarnation = Incarnation(pages, JobDetectors.starting(HangTimeouts()), number=number, meeting="m")
+            incarnation = Incarnation(pages, JobDetectors.starting(SuperviseSettings()), number=number, meeting="m")
             recovery.end_without_failure(incarnation, "exclude_node", "cut off")
             assert len(incidents_in(tmp_path / "log")) == written
         (incident,) = incidents_in(tmp_path / "log")
@@ -376,7 +375,7 @@ def test_each_failure_has_only_new_evidence(tmp_path: Path, monkeypatch: pytest.
     try:
         recovery = Recovery(SuperviseRules(), "job", IncidentLog(tmp_path / "log"))
         recovery.devices = lambda: lines.pop(0)
-        incarnation = Incarnation(pages, JobDetectors.starting(HangTimeouts()), number=1)
+        incarnation = Incarnation(pages, JobDetectors.starting(SuperviseSettings()), number=1)
         kills[0] = 5
         first = recovery.evidence(incarnation, [Worker(0, -9, 1.0)])
         second = recovery.evidence(incarnation, [Worker(0, -9, 1.0)])

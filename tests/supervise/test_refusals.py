@@ -29,16 +29,14 @@ from relight.errors import NoMemory
 from relight.heartbeat import Heartbeat, HeartbeatPage
 from relight.heartbeat.heartbeat_page import make_page
 from relight.observe import Event, subscribe
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise import elastic_agent, launch, shared_pages
 from relight.supervise.accounting import ACCOUNT_S
-from relight.supervise.decide import SuperviseRules
 from relight.supervise.elastic_agent import SupervisedAgent
 from relight.supervise.facts import Worker
-from relight.supervise.limits import HangTimeouts
 from relight.supervise.notices import Notices
 from relight.supervise.refusals import limit_of, shown_refusal
 from relight.supervise.rendezvous_thread import Joining
-from relight.supervise.settings import RunSettings
 from relight.supervise.supervisor import Supervisor
 
 
@@ -104,7 +102,7 @@ def test_a_refusal_ends_the_job_with_its_reason(
 
     monkeypatch.setattr(launch, "_run", refuse)
     options = launch.parse(["--nproc-per-node", "1", "train.py"])
-    end = launch.launch(options, RunSettings(), tmp_path)
+    end = launch.launch(options, SuperviseSettings(), tmp_path)
     assert (
         end.code == 1
         and end.message.startswith("stopped: the system refused relight run what it needs")
@@ -112,7 +110,7 @@ def test_a_refusal_ends_the_job_with_its_reason(
     )
     error = RuntimeError("shapes differ")
     with pytest.raises(RuntimeError, match="shapes differ"):
-        launch.launch(options, RunSettings(), tmp_path)
+        launch.launch(options, SuperviseSettings(), tmp_path)
 
 
 def test_a_refused_poll_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +162,7 @@ def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("relight.comm.new_threads.start_thread", refuse)
     now = [time.monotonic()]
     supervisor = Supervisor(
-        SuperviseRules(),
-        HangTimeouts(),
+        SuperviseSettings(),
         "job",
         tmp_path,
         lambda: now[0],

@@ -11,8 +11,7 @@ import pytest
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage, RiskWarning, lost_of, read_risk, request_path
 from relight.heartbeat.heartbeat_page import read_beat
 from relight.save_reason import requested_by
-from relight.supervise.decide import SuperviseRules
-from relight.supervise.limits import HangTimeouts
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.shared_pages import MARKER, SharedPages, directories, left_in, sweep_memory
 from relight.supervise.stacks import SETTING as STACKS
 from relight.supervise.supervisor import Supervisor
@@ -23,7 +22,7 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
 
     Only directories that no supervisor has locked are removed.
     """
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     foreign = Path(watched.begin([0], {})[0][SETTING]).parent
     left = foreign.with_name("relight-run-4194303-left0000")
     left.mkdir(0o700)
@@ -31,7 +30,7 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     try:
         hidden = foreign.with_name(f"relight-run-4194302-{foreign.name.rpartition('-')[2]}")
         foreign.rename(hidden)  # as if its process id were unknown here
-        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path).close()
+        Supervisor(SuperviseSettings(), "job", tmp_path).close()
         assert hidden.exists() and not left.exists()
         hidden.rename(foreign)
     finally:

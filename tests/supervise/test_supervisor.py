@@ -12,9 +12,8 @@ from relight.heartbeat import SETTING, read_risk, take_request
 from relight.policy.rollback_env import SPIKES
 from relight.prediction import Alarm
 from relight.save_reason import preventive
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise import save_requests
-from relight.supervise.decide import SuperviseRules
-from relight.supervise.limits import HangTimeouts
 from relight.supervise.supervisor import Supervisor
 
 PARTS_MAX = 10
@@ -24,7 +23,7 @@ PARTS_MAX = 10
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Supervisor]:
     """Make a supervisor without ranks."""
-    made = Supervisor(SuperviseRules(spikes=4.0), HangTimeouts(), "job", tmp_path)
+    made = Supervisor(SuperviseSettings(spikes=4.0), "job", tmp_path)
     yield made
     made.close()
 

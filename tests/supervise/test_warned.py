@@ -20,8 +20,7 @@ from relight.heartbeat.writer import forget
 from relight.policy import adaptive
 from relight.prediction import HORIZON_S, Alarm
 from relight.save_reason import SaveReason, of_signal
-from relight.supervise.decide import SuperviseRules
-from relight.supervise.limits import HangTimeouts
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.save_requests import FREQUENT_INTERVAL_S
 from relight.supervise.supervisor import Supervisor
 
@@ -59,7 +58,7 @@ def test_an_invalid_warning_is_ignored(tmp_path: Path, data: bytes) -> None:
 
 def test_the_supervisor_warns_its_ranks_until_the_incarnation_ends(tmp_path: Path) -> None:
     """The warning has a probability, a duration and a reason. It ends with the incarnation."""
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path)
     try:
         page = watched.begin([0, 1], {})[1][SETTING]
         watched.foresee(Alarm(0.0, "disk", "preventive save", "no room", "unchanged", 0.9, "rules", 0.7), False)
@@ -80,7 +79,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
     monkeypatch.setattr("relight.supervise.save_requests.has_handler", lambda pid, number: True)
     monkeypatch.setattr("relight.supervise.save_requests.os.kill", lambda pid, number: sent.append(number))
     now = [1000.0]
-    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path, lambda: now[0])
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path, lambda: now[0])
     alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "unchanged", 0.9, "rules", 0.7)
 
     def reason() -> SaveReason:

@@ -25,6 +25,7 @@ from relight.comm.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, wake
 from relight.commit.plugin_codecs import SUFFIX
 from relight.errors import StoreUnavailable
 from relight.observe import emit
+from relight.settings.environment import environment
 from relight.units import duration_text
 from relight.version import VERSION
 
@@ -42,7 +43,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal
 
 def address_of(url: str, run: str) -> str:
     """Return the name of the socket of a run's agent."""
-    return name_of("agent", VERSION, str(PROTOCOL), os.environ.get("RELIGHT_NODE", ""), url, run)
+    return name_of("agent", VERSION, str(PROTOCOL), environment().node, url, run)
 
 
 def reach(url: str, run: str, wait_s: float = START_S) -> Agent | None:

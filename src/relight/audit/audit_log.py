@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,10 +17,10 @@ from relight.format.records import Body
 from relight.format.topics import AUDIT, SUMMARY
 from relight.log import Log, read_store
 from relight.observe import emit
+from relight.settings.environment import environment
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 
-SETTING = "RELIGHT_AUDIT"
 RUN = "audit"
 WORDS_MAX = 500
 RECORDS_KEPT = 4
@@ -197,7 +196,7 @@ def _is_ours(body: Body) -> bool:
 
 def book_from_settings() -> AuditLog | None:
     """Return the audit log that ``RELIGHT_AUDIT`` names; None if it is not set."""
-    url = os.environ.get(SETTING, "")
+    url = environment().audit
     return AuditLog(open_bytes(absolute(url))) if url else None
 
 

@@ -3,7 +3,6 @@ the file."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from enum import Enum
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from relight.observe import emit
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, adaptive
 from relight.policy.file_defaults import defaults_of
 from relight.settings.file import checked, from_variables, take_environment
+from relight.settings.registry import from_variable
 
 
 class NotGiven(Enum):
@@ -75,7 +75,8 @@ def with_file_defaults(
     file_options, path = checked("checkpoint", defaults_of)
     names = [field.name for field in fields(file_options) if field.name != "tiers"]
     from_file = {name: getattr(file_options, name) for name in names if getattr(given, name) is _LEFT_OUT.get(name)}
-    if os.environ.get("RELIGHT_BACKGROUND"):
+    by_variable = from_variable("checkpoint.background")
+    if by_variable is not None:
         from_file.pop("background", None)
     if tiers:
         from_file.pop("keep", None)
@@ -85,11 +86,7 @@ def with_file_defaults(
         else None
     )
     background = given.background if given.background is not None else from_file.get("background")
-    if (
-        writer == "rank 0"
-        or background is False
-        or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no")
-    ):
+    if writer == "rank 0" or background is False or by_variable is False:
         from_file.pop("peers", None)
     from_file = {name: value for name, value in from_file.items() if value is not None}
     if from_file or own is not None:

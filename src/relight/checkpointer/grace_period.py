@@ -3,7 +3,6 @@ still fits."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
@@ -19,6 +18,7 @@ from relight.observe import emit
 from relight.policy.grace import GRACE, GraceState, fits, grace_of
 from relight.ranks.group import RankGroup
 from relight.save_reason import ENDING_SIGNALS, SaveReason
+from relight.settings.environment import text_of
 
 _REMEMBERED = 4
 _OUTLIVED_S = 10.0
@@ -29,7 +29,7 @@ class GracePeriod(Hook):
     """Grace period of one Checkpointer. Without ``RELIGHT_GRACE_S`` it is unlimited."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock, self._grace_s = clock, grace_of(os.environ.get(GRACE, ""))
+        self._clock, self._grace_s = clock, grace_of(text_of(GRACE))
         self._ends: float | None = None
         self._closes: float | None = None
         self._took: deque[float] = deque(maxlen=_REMEMBERED)

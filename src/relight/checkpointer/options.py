@@ -31,9 +31,11 @@ from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 from relight.policy.argument_checks import check_bool, one_of
-from relight.policy.compact import LOSSY, lossy_of, with_asked
+from relight.policy.compact import lossy_of, with_asked
 from relight.policy.rollback_env import SPLIT
 from relight.policy.triggers import check_trigger
+from relight.settings.environment import environment
+from relight.settings.registry import from_variable
 from relight.store.urls import local_path, path_text, split_run
 
 EVERY, ONE = "every rank", "rank 0"
@@ -150,10 +152,7 @@ def wants_background(option: bool | None) -> bool:
     """Return the option, else ``RELIGHT_BACKGROUND``, else True."""
     if option is not None:
         return option
-    text = os.environ.get("RELIGHT_BACKGROUND", "1").lower()
-    if text not in ("0", "1", "false", "true", "no", "yes"):
-        raise ConfigError(f"RELIGHT_BACKGROUND is 1 or 0, not {text[:40]!r}")
-    return text in ("1", "true", "yes")
+    return from_variable("checkpoint.background") is not False
 
 
 def micro_batch_split() -> int:
@@ -197,7 +196,7 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
             f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact")
         )
     rules = Compact() if compact is True else compact or None
-    patterns = lossy_of(os.environ.get(LOSSY, ""))
+    patterns = lossy_of(environment().lossy)
     return with_asked(rules or Compact(reuse=False, codecs="never"), patterns) if patterns else rules
 
 

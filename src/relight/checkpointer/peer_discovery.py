@@ -4,7 +4,6 @@ needed."""
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import threading
@@ -23,6 +22,7 @@ from relight.peers import TOKEN_BYTES, Remote, rings
 from relight.peers import Peer as RosterPeer
 from relight.policy import Limits, Peers
 from relight.ranks.group import RankGroup
+from relight.settings.environment import environment
 
 MEET_S = 30.0
 """Seconds that an agent may take to report its address."""
@@ -66,7 +66,8 @@ class PeerDiscovery(Hook):
             return
         candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "sharing the peers' token")
         met = self._reach(wanted, candidate)
-        host, rack = os.environ.get("RELIGHT_NODE") or socket.gethostname(), os.environ.get("RELIGHT_RACK", "")
+        now = environment()
+        host, rack = now.node or socket.gethostname(), now.rack
         message = msgspec.msgpack.encode([met.id, met.address, met.token, met.others, host, rack])
         answers = [msgspec.msgpack.decode(each) for each in ranks.world.gather(message, "sharing the peers' addresses")]
         # Agents of nodes that have left the job still use the previous token, which most agents of the present nodes also know.
@@ -135,7 +136,7 @@ class PeerDiscovery(Hook):
         """Start this node's agent and return its address. If that fails, report it and return an empty address."""
         try:
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
-            host = os.environ.get("RELIGHT_PEERS_HOST", "")
+            host = environment().peers_host
             meet = ListenForPeers(candidate, host=host, memory=wanted.memory, bytes_per_second=wanted.bytes_per_second)
             met = self._agent.meet(meet, MEET_S)
             if met.address:

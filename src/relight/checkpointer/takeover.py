@@ -44,8 +44,8 @@ from relight.log.identity import seconds_since_epoch
 from relight.log.listing import newest_records
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
-from relight.policy.file_defaults import WAYS
 from relight.ranks.group import RankGroup
+from relight.settings.kinds import TakeoverChoice, choices
 from relight.store import ByteStore
 from relight.units import age_text, duration_text
 
@@ -103,8 +103,8 @@ class Sign(NamedTuple):
 
 
 def check_takeover(option: str | None) -> str | None:
-    """Return the option if it is one of ``WAYS`` or None."""
-    if option is not None and option not in WAYS:
+    """Return the option if it is one of ``TakeoverChoice`` or None."""
+    if option is not None and option not in choices(TakeoverChoice):
         raise ConfigError(f'takeover= is "ask", "refuse" or "take", not {option!r}')
     return option
 

@@ -102,7 +102,9 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
-        if os.environ.get("RELIGHT_AUDIT"):
+        from relight.settings.environment import environment
+
+        if environment().audit:
             from relight.cli.audited import audited
 
             return audited(cmd_name, command)
@@ -146,8 +148,8 @@ class Commands(click.Group):
 
 def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     """Apply ``--set``, then the file's environment settings, before the command, which may need either."""
+    from relight.settings.environment import set_default
     from relight.settings.file import give, take_environment
-    from relight.settings.process_defaults import set_default
 
     for assignment in given:
         setting, equals, value = assignment.partition("=")
@@ -157,7 +159,7 @@ def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
     # a user waits for this process; jobs that it starts have no such user
-    set_default("RELIGHT_STORE_PATIENCE_S", "20")
+    set_default("store_patience_s", "20")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
@@ -178,7 +180,17 @@ def cli(debug: bool, given: tuple[str, ...]) -> None:
     Exit codes: 0 yes, 1 a well-formed no, 2 bad usage or environment. Completion for your shell: relight completion --help.
     """
     if debug:
-        os.environ["RELIGHT_DEBUG"] = "1"
+        from relight.settings.file import give
+
+        give("environment.debug", "1")
+
+
+def _shows_tracebacks() -> bool:
+    from relight.settings.environment import environment
+
+    with contextlib.suppress(ConfigError):
+        return environment().debug
+    return True
 
 
 def main() -> None:
@@ -212,7 +224,7 @@ def _run() -> NoReturn:
     except BrokenPipeError:
         _end_without_reader()
     except RelightError as error:
-        if os.environ.get("RELIGHT_DEBUG"):
+        if _shows_tracebacks():
             import traceback
 
             traceback.print_exc()

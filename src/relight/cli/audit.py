@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
 
 import click
 
 from relight.audit import AuditEntry, AuditLog, check
-from relight.audit.audit_log import SETTING
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, paint, since, table
 from relight.errors import ConfigError, StoreUnavailable
+from relight.settings.environment import environment
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 from relight.units import count_text
@@ -155,9 +154,9 @@ def _how(entry: AuditEntry) -> Styled:
 
 
 def _store(path: str | None) -> ByteStore:
-    url = path or os.environ.get(SETTING, "")
+    url = path or environment().audit
     if not url:
-        raise ConfigError("which audit store?", hint=f"name it, or set {SETTING}")
+        raise ConfigError("which audit store?", hint="name it, or set RELIGHT_AUDIT")
     return open_bytes(absolute(url))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
+
+from relight.settings.environment import environment
 
 WITH = {
     "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "undelete": "which",
@@ -19,7 +20,7 @@ _READ_ONLY_FLAGS = ("dry_run", "listed", "history")
 
 def audited(name: str, command: click.Command) -> click.Command:
     """Return ``command``, changed to record its use if RELIGHT_AUDIT is set and the command is audited."""
-    if name not in WITH or not os.environ.get("RELIGHT_AUDIT") or "invoke" in vars(command):  # already changed
+    if name not in WITH or not environment().audit or "invoke" in vars(command):  # already changed
         return command
     plain = command.invoke
 
@@ -29,7 +30,7 @@ def audited(name: str, command: click.Command) -> click.Command:
         only_reads = any(given.get(flag) for flag in _READ_ONLY_FLAGS) or (
             needed and given.get(needed) in (None, False, ())
         )
-        if only_reads or not os.environ.get("RELIGHT_AUDIT"):
+        if only_reads or not environment().audit:
             return plain(context)
         if isinstance(command, click.Group) and words[1:2] == ["status"]:
             return plain(context)

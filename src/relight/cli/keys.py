@@ -13,6 +13,7 @@ from relight.errors import ConfigError
 from relight.keys import Keychain, keychain_from_settings, resolve, write_key_file
 from relight.keys.chain import SETTING
 from relight.keys.signing import write_signing_key
+from relight.settings.environment import environment
 from relight.store import ByteStore
 from relight.store.wrapper import unwrap
 from relight.transfer.keys import Changed, add, age_days, revoke, rotate, status
@@ -82,7 +83,7 @@ def show_status(path: str, specs: tuple[str, ...], max_age: float | None, as_jso
         ]  # fmt: skip
         table(["generation", "id", "kind", "label", "since", ""], cells)
         if not opened:
-            given = specs or os.environ.get(SETTING)
+            given = specs or environment().key
             click.echo("the keys at hand don't open all of it" if given else f"no key at hand: {SETTING} names none")
         if old:
             click.echo(f"a key is older than {max_age:g} days: relight keys rotate")

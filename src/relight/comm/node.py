@@ -8,6 +8,8 @@ import os
 import socket
 from pathlib import Path
 
+from relight.settings.environment import environment
+
 
 def this_node() -> bytes:
     """Return eight bytes that processes share if they can reach each other's local sockets.
@@ -15,7 +17,7 @@ def this_node() -> bytes:
     They are a hash of host name, boot, network namespace, and ``RELIGHT_NODE``, which divides one machine into several
     nodes.
     """
-    parts = [socket.gethostname(), os.environ.get("RELIGHT_NODE", "")]
+    parts = [socket.gethostname(), environment().node]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
     with contextlib.suppress(OSError):

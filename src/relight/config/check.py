@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from relight.doctor.facts_config import check_variable
 from relight.errors import ConfigError
-from relight.keys import StoreSecurity
 from relight.monitoring.settings import alerting_of
-from relight.policy.argument_checks import bytes_of
-from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.policy.file_defaults import defaults_of
-from relight.settings.error_location import Keys, faults, value_at
-from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, unnamed, variables_in
+from relight.settings.environment import PREFIX, PROCESS_VARIABLES, given_variables
+from relight.settings.error_location import Keys, faults, located, value_at
+from relight.settings.file import (
+    NOT_TOML,
+    from_variables,
+    merged,
+    parse,
+    read_text,
+    unknown_table,
+    unnamed,
+    variables_in,
+)
 from relight.settings.lines import places
-from relight.settings.registry import PREFIX, PROCESS_VARIABLES, SETTINGS, TABLES, VARIABLES, nearest, nearest_variable
+from relight.settings.registry import SETTINGS, TABLES, VARIABLES, nearest_variable
 from relight.supervise.settings import settings_of
 
-_YES = ("0", "1", "false", "true", "no", "yes")
 _MISTAKES_MAX = 100
 _OF_TESTS = f"{PREFIX}TEST_"
 
@@ -58,9 +64,7 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
         for keys, fault in _faults_of(name, value, str(path), named):
             line, column = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), (0, 0))
             mistakes.append(
-                Mistake(
-                    str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)
-                )
+                Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), fault.hint)
             )
         if len(mistakes) >= _MISTAKES_MAX:
             break
@@ -69,12 +73,7 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
 
 def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple[Keys, ConfigError]]:
     if name not in TABLES:
-        yield (
-            (name,),
-            ConfigError(
-                f"there is no [{name[:80]}]", hint=f"there are {', '.join(f'[{table_name}]' for table_name in TABLES)}"
-            ),
-        )
+        yield (name,), unknown_table(name)
         return
     if not isinstance(table, dict):
         yield (name,), ConfigError(f"[{name}] is a table")
@@ -92,7 +91,7 @@ def makers(where: str) -> dict[str, Callable[[dict[str, Any]], object]]:
         "checkpoint": lambda table: defaults_of(table, where),
         "supervise": lambda table: settings_of(table, where),
         "alerts": lambda table: alerting_of(table, where),
-        "environment": lambda table: _judge_all(variables_in(table, where)),
+        "environment": lambda table: _check_all(variables_in(table, where)),
     }
 
 
@@ -100,7 +99,7 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
     """Return the mistakes of the variables that are set; ``tables`` is the parsed file."""
     mistakes = []
     judged: set[str] = set()
-    for name in TABLES[:-1]:
+    for name in TABLES:
         try:
             variables = from_variables(name)
         except ConfigError as error:
@@ -122,15 +121,13 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
             )
             if variable and (keys not in right or value_at(file, keys) is None):
                 path = (name, *keys)
-                mistakes.append(
-                    Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault))
-                )
-    for variable in sorted(
-        each for each, value in os.environ.items() if each.startswith(PREFIX) and value and each not in judged
-    ):
+                mistakes.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), fault.hint))
+    for variable, text in sorted(given_variables().items()):
+        if variable in judged:
+            continue
         if variable in VARIABLES:
             try:
-                _judge(variable, os.environ[variable])
+                check_variable(variable, text)
             except ConfigError as error:
                 mistakes.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
         elif variable not in PROCESS_VARIABLES and not variable.startswith(_OF_TESTS):
@@ -140,51 +137,10 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
     return mistakes
 
 
-def _judge_all(variables: Mapping[str, str]) -> None:
-    for variable, value in variables.items():
-        _judge(variable, value)
-
-
-def _judge(variable: str, text: str) -> None:
-    """Check a variable that is read as text, by the rules of the code that reads it."""
-    name = VARIABLES[variable].name.rpartition(".")[2]
-    if name in ("background", "core_dumps", "single_writer", "keys_over_http") and text.lower() not in _YES:
-        raise ConfigError(f"{name} is one of {', '.join(_YES)}, not {text[:40]!r}")
-    if name in ("grace_s", "store_patience_s"):
-        _seconds(name, text)
-    elif name == "cache_bytes":
-        bytes_of(text, name)
-    elif name == "lossy":
-        with_asked(Compact(), lossy_of(text))
-    elif name == "key":
-        StoreSecurity.from_settings(encrypt=text, sign="", trust=(), anchor="")
-    elif name == "sign":
-        StoreSecurity.from_settings(encrypt=(), sign=text, trust=(), anchor="")
-    elif name == "trust":
-        StoreSecurity.from_settings(encrypt=(), sign="", trust=text.split(), anchor="")
-
-
-def _seconds(name: str, text: str) -> None:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 86400:
-        raise ConfigError(f"{name} is a number of seconds above 0, at most a day, not {text[:40]!r}")
-
-
-def _hint(keys: Keys, error: ConfigError) -> str:
-    """Return a suggestion of the key that was likely meant, else the error's hint."""
-    name = ".".join(keys)
-    if name in SETTINGS:
-        return error.hint
-    close = nearest(name)
-    shown = f"[{close}]" if _is_above(close) else close
-    return f"did you mean {shown}?" if close and close != name and not _is_above(name) else error.hint
-
-
-def _is_above(name: str) -> bool:
-    return any(setting.startswith(f"{name}.") for setting in SETTINGS)
+def _check_all(variables: Mapping[str, str]) -> None:
+    for variable, text in variables.items():
+        with located({}, (VARIABLES[variable].name.partition(".")[2],), ""):
+            check_variable(variable, text)
 
 
 def _without_secret(keys: Keys, what: str) -> str:

@@ -24,11 +24,19 @@ def table_of_settings() -> str:
         ]
         rows = []
         for setting in those:
-            key, argument = setting.name.removeprefix(f"{name}."), setting.argument and f"`{setting.argument}`"
-            rows.append(f"| `{key}` | {argument} | {setting.kind} | {setting.default} | {setting.doc} |")
+            key = setting.name.removeprefix(f"{name}.")
+            short = "" if "__" in setting.variable else setting.variable
+            same = ", ".join(f"`{text}`" for text in (setting.argument, short) if text)
+            rows.append(f"| `{key}` | {same} | {setting.kind} | {setting.default} | {setting.doc} |")
         blocks.append(
             "\n".join(
-                [f"### {name}", "", "| key | argument | what it may be | default | |", "|---|---|---|---|---|", *rows]
+                [
+                    f"### {name}",
+                    "",
+                    "| key | argument, short variable | what it may be | default | |",
+                    "|---|---|---|---|---|",
+                    *rows,
+                ]
             )
         )
     return "\n\n".join(blocks)

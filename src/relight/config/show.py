@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from relight.settings.environment import text_of
 from relight.settings.error_location import Keys, value_at
 from relight.settings.file import parse, read_text, value_of, was_given, was_taken
 from relight.settings.lines import places
 from relight.settings.registry import SETTINGS, Setting
 
 HIDDEN = "set, hidden"
-_SHORT = {"RELIGHT_BACKGROUND", "RELIGHT_GRACE_S"}
 
 
 class Said(NamedTuple):
@@ -55,9 +54,9 @@ def _shown(
 
 def _by_variable(setting: Setting) -> Iterator[Said]:
     variable = setting.variable
-    text = os.environ.get(variable, "")
+    text = text_of(variable)
     if text and not was_taken(variable):
-        plain = setting.name.startswith("environment.") or variable in _SHORT
+        plain = "__" not in variable
         yield Said(
             _shown_value(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable
         )

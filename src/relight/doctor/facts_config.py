@@ -11,31 +11,30 @@ from relight.doctor.facts import ConfigFacts, KeyFile, Trouble
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, RelightError
 from relight.keys import StoreSecurity
-from relight.policy.argument_checks import bytes_of
+from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.policy.file_defaults import defaults_of
+from relight.policy.grace import GRACE
+from relight.settings.environment import PREFIX, PROCESS_VARIABLES, environment, given_variables, text_of
 from relight.settings.file import FILE, checked
 from relight.settings.marks import marks
-from relight.settings.registry import PROCESS_VARIABLES, VARIABLES
 from relight.settings.registry import SETTINGS as NAMES
-from relight.store.object_client import RetryTimes
-from relight.store.probe import single_writer_promised
+from relight.settings.registry import VARIABLES, typed_text
 from relight.store.urls import local_path
 from relight.supervise.settings import read_settings
 
 SETTINGS = (*VARIABLES, *PROCESS_VARIABLES)
 """Environment variables that are settings."""
-_OURS = "RELIGHT_"
-_OF_TESTS = f"{_OURS}TEST_"
+_OF_TESTS = f"{PREFIX}TEST_"
 
 
 def collect_config(url: str) -> ConfigFacts:
     """Collect the settings in effect for a process that starts here and uses the store at ``url``."""
-    given = {name: value for name, value in os.environ.items() if name.startswith(_OURS) and value}
+    given = given_variables()
     unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
     file = Path(FILE)
     exists = file.is_file()
     error = _tried(lambda: (read_settings(None), checked("checkpoint", defaults_of))) if exists else None
-    cache = os.environ.get("RELIGHT_CACHE", "")
+    now = environment()
     return ConfigFacts(
         settings=frozenset(given),
         unknown=tuple((name, next(iter(get_close_matches(name, SETTINGS, 1, 0.75)), "")) for name in unknown),
@@ -51,19 +50,26 @@ def collect_config(url: str) -> ConfigFacts:
             ),
             "",
         ),
-        cache=_cache(cache) if cache else None,
-        cache_mount=mount_of(cache) if cache else None,
-        single_writer=os.environ.get("RELIGHT_SINGLE_WRITER", "").lower() in ("1", "true", "yes"),
+        cache=_cache(now.cache) if now.cache else None,
+        cache_mount=mount_of(now.cache) if now.cache else None,
+        single_writer=_is_promised(),
         assigned=frozenset(_assigned()),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
-        grace=bool(os.environ.get("RELIGHT_GRACE_S")) or (exists and error is None and _knows_the_end()),
+        grace=bool(text_of(GRACE)) or (exists and error is None and _knows_the_end()),
     )
+
+
+def _is_promised() -> bool:
+    try:
+        return environment().single_writer
+    except ConfigError:  # reported with the other variables
+        return False
 
 
 def _knows_the_end() -> bool:
     """Return whether ``relight.toml`` sets a grace period or a source of preemption notices."""
     settings = read_settings(None)
-    return bool(settings.start.grace_s or settings.announced.notices)
+    return bool(settings.grace_s or settings.notices)
 
 
 def _assigned() -> set[str]:
@@ -71,7 +77,7 @@ def _assigned() -> set[str]:
     try:
         return {name for name, mark in marks().items() if mark}
     except ConfigError:
-        return {name for name, setting in NAMES.items() if os.environ.get(setting.variable)}
+        return {name for name, setting in NAMES.items() if text_of(setting.variable)}
 
 
 def _tried(call: Callable[[], object]) -> Trouble | None:
@@ -83,35 +89,28 @@ def _tried(call: Callable[[], object]) -> Trouble | None:
 
 
 def _bad(given: dict[str, str]) -> Iterator[tuple[str, Trouble]]:
-    tries: dict[str, Callable[[], object]] = {
-        "RELIGHT_STORE_PATIENCE_S": RetryTimes.usual,
-        "RELIGHT_SINGLE_WRITER": single_writer_promised,
-        "RELIGHT_CACHE_BYTES": lambda: bytes_of(given["RELIGHT_CACHE_BYTES"], "RELIGHT_CACHE_BYTES"),
-        "RELIGHT_GRACE_S": lambda: _seconds("RELIGHT_GRACE_S", given["RELIGHT_GRACE_S"]),
-        "RELIGHT_KEY": lambda: StoreSecurity.from_settings(sign="", trust=(), anchor=""),
-        "RELIGHT_SIGN": lambda: StoreSecurity.from_settings(encrypt=(), trust=(), anchor=""),
-        "RELIGHT_TRUST": lambda: StoreSecurity.from_settings(encrypt=(), sign="", anchor=""),
-    }
-    for name, call in tries.items():
-        if name in given and (trouble := _tried(call)) is not None:
+    for name, text in given.items():
+        checks = name in VARIABLES and "__" not in name
+        if checks and (trouble := _tried(lambda name=name, text=text: check_variable(name, text))) is not None:  # type: ignore[misc]
             yield name, trouble
 
 
-def _seconds(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86400:
-        raise ConfigError(f"{name} must be a number of seconds, at most 86400, and is {text[:40]!r}")
-    return value
+def check_variable(variable: str, text: str) -> None:
+    """Raise ``ConfigError`` if a setting's variable may not have this text: by the setting's type, and by the code that reads it."""
+    typed_text(VARIABLES[variable], text)
+    key = VARIABLES[variable].name.removeprefix("environment.")
+    if key == "lossy":
+        with_asked(Compact(), lossy_of(text))
+    elif key in ("key", "sign", "trust"):
+        specs = {"encrypt": "", "sign": "", "trust": (), "anchor": ""}
+        StoreSecurity.from_settings(**{**specs, "encrypt" if key == "key" else key: text})  # type: ignore[arg-type]
 
 
 def _key_files(url: str) -> Iterator[KeyFile]:
     """Return the key files that the specs of encryption and signing keys name."""
     directory = local_path(url)
     top = os.path.realpath(directory) if directory is not None else None
-    specs = [*os.environ.get("RELIGHT_KEY", "").split(), *os.environ.get("RELIGHT_SIGN", "").split()]
+    specs = [*environment().key.split(), *environment().sign.split()]
     for spec in specs:
         path = spec.rpartition("file:")[2] if "file:" in spec else ""
         if not path:

@@ -17,6 +17,7 @@ from relight.arena import available_bytes
 from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import LiveProcess, Machine, Package
 from relight.heartbeat import read_beat
+from relight.settings.environment import environment
 from relight.supervise.classify import kernel_kind
 from relight.supervise.kernel_log import kernel_lines
 from relight.supervise.procfs import sample_process
@@ -141,7 +142,7 @@ def _packages(url: str) -> tuple[Package, ...]:
     wanted = {
         _SCHEMES[scheme]: f"{scheme}://" for scheme in [url.partition("://")[0]] if scheme in _SCHEMES and "://" in url
     }
-    for spec in os.environ.get("RELIGHT_KEY", "").split():
+    for spec in environment().key.split():
         wanted.setdefault("cryptography", "RELIGHT_KEY")
         kind = spec.partition(":")[0]
         if kind in _SPECS:
@@ -193,7 +194,7 @@ def _names() -> Iterator[tuple[str, str, str]]:
     master = os.environ.get("MASTER_ADDR", "")
     if master and (why := _unresolved(master)):
         yield "MASTER_ADDR", master, why
-    peers = os.environ.get("RELIGHT_PEERS_HOST", "")
+    peers = environment().peers_host
     if peers:
         why = _unresolved(peers) or _not_ours(peers)
         if why:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
@@ -17,7 +15,8 @@ import msgspec
 from relight.decode import from_msgpack
 from relight.doctor.facts import DoctorFacts, Mount, NodeFacts
 from relight.errors import RelightError
-from relight.settings.file import FILE, PLACE
+from relight.settings.environment import given_variables
+from relight.settings.file import FILE, which_file
 from relight.store import ByteStore, open_bytes
 from relight.version import VERSION
 
@@ -140,9 +139,9 @@ def _all_of(messages: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
 
 
 def _settings() -> dict[str, str]:
-    given = {name: value for name, value in os.environ.items() if name.startswith("RELIGHT_") and value}
+    given = given_variables()
     digests = {name: _digest(value.encode(errors="replace")) for name, value in given.items() if name not in _OWN}
-    with contextlib.suppress(OSError), open(os.environ.get(PLACE, "") or Path(FILE), "rb") as file:
+    with contextlib.suppress(OSError), open(which_file()[0], "rb") as file:
         digests[FILE] = _digest(file.read(_FILE_BYTES_MAX))
     return digests
 

@@ -8,6 +8,7 @@ from shlex import quote
 
 from relight.doctor.facts import DoctorFacts, Drilled, RunFacts
 from relight.doctor.ready_proofs import steps_of
+from relight.settings.checkpoint_settings import KeepSettings
 from relight.units import age_text, count_text
 
 _DAY_S = 86400.0
@@ -15,8 +16,9 @@ _DRILLED_DAYS = (30, 90, 180, 365)
 _UNKNOWN = 0.5
 """Largest score of a drill if it is unknown whether it drilled this script."""
 _ALERTS, _AUDIT = "alerts.to", "environment.audit"
-_RULES = ("lag_steps", "every", "hourly", "daily", "weekly", "monthly", "within", "undo_window", "best")
-_VERSIONS = tuple(f"checkpoint.keep.{rule}" for rule in _RULES)
+_NO_VERSIONS = {"last", "metric", "mode", "budget", "prune_abandoned"}
+"""Settings of ``keep`` that keep no older version."""
+_VERSIONS = tuple(f"checkpoint.keep.{rule}" for rule in KeepSettings.__struct_fields__ if rule not in _NO_VERSIONS)
 _BACK_STEPS = 4
 """Number of good checkpoints that count as a choice of versions without any retention rule."""
 Named = Callable[[str, int, float | None, str, str], object]

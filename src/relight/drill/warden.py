@@ -19,7 +19,7 @@ from typing import Any
 from relight.comm.children import child_command, child_environment
 from relight.drill.processes import kill_below
 from relight.errors import RelightError
-from relight.settings.registry import variable_of
+from relight.settings.environment import variable_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_INTERVAL_S = 0.1

@@ -12,8 +12,9 @@ from relight.keys.dumps import keep_out_of_core_dumps
 from relight.keys.files import parse_key, read_small_file
 from relight.keys.providers import HeldKey, Passphrase, Provider
 from relight.keys.services import KmsKey, VaultKey
+from relight.settings.environment import environment, variable_of
 
-SETTING = "RELIGHT_KEY"
+SETTING = variable_of("environment.key")
 _KNOWN = (
     "file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER, kms:KEY, vault:MOUNT/KEY"
 )
@@ -54,7 +55,7 @@ class Keychain:
 
 def keychain_from_settings() -> Keychain | None:
     """Return the keys of ``RELIGHT_KEY``; None if it is not set."""
-    specs = os.environ.get(SETTING, "").strip()
+    specs = environment().key
     return Keychain.from_specs(specs) if specs else None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import resource
 
-KEEP = "RELIGHT_CORE_DUMPS"
+from relight.errors import ConfigError
+from relight.settings.environment import environment
+
 _PR_SET_DUMPABLE = 4
 
 
@@ -18,8 +19,9 @@ def keep_out_of_core_dumps(*, whole: bool = False) -> None:
     same user to read this process's memory. Debuggers and some transports between training processes need that access, so ``whole`` is
     only for Relight's own processes.
     """
-    if os.environ.get(KEEP, "").lower() in ("1", "true", "yes"):
-        return
+    with contextlib.suppress(ConfigError):  # an invalid value does not permit dumps
+        if environment().core_dumps:
+            return
     with contextlib.suppress(ValueError, OSError):
         _, most = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (1 if most == resource.RLIM_INFINITY or most >= 1 else 0, most))

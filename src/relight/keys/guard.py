@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from relight.errors import ConfigError
-from relight.keys.chain import SETTING, Keychain
+from relight.keys.chain import Keychain
 from relight.keys.signing import Ed25519Signer, HashSigner, Trust, signer_of, trust_of
-
-SIGN, TRUST, ANCHOR = "RELIGHT_SIGN", "RELIGHT_TRUST", "RELIGHT_ANCHOR"
+from relight.settings.environment import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +43,15 @@ class StoreSecurity:
                 raise ConfigError(
                     f"{what}= takes a text, or a list of them, not {type(specs).__name__}", hint=f'{what}="file:PATH"'
                 )
-        keys = encrypt if encrypt is not None else os.environ.get(SETTING, "").strip()
-        signing = sign if sign is not None else os.environ.get(SIGN, "").strip()
-        trusted = trust if trust is not None else os.environ.get(TRUST, "").strip()
+        now = environment()
+        keys = encrypt if encrypt is not None else now.key
+        signing = sign if sign is not None else now.sign
+        trusted = trust if trust is not None else now.trust
         return cls(
             Keychain.from_specs(keys) if keys else None,
             signer_of(signing) if signing else None,
             trust_of(trusted) if trusted else None,
-            _absolute(os.fspath(anchor) if anchor is not None else os.environ.get(ANCHOR, "").strip()),
+            _absolute(os.fspath(anchor) if anchor is not None else now.anchor),
         )
 
     def __bool__(self) -> bool:

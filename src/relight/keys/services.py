@@ -13,10 +13,10 @@ from urllib.parse import urljoin, urlsplit
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret, hkdf
 from relight.keys.providers import NamedKey, WrapParameters
+from relight.settings.environment import environment, variable_of
 
 _TIMEOUT_S = 10
-PLAIN = "RELIGHT_KEYS_OVER_HTTP"
-"""Setting: ``1`` permits plain http to key services on other machines, which exposes keys to the network."""
+PLAIN = variable_of("environment.keys_over_http")
 
 
 class KmsKey(NamedKey):
@@ -119,7 +119,7 @@ def check_private(url: str, spec: str) -> None:
     Allowed are https, loopback addresses, and everything if ``RELIGHT_KEYS_OVER_HTTP=1``.
     """
     parts = urlsplit(url)
-    if parts.scheme == "https" or os.environ.get(PLAIN, "") == "1":
+    if parts.scheme == "https" or environment().keys_over_http:
         return
     name = (parts.hostname or "").lower()
     with contextlib.suppress(ValueError):

@@ -14,29 +14,31 @@ from typing import Any, NamedTuple
 
 from relight.monitoring.overview import ROLLED_BACK_WORDS, RunSeen
 from relight.run_names import run_name
+from relight.settings.alert_settings import RuleSettings, default_rule
+from relight.settings.kinds import Severity, choices
 from relight.units import age_text, duration_text, percent_text, size_text
 
 INFO, WARNING, CRITICAL = "info", "warning", "critical"
-SEVERITIES = (INFO, WARNING, CRITICAL)
+SEVERITIES = choices(Severity)
 PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
 Found = Iterator[tuple[str, str]]
 """For each object that a rule holds for: its name within the run, such as a tier's, and the reason."""
 
 
 class RuleKind(NamedTuple):
-    """A kind of rule.
-
-    ``limit``: name of the setting of its limit, if it has one. ``of`` yields what exceeds the limit.
-    """
+    """A kind of rule. ``of`` yields what exceeds its limit."""
 
     summary: str
-    limit: str
-    default: float
-    severity: str
-    for_s: float
     of: Callable[[RunSeen, float, float], Found]
     expr: str
     """Equivalent expression for Prometheus, with ``LIMIT`` in place of the number."""
+    usual: RuleSettings
+    """The default rule."""
+
+    @property
+    def limit(self) -> str:
+        """Return the name of the setting of its limit, if it has one."""
+        return self.usual.limit[0]
 
 
 class AlertRule(NamedTuple):
@@ -48,6 +50,11 @@ class AlertRule(NamedTuple):
     for_s: float = 0.0
     runs: tuple[str, ...] = ("*",)
     """Patterns of the names of the runs that it covers."""
+
+    @classmethod
+    def from_settings(cls, kind: str, rule: RuleSettings) -> AlertRule:
+        """Return the rule with a table's settings."""
+        return cls(kind, rule.limit[1], rule.severity, rule.for_s, rule.runs)
 
 
 class Alert(NamedTuple):
@@ -232,36 +239,37 @@ def _unreadable(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 NO_GOOD, UNREADABLE = "no_good_checkpoint", "unreadable"
-KINDS: dict[str, RuleKind] = {
-    NO_GOOD: RuleKind(
-        "no good checkpoint for too long", "after_s", 3600.0, CRITICAL, 0.0, _no_good,
+_KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str]] = {
+    NO_GOOD: (
+        "no good checkpoint for too long", _no_good,
         "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1",
     ),
-    "saves_failing": RuleKind("saves fail in a row", "count", 3, CRITICAL, 0.0, _failing, "relight_saves_failed_in_a_row >= LIMIT"),
-    "slow_save": RuleKind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
-    "tier_full": RuleKind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
-    "tier_behind": RuleKind(
-        "a further tier lacks new checkpoints", "above_s", 3600.0, WARNING, 0.0, _lagging,
+    "saves_failing": ("saves fail in a row", _failing, "relight_saves_failed_in_a_row >= LIMIT"),
+    "slow_save": ("a save took too long", _slow, "relight_save_last_seconds > LIMIT"),
+    "tier_full": ("a tier is nearly full", _full, "relight_tier_full_ratio > LIMIT"),
+    "tier_behind": (
+        "a further tier lacks new checkpoints", _lagging,
         "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
     ),
-    "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
-    "risk": RuleKind("a failure is predicted", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
-    "job_given_up": RuleKind("relight run stopped the job", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
-    "node_excluded": RuleKind("a node has left the job", "count", 1, WARNING, 0.0, _excluded, "relight_nodes_excluded >= LIMIT"),
-    "rolled_back": RuleKind("the run was rolled back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
-    "hardware_failure": RuleKind("hardware has failed", "count", 1, WARNING, 0.0, _hardware, "relight_recent_hardware_failures >= LIMIT"),
-    "crash_loop": RuleKind("failures within an hour", "count", 3, CRITICAL, 0.0, _loops, "relight_recent_failures >= LIMIT"),
-    "retention_blocked": RuleKind(
-        "old checkpoints cannot be removed", "count", 3, WARNING, 0.0, _blocked, "relight_retention_failed >= LIMIT"
+    "damaged": ("a checkpoint is damaged", _damaged, "relight_checkpoints_damaged > LIMIT"),
+    "risk": ("a failure is predicted", _risky, "relight_risk_ratio > LIMIT"),
+    "job_given_up": ("relight run stopped the job", _given_up, "relight_job_given_up >= LIMIT"),
+    "node_excluded": ("a node has left the job", _excluded, "relight_nodes_excluded >= LIMIT"),
+    "rolled_back": ("the run was rolled back", _went_back, "relight_recent_roll_backs >= LIMIT"),
+    "hardware_failure": ("hardware has failed", _hardware, "relight_recent_hardware_failures >= LIMIT"),
+    "crash_loop": ("failures within an hour", _loops, "relight_recent_failures >= LIMIT"),
+    "retention_blocked": (
+        "old checkpoints cannot be removed", _blocked, "relight_retention_failed >= LIMIT"
     ),
-    UNREADABLE: RuleKind("the run cannot be read", "", 0, WARNING, 60.0, _unreadable, "relight_store_up == LIMIT"),
+    UNREADABLE: ("the run cannot be read", _unreadable, "relight_store_up == LIMIT"),
 }  # fmt: skip
+KINDS = {name: RuleKind(*row, default_rule(name)) for name, row in _KINDS.items()}
 """Every kind of alert."""
 
 
 def usual_rules() -> tuple[AlertRule, ...]:
     """Return the default rule of each kind."""
-    return tuple(AlertRule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
+    return tuple(AlertRule.from_settings(name, kind.usual) for name, kind in KINDS.items())
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Events, reported once: to Python logging, to files that other processes read, and to subscribers; counters of events;
-the definitions of all metrics. May import: ``errors``."""
+the definitions of all metrics. May import: ``errors``, ``settings``."""
 
 from relight.observe.events import EVENTS, Event, counters, demote_info_logs, emit, subscribe
 from relight.observe.file import events_directory, flush_events, write_events

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from relight.errors import ConfigError
 from relight.units import duration_text, size_text
 
-VARIABLE = "RELIGHT_LOG"
 LEVELS = {
     "quiet": None,
     "warnings": logging.WARNING,
@@ -68,8 +68,13 @@ def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mappi
 def _line(logger: logging.Logger, name: str, level: int, text: str, fields: Mapping[str, Any]) -> str | None:
     if not logger.propagate or logging.lastResort is None or not _passes(logger, level, text):
         return None
-    chosen = os.environ.get(VARIABLE, "").strip().lower() or "default"
-    lowest = LEVELS.get(chosen, logging.WARNING)
+    from relight.settings.environment import environment  # here, for a fast start of commands
+
+    try:
+        chosen: str = environment().log
+    except ConfigError:  # an unknown word counts as the default
+        chosen = "default"
+    lowest = LEVELS[chosen]
     if lowest is None:
         return None
     if logger.level != logging.NOTSET:

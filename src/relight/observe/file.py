@@ -23,7 +23,6 @@ from relight.observe.events import Event, emit, subscribe
 from relight.observe.own_files import OwnFiles, check_private
 from relight.observe.thread_start import start_thread
 
-SETTING = "RELIGHT_EVENTS"
 QUEUED_MAX = 4096
 """Events that may wait for the disk. Further ones are dropped and counted; the count is reported once there is room."""
 FILE_BYTES_MAX = 4 << 20
@@ -43,7 +42,9 @@ _LAST_WORDS_S = 0.5
 def events_directory() -> Path | None:
     """Return the files' directory: ``RELIGHT_EVENTS``, else a private directory of this machine; None if it is
     ``0``."""
-    setting = os.environ.get(SETTING, "")
+    from relight.settings.environment import environment  # here, for a fast start of commands
+
+    setting = environment().events
     if setting == "0":
         return None
     return Path(setting).expanduser().absolute() if setting else Path(tempfile.gettempdir(), _DEFAULT_PARENT, "events")

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
+from relight.policy.argument_checks import Duration, checked_arguments, name_of, number_above_0, share_of
 from relight.policy.triggers import Trigger, TriggerInput, parts_of
 from relight.save_reason import Kind
+from relight.settings.checkpoint_settings import AdaptiveSettings
 from relight.units import duration_text, percent_text
 
 EARLIEST_SHARE = 0.5
@@ -117,25 +118,23 @@ def adaptive(
     >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
     """
-    least_s = 0.0 if at_least is None else seconds_of(at_least, "at_least")
-    most_s = None if at_most is None else seconds_of(at_most, "at_most")
+    values = checked_arguments(AdaptiveSettings, locals(), required=("overhead",))
+    least_s, most_s = values["at_least"] or 0.0, values["at_most"]
     if most_s is not None and least_s > most_s:
         raise ConfigError(f"at_least={at_least!r} is more than at_most={at_most!r}")
-    overhead = share_of(overhead, "overhead", "0.01 is one step in a hundred")
-    total_steps = None if total_steps is None else whole_of(total_steps, "total_steps")
     if drop is not None and loss is None:
         raise ConfigError("drop needs loss=, which names the metric that may drop", hint='loss="loss", drop=0.1')
-    drop = None if drop is None else share_of(drop, "drop", 'loss="loss", drop=0.1')
     loss = None if loss is None else name_of(loss, "loss")
     if risk is not None and not callable(risk):
         raise ConfigError(f"risk is a function that gives a number, not {shown(risk)}")
-    pace = None if bytes_per_second is None else number_above_0(bytes_per_second, "bytes_per_second")
-    mtbf_s = None if mtbf is None else seconds_of(mtbf, "mtbf")
     factors = _named(phases, "phases", '{"warm-up": 4}')
     shares = {name: share_of(value, f"busy[{name!r}]") for name, value in _named(busy, "busy", '{"disk": 0.8}').items()}
     if unknown := sorted(shares.keys() - set(RESOURCES)):
         raise ConfigError(f"busy= names {unknown[0]!r}", where="busy=", hint=f"it may have {' and '.join(RESOURCES)}")
-    return Adaptive(least_s, most_s, overhead, total_steps, mtbf_s, loss, drop, risk, pace, factors, shares)
+    steps, mtbf_s, pace = values["total_steps"], values["mtbf"], values["bytes_per_second"]
+    return Adaptive(
+        least_s, most_s, values["overhead"], steps, mtbf_s, loss, values["drop"], risk, pace, factors, shares
+    )
 
 
 def _named(given: object, what: str, example: str) -> dict[str, float]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Protocol, get_args, get_origin
+
+from msgspec.structs import FieldInfo
 
 from relight.errors import ConfigError, shown
+from relight.settings.kinds import SettingsTable, fields_of
+from relight.settings.validation import fits
 from relight.units import parse_count, parse_duration, parse_size
 
 
@@ -16,6 +20,39 @@ class Duration(Protocol):
 
     def total_seconds(self) -> float:
         """Return the seconds."""
+
+
+def checked_arguments(
+    table: type[SettingsTable], given: Mapping[str, Any], what: str = "{}", required: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return arguments that are also settings of a table, checked by its types: times in seconds, sizes in bytes, and the
+    numbers of other packages as int and float. Values of other types are unchanged.
+
+    ``what`` has braces for the name in errors. ``required``: arguments that may not be None.
+    """
+    return {
+        field.name: None
+        if given[field.name] is None and field.name not in required
+        else _checked(table, field, given[field.name], what.format(field.name))
+        for field in fields_of(table).values()
+        if field.name in given
+    }
+
+
+def _checked(table: type[SettingsTable], field: FieldInfo, value: Any, what: str) -> Any:
+    base, bounds = field.type.__origin__, field.type.__metadata__[0]
+    words = bounds.extra
+    if words["parse"] is not None:
+        return seconds_of(value, what) if words["parse"] is parse_duration else bytes_of(value, what)
+    if base is int:
+        return whole_of(value, what, least=bounds.ge, most=bounds.le)
+    if base is bool:
+        return check_bool(value, what)
+    if get_origin(base) is Literal:
+        return one_of(value, get_args(base), what)
+    if base is float and not fits(number := _float(value), field, table):
+        raise ConfigError(f"{what} is {words['kind']}, not {shown(value)}", hint=words["hint"])
+    return number if base is float else value
 
 
 def seconds_of(amount: str | float | Duration, what: str) -> float:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.policy.argument_checks import name_of, one_of
+from relight.settings.kinds import Mode, choices
 
 BEST = "best"
 """The selector; alone, or followed by ``:NAME`` or ``:NAME:MODE``."""
-MODES = ("min", "max")
+MODES = choices(Mode)
 LESS_IS_BETTER = frozenset(["loss", "error", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "nll"])
 MORE_IS_BETTER = frozenset(
     [

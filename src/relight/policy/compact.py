@@ -11,19 +11,18 @@ from typing import NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
-from relight.policy.argument_checks import check_bool, one_of, whole_of
+from relight.policy.argument_checks import checked_arguments
+from relight.settings.checkpoint_settings import CompactSettings
+from relight.settings.registry import SETTINGS
 from relight.units import percent_text, rate_text
 
-LEVEL_MAX = 19
-"""Highest zstd level: higher ones use windows that readers refuse."""
-CODECS = ("auto", "never", "always")
-CODERS = ("cpu", "gpu")
+_REQUIRED = ("reuse", "codecs", "trust_versions", "coder")
 AUDIT_BYTES = 8 << 20
 """Bytes of supposedly unchanged parameters that each save compares anyway."""
 EQUAL_MIN = 0.01
 """If a smaller share than this of a save can be equal to an earlier one, all of it is stored, in plain safetensors
 files."""
-LOSSY = "RELIGHT_LOSSY"
+LOSSY = SETTINGS["environment.lossy"].variable
 """Variable that stores tensors inexactly and overrides the script; ``prove --lossy`` uses it."""
 LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """Largest error of a value, as a share of its own magnitude (``float16`` also: 2^-25), or for ``int8`` of the largest
@@ -118,19 +117,14 @@ class Compact:
                     f"Compact(plugin_codecs=…) maps patterns to names, not {shown(pattern)} to {shown(name)}"
                 )
             plugin(name)
-        check_bool(self.reuse, "Compact(reuse=…)")
-        check_bool(self.trust_versions, "Compact(trust_versions=…)")
-        one_of(self.codecs, CODECS, "Compact(codecs=…)")
-        one_of(self.coder, CODERS, "Compact(coder=…)")
-        if self.level is not None:
-            object.__setattr__(self, "level", whole_of(self.level, "Compact(level=…)", most=LEVEL_MAX))
-            if self.coder == "gpu" or self.codecs == "never":
-                clash = 'coder="gpu"' if self.coder == "gpu" else 'codecs="never"'
-                raise ConfigError(
-                    f"Compact(level=…) does not go with {clash}", hint="a level is of the coding by processors"
-                )
-        if self.full_every is not None:
-            object.__setattr__(self, "full_every", whole_of(self.full_every, "Compact(full_every=…)"))
+        given = {name: getattr(self, name) for name in CompactSettings.__struct_fields__}
+        for name, value in checked_arguments(CompactSettings, given, "Compact({}=…)", _REQUIRED).items():
+            object.__setattr__(self, name, value)
+        if self.level is not None and (self.coder == "gpu" or self.codecs == "never"):
+            clash = 'coder="gpu"' if self.coder == "gpu" else 'codecs="never"'
+            raise ConfigError(
+                f"Compact(level=…) does not go with {clash}", hint="a level is of the coding by processors"
+            )
 
     @property
     def inexact(self) -> bool:

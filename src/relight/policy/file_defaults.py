@@ -1,9 +1,8 @@
-"""``[checkpoint]`` of relight.toml: defaults for options that the caller of a Checkpointer does not give. Pure: works
-on a parsed table."""
+"""Values of ``[checkpoint]`` of relight.toml: defaults for options that the caller of a Checkpointer does not give.
+Pure: works on a parsed table."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,9 @@ from relight.policy.limits import Limits
 from relight.policy.peers import Peers
 from relight.policy.tiers import Tier, Tiers, tier
 from relight.policy.triggers import Trigger, every
+from relight.settings.checkpoint_settings import CheckpointSettings
+from relight.settings.error_location import Keys, located
+from relight.settings.validation import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,101 +54,51 @@ class Defaults:
     tiers: FileTiers | None = None
 
 
-WAYS = ("ask", "refuse", "take")
-"""What a start may do if another process still trains its run."""
-
 _MAKERS: dict[str, Callable[..., Any]] = {
     "adaptive": adaptive, "every": every, "keep": keep, "limits": Limits, "compact": Compact, "peers": Peers,
 }  # fmt: skip
-_OF_TIERS = ("url", "keep", "bytes_per_second", "quorum", "capacity", "lag")
-_NOT_IN_A_FILE = {"adaptive": {"risk"}}
 
 
 def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
-    """Return the table's values. Raise ``ConfigError`` for an invalid one.
+    """Return the values of the table ``CheckpointSettings``. Raise ``ConfigError`` for an invalid one.
 
-    Keys: ``background``, ``takeover``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact`` and
-    ``peers``, each with the arguments of the function of that name. With ``adaptive`` and ``every``, a save is due when
-    either trigger is. ``tiers`` has a table for each further store, near to far, with the arguments of
-    ``relight.tier``.
+    With ``adaptive`` and ``every``, a save is due when either trigger is.
     """
-    known = [*_MAKERS, "background", "takeover", "tiers"]
-    for name in table:
-        if name not in known:
-            raise ConfigError(f"[checkpoint] has no {name!r}", where=where, hint=f"it has {', '.join(known)}")
-    background = table.get("background")
-    if background is not None and not isinstance(background, bool):
-        raise ConfigError(f"[checkpoint] background is true or false, not {background!r}", where=where)
-    takeover = table.get("takeover")
-    if takeover is not None and takeover not in WAYS:
-        raise ConfigError(f'[checkpoint] takeover is "ask", "refuse" or "take", not {takeover!r}', where=where)
-    made = {name: _made(name, table[name], where) for name in _MAKERS if name in table}
+    decode(table, CheckpointSettings, "checkpoint", where)
+    made = {name: _made((name,), table[name], where) for name in _MAKERS if name in table}
     triggers = [made.pop(name) for name in ("adaptive", "every") if name in made]
     save = None if not triggers else triggers[0] if len(triggers) == 1 else triggers[0] | triggers[1]
     tiers = _tiers(table["tiers"], where) if table.get("tiers") else None
-    return Defaults(save=save, background=background, takeover=takeover, tiers=tiers, **made)
+    return Defaults(save=save, background=table.get("background"), takeover=table.get("takeover"), tiers=tiers, **made)
 
 
-def _tiers(tables: object, where: str) -> FileTiers:
+def _tiers(tables: Mapping[str, Mapping[str, Any]], where: str) -> FileTiers:
     """Return the table of tiers, checked with an example run's name, so that a mistake is found before a job needs
     it."""
-    example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
-    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
-        raise ConfigError("[checkpoint.tiers] has a table for each tier", where=where, hint=example)
     near = [name for name, table in tables.items() if "url" not in table]
-    if len(near) > 1 or (near and near[0] != next(iter(tables))):
-        hint = "only the first, the script's own store, needs none"
-        raise ConfigError(f"[checkpoint.tiers.{near[-1]}] has no url", where=where, hint=hint)
-    if near and len(tables) == 1:
-        raise ConfigError("[checkpoint.tiers] names no further store", where=where, hint=example)
-    for name, table in tables.items():
-        for setting in table:
-            if setting not in _OF_TIERS:
-                raise ConfigError(
-                    f"[checkpoint.tiers.{name}] has no {setting!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}"
-                )
-        if "url" in table and not _urls(table):
-            raise ConfigError(
-                f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example
-            )
-        if "keep" in table:
-            _made("keep", table["keep"], where)
-    tiers = FileTiers(tuple((name, dict(table)) for name, table in tables.items()))
-    try:
+    with located(tables, ("tiers",), where, "[checkpoint.tiers]: "):
+        if len(near) > 1 or (near and near[0] != next(iter(tables))):
+            raise ConfigError(f"{near[-1]} has no url", hint="only the first, the script's own store, needs none")
+        if near and len(tables) == 1:
+            example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
+            raise ConfigError(f"{near[0]} has no url, so there is no further store", hint=example)
+        for name, table in tables.items():
+            if "keep" in table:
+                _made(("tiers", name, "keep"), table["keep"], where)
+        tiers = FileTiers(tuple((name, dict(table)) for name, table in tables.items()))
         tiers.tiers_of("/relight-checks-a-file", "run")
-    except ConfigError as error:
-        raise ConfigError(f"[checkpoint.tiers]: {error.what}", where=where, hint=error.hint) from None
-    except TypeError as error:
-        raise ConfigError(f"[checkpoint.tiers]: {error}", where=where) from None
     return tiers
 
 
 def _urls(table: Mapping[str, Any]) -> list[str]:
-    url = table.get("url")
-    urls = [url] if isinstance(url, str) else list(url) if isinstance(url, (list, tuple)) else []
-    return urls if all(isinstance(each, str) and each.strip() for each in urls) else []
+    url = table.get("url", [])
+    return [url] if isinstance(url, str) else list(url)
 
 
 def _place(store: str, run: str) -> str:
     return f"{store.rstrip('/')}/{run}"
 
 
-def _made(name: str, value: object, where: str) -> Any:
-    make = _MAKERS[name]
-    parameters = inspect.signature(make).parameters.items()
-    names = [
-        key
-        for key, how in parameters
-        if how.kind is not how.POSITIONAL_ONLY and key not in _NOT_IN_A_FILE.get(name, ())
-    ]
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"[checkpoint.{name}] is a table", where=where, hint=f"it has {', '.join(names)}")
-    for key in value:
-        if key not in names:
-            raise ConfigError(f"[checkpoint.{name}] has no {key!r}", where=where, hint=f"it has {', '.join(names)}")
-    try:
-        return make(**value)
-    except ConfigError as error:
-        raise ConfigError(f"[checkpoint.{name}]: {error.what}", where=where, hint=error.hint) from None
-    except TypeError as error:
-        raise ConfigError(f"[checkpoint.{name}]: {error}", where=where, hint=f"it has {', '.join(names)}") from None
+def _made(keys: Keys, table: Mapping[str, Any], where: str) -> Any:
+    with located(table, keys, where, f"[{'.'.join(('checkpoint', *keys))}]: "):
+        return _MAKERS[keys[-1]](**table)

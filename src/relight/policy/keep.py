@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from relight.policy.argument_checks import Duration, bytes_of, check_bool, one_of, seconds_of, whole_of
-from relight.policy.best_by import MODES, listed, mode_for, mode_of, only_metric
+from relight.policy.argument_checks import Duration, checked_arguments
+from relight.policy.best_by import listed, mode_for, mode_of, only_metric
+from relight.settings.checkpoint_settings import KeepSettings
 from relight.units import duration_text, size_text
 
 
@@ -138,19 +139,10 @@ def keep(
     target count for no rule. The rules use the times of the records, not the clock; no record counts as later than the
     record after it.
     """
-    counts = {"last": last, "best": best, "every": every, "lag_steps": lag_steps}
-    counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
+    rules = checked_arguments(KeepSettings, locals(), required=("prune_abandoned",))
     if metric is not None:
-        mode = mode_for(metric, mode, needed=best is not None)
-    return Keep(
-        **{name: None if value is None else whole_of(value, name) for name, value in counts.items()},
-        metric=metric,
-        mode=None if mode is None else one_of(mode, MODES, "mode"),
-        within_s=None if within is None else seconds_of(within, "within"),
-        budget=None if budget is None else bytes_of(budget, "budget"),
-        undo_s=None if undo_window is None else seconds_of(undo_window, "undo_window"),
-        prune_abandoned=check_bool(prune_abandoned, "prune_abandoned"),
-    )
+        rules["mode"] = mode_for(metric, mode, needed=best is not None)
+    return Keep(within_s=rules.pop("within"), undo_s=rules.pop("undo_window"), **rules)
 
 
 def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdict]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relight.policy.argument_checks import number_above_0, one_of, whole_of
+from relight.policy.argument_checks import checked_arguments
+from relight.settings.checkpoint_settings import LimitsSettings
+
+_REQUIRED = ("threads", "nice", "when_busy", "deadline_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,6 @@ class Limits:
     read_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("memory", 0), ("threads", 1), ("nice", 0)):
-            value = getattr(self, name)
-            if value is not None or name != "memory":
-                object.__setattr__(self, name, whole_of(value, f"Limits({name}=…)", least=least))
-        for name in ("bytes_per_second", "read_bytes_per_second", "deadline_s"):
-            value = getattr(self, name)
-            if value is not None or name == "deadline_s":
-                object.__setattr__(self, name, number_above_0(value, f"Limits({name}=…)"))
-        one_of(self.when_busy, ("newest", "queue"), "Limits(when_busy=…)")
+        given = {name: getattr(self, name) for name in LimitsSettings.__struct_fields__}
+        for name, value in checked_arguments(LimitsSettings, given, "Limits({}=…)", _REQUIRED).items():
+            object.__setattr__(self, name, value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from relight.errors import ConfigError
-from relight.policy.argument_checks import bytes_of, number_above_0, whole_of
+from relight.policy.argument_checks import checked_arguments
+from relight.settings.checkpoint_settings import PeersSettings
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -36,15 +36,8 @@ class Peers:
         if (copies is None) == (data is None and parity is None):
             hint = "relight.Peers(copies=1), relight.Peers(data=4, parity=2)"
             raise ConfigError("Peers() takes copies=, or data= and parity=", hint=hint)
-        chosen: dict[str, Any] = {"data": 1, "parity": copies}
-        if copies is None:
-            chosen = {"data": 1 if data is None else data, "parity": 1 if parity is None else parity}
-        for name, most in (("data", 32), ("parity", 4)):
-            value = chosen[name]
-            chosen[name] = whole_of(value, f"Peers({'copies' if copies is not None else name}=…)", most=most)
-        if bytes_per_second is not None:
-            bytes_per_second = number_above_0(bytes_per_second, "Peers(bytes_per_second=…)")
-        object.__setattr__(self, "data", chosen["data"])
-        object.__setattr__(self, "parity", chosen["parity"])
-        object.__setattr__(self, "memory", None if memory is None else bytes_of(memory, "memory"))
-        object.__setattr__(self, "bytes_per_second", bytes_per_second)
+        checked = checked_arguments(PeersSettings, locals(), "Peers({}=…)")
+        for name, value in (("data", checked["data"]), ("parity", checked["copies"] or checked["parity"])):
+            object.__setattr__(self, name, value or 1)
+        for name in ("memory", "bytes_per_second"):
+            object.__setattr__(self, name, checked[name])

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, bytes_of, number_above_0, seconds_of, whole_of
+from relight.policy.argument_checks import Duration, checked_arguments, seconds_of, whole_of
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
+from relight.settings.checkpoint_settings import TierSettings
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOW = "all"
@@ -148,15 +149,16 @@ def tier(
     texts = [_path_of(place) for place in (url, *also)]
     if keep is not None and not isinstance(keep, Keep):
         raise ConfigError(f"keep= takes relight.keep(…), not {shown(keep)}")
-    if bytes_per_second is not None:
-        bytes_per_second = number_above_0(bytes_per_second, "bytes_per_second=")
+    limits = checked_arguments(TierSettings, {"bytes_per_second": bytes_per_second, "capacity": capacity}, "{}=")
     if quorum is not None:
         quorum = whole_of(quorum, "quorum=", most=len(texts))
     rules = keep or Keep()
     if capacity is not None:
-        rules = replace(rules, capacity=bytes_of(capacity, "capacity"))
+        rules = replace(rules, capacity=limits["capacity"])
     lag_s = None if lag is None else 0.0 if lag == 0 and not isinstance(lag, bool) else seconds_of(lag, "lag")
-    return Tier(texts[0], rules, bytes_per_second, also=tuple(texts[1:]), quorum=quorum or len(texts), lag_s=lag_s)
+    return Tier(
+        texts[0], rules, limits["bytes_per_second"], also=tuple(texts[1:]), quorum=quorum or len(texts), lag_s=lag_s
+    )
 
 
 def _path_of(value: Any) -> str:

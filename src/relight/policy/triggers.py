@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, number_above_0, seconds_of, whole_of
+from relight.policy.argument_checks import Duration, checked_arguments, seconds_of, whole_of
 from relight.policy.best_by import mode_for
 from relight.save_reason import Kind, SaveReason
+from relight.settings.checkpoint_settings import EverySettings
 from relight.units import duration_text
 
 
@@ -252,16 +253,16 @@ def every(
     """
     if amount is not None and not all(value is None for value in (steps, minutes, hours, seconds, epochs)):
         raise ConfigError(f"every({shown(amount)}) and a named amount", hint="relight.every(steps=500, minutes=10)")
+    given = checked_arguments(EverySettings, locals())
     counted, time_s = _amount(amount)
-    if steps is not None:
-        counted = whole_of(steps, "steps")
-    named = [(hours, "hours", 3600.0), (minutes, "minutes", 60.0), (seconds, "seconds", 1.0)]
-    times = [number_above_0(value, name) * unit for value, name, unit in named if value is not None]
+    counted = given["steps"] or counted
+    units = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+    times = [given[name] * unit for name, unit in units.items() if given[name] is not None]
     if loader is not None and (epochs is None or not isinstance(loader, str)):
         raise ConfigError(
             f"every(loader=…) names the loader of epochs=, not {shown(loader)}", hint='every(epochs=1, loader="data")'
         )
-    by_epoch = _Epochs(whole_of(epochs, "epochs"), loader or "") if epochs is not None else None
+    by_epoch = _Epochs(given["epochs"], loader or "") if epochs is not None else None
     if counted is None and time_s is None and not times:
         if by_epoch is None:
             raise ConfigError(

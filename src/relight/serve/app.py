@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from relight.audit import AuditLog
-from relight.audit.audit_log import SETTING
 from relight.errors import RelightError
 from relight.monitoring.settings import read_alerting
 from relight.serve import api, pages, pages_actions
@@ -39,6 +37,7 @@ from relight.serve.scope import Caller
 from relight.serve.state import SESSION_S, TokenFile
 from relight.serve.tasks import Tasks
 from relight.serve.values import AuditRow
+from relight.settings.environment import environment
 from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
@@ -67,9 +66,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     hub = Hub()
     readers = open_readers(settings.stores, hub.changed, settings.poll_s)
     state = TokenFile(settings.state)
-    audit_log = AuditLog(
-        open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit"))
-    )
+    audit_log = AuditLog(open_bytes(absolute(settings.audit or environment().audit or f"{state.path.resolve()}.audit")))
     jobs, tasks = Jobs(hub.changed, progressed=hub.progressed), Tasks(hub.changed)
     ids = {follower.store.url: follower.id for follower in readers}
     around = EventFeed(

@@ -1,4 +1,5 @@
-"""Settings: the registry of all settings, and readers of `relight.toml` and environment variables, one table at a time.
+"""Settings: a struct for each table, the register made from them, and readers of `relight.toml` and environment variables.
 
-Invariants: an error names its line or variable; a file is read within size limits. May import: ``errors``. Torch-free.
+Invariants: an error names its line or variable; a file is read within size limits; a setting is described once. May import: ``errors``,
+``decode``. Torch-free.
 """

@@ -1,26 +1,45 @@
-"""Find the key of a table that causes an error, by trial: the key alone causes the same error, or without it the error
-changes. Pure."""
+"""The key of a table that causes an error. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from relight.errors import ConfigError
 
 Keys = tuple[str, ...]
-_LEAVES_MAX = 400
-_DEPTH_MAX = 6
 
 
-def leaves(table: Mapping[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """Yield the paths of all values that are not tables, and of tables that are empty or very deep."""
-    for name, value in table.items():
-        here = (*above, name)
-        if isinstance(value, dict) and value and len(here) < _DEPTH_MAX:
-            yield from leaves(value, here)
-        else:
-            yield here
+class InvalidSetting(ConfigError):
+    """A value that a table may not have. ``keys``: its path within the table."""
+
+    def __init__(self, what: str, keys: Keys, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.keys = keys
+
+
+@contextmanager
+def located(table: Mapping[str, Any], above: Keys, where: str, prefix: str = "") -> Iterator[None]:
+    """Raise a ``ConfigError`` of the code that uses the values of a table as an error of the key that its text names.
+
+    ``above``: the path of the table; also the path of the error if its text names no key.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        keys = (*above, *_named_in(table, f"{error.what} {error.where}"))
+        raise InvalidSetting(prefix + error.what, keys, where=where, hint=error.hint) from None
+
+
+def _named_in(table: Mapping[str, Any], text: str) -> Keys:
+    """Return the path of the first key that a text names. Keys of subtables, and texts in them, come first."""
+    for key, below in table.items():
+        for name, value in below.items() if isinstance(below, Mapping) else ():
+            if re.search(rf"\b{re.escape(name)}(?!\w)", text) or (isinstance(value, str) and repr(value) in text):
+                return key, name
+    return next(((key,) for key in table if re.search(rf"\b{re.escape(key)}\b", text)), ())
 
 
 def value_at(table: Mapping[str, Any], keys: Keys) -> Any:
@@ -46,45 +65,17 @@ def without(table: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     return rest
 
 
-def only(keys: Keys, value: Any) -> dict[str, Any]:
-    """Return a table that has only this value, at that path."""
-    for key in reversed(keys):
-        value = {key: value}
-    return value  # type: ignore[no-any-return]
-
-
-def culprit(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], what: str) -> Keys:
-    """Return the path of the value that makes ``make`` raise an error with the text ``what``; empty if it cannot be
-    found."""
-
-    def error_text(part: dict[str, Any]) -> str:
-        try:
-            make(part)
-        except ConfigError as error:
-            return error.what
-        return ""
-
-    all_of = list(leaves(table))
-    if len(all_of) > _LEAVES_MAX:
-        return ()
-    for keys in all_of:
-        if error_text(only(keys, value_at(table, keys))) == what:
-            return next((keys[:n] for n in range(1, len(keys)) if error_text(only(keys[:n], {})) == what), keys)
-    return next((keys for keys in all_of if error_text(without(table, keys)) != what), ())
-
-
 def faults(
     table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], most: int = 50
 ) -> Iterator[tuple[Keys, ConfigError]]:
-    """Yield every error with its path, up to ``most``. Each culprit is removed to find the next error."""
+    """Yield every error of ``make`` with its path, up to ``most``. Each invalid value is removed to find the next one."""
     rest = dict(table)
     for _ in range(most):
         try:
             make(rest)
             return
-        except ConfigError as error:
-            keys = culprit(rest, make, error.what)
-            yield keys, error
-            if not keys:
+        except InvalidSetting as error:
+            yield error.keys, error
+            if not error.keys:
                 return
-            rest = without(rest, keys)
+            rest = without(rest, error.keys)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relight.errors import ConfigError
-from relight.settings.error_location import culprit
+from relight.settings.environment import PREFIX, EnvironmentSettings, given_variables, text_of, typed
+from relight.settings.error_location import InvalidSetting, value_at
 from relight.settings.lines import Keys, places
-from relight.settings.registry import NAMED_ONLY, PREFIX, SETTINGS, TABLES, nearest, variable_of
+from relight.settings.registry import SETTINGS, TABLES, nearest
+from relight.settings.validation import unknown_key
 from relight.units import size_text
 
 FILE = "relight.toml"
@@ -34,7 +36,7 @@ _taken: dict[str, str] = {}
 
 def which_file(path: Path | None = None) -> tuple[Path, bool]:
     """Return the settings file in effect, and whether it was named (by ``path`` or ``RELIGHT_SETTINGS``)."""
-    named = os.environ.get(PLACE, "")
+    named = text_of(PLACE)
     return (path, True) if path is not None else (Path(named or FILE), bool(named))
 
 
@@ -109,11 +111,11 @@ def from_variables(name: str) -> dict[Keys, str]:
     start = f"{PREFIX}{name.upper()}__"
     if name == "environment":  # its keys are variables themselves
         return {}
-    present = sorted(variable for variable, value in os.environ.items() if variable.startswith(start) and value)
+    present = sorted(variable for variable in given_variables() if variable.startswith(start))
     named = {variable: f"{name}.{variable.removeprefix(start).lower().replace('__', '.')}" for variable in present}
     for variable, setting in named.items():
-        if variable_of(setting) != variable:
-            raise ConfigError(f"that setting's variable is {variable_of(setting)}", where=variable)
+        if setting in SETTINGS and SETTINGS[setting].variable != variable:
+            raise ConfigError(f"that setting's variable is {SETTINGS[setting].variable}", where=variable)
     return {tuple(setting.split(".")[1:]): variable for variable, setting in named.items()}
 
 
@@ -126,7 +128,7 @@ def merged(table: Mapping[str, Any], variables: Mapping[Keys, str]) -> dict[str,
             if not isinstance(below.get(key), dict):
                 below[key] = {}
             below = below[key]
-        below[keys[-1]] = value_of(os.environ[variable])
+        below[keys[-1]] = value_of(text_of(variable))
     return whole
 
 
@@ -142,9 +144,7 @@ def _read(name: str, path: Path | None) -> tuple[dict[str, Any], Path, str]:
     tables = parse(text, path)
     for heading in tables:
         if heading not in TABLES:
-            close = nearest(heading)
-            hint = f"did you mean [{close}]?" if close else f"it has {', '.join(f'[{table}]' for table in TABLES)}"
-            raise ConfigError(f"there is no [{heading[:80]}]", where=_at(path, text, (heading,)), hint=hint)
+            raise unknown_table(heading, _at(path, text, (heading,)))
     table = tables.get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"[{name}] is a table", where=_at(path, text, (name,)))
@@ -153,11 +153,19 @@ def _read(name: str, path: Path | None) -> tuple[dict[str, Any], Path, str]:
     return table, path, text
 
 
+def unknown_table(heading: str, where: str = "") -> ConfigError:
+    """Return the error for a table that does not exist."""
+    close = nearest(heading[:80])
+    hint = f"did you mean [{close}]?" if close else f"there are {', '.join(f'[{table}]' for table in TABLES)}"
+    return ConfigError(f"there is no [{heading[:80]}]", where=where, hint=hint)
+
+
 def unnamed(name: str, table: Mapping[str, Any], where: str) -> Iterator[tuple[str, ConfigError]]:
     """Yield each key of a table that counts only in a named file, with its error."""
     for key, value in table.items():
-        if (setting := f"{name}.{key}") in NAMED_ONLY and not (setting == "environment.events" and value in (0, "0")):
-            hint = f"export {variable_of(setting)}=…, or {PLACE}={where}"
+        setting = SETTINGS.get(f"{name}.{key}")
+        if setting is not None and setting.named and not (key == "events" and value in (0, "0")):
+            hint = f"export {setting.variable}=…, or {PLACE}={where}"
             yield key, ConfigError(f"[{name}] {key} counts only in a file that is named", where=where, hint=hint)
 
 
@@ -169,21 +177,12 @@ def checked(name: str, make: Callable[[dict[str, Any], str], Made], path: Path |
     whole = merged(table, variables)
     try:
         return make(whole, str(path)), path
-    except ConfigError as error:
-        keys = culprit(whole, lambda part: make(part, str(path)), error.what)
+    except InvalidSetting as error:
+        keys = error.keys
         variable = next((variables[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in variables), None)
-        if variable is None and keys and not _holds(table, keys):
+        if variable is None and keys and value_at(table, keys) is None:
             variable = next((each for under, each in variables.items() if under[: len(keys)] == keys), None)
         raise ConfigError(error.what, where=variable or _at(path, text, (name, *keys)), hint=error.hint) from None
-
-
-def _holds(table: Mapping[str, Any], keys: Keys) -> bool:
-    value: Any = table
-    for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _at(path: Path, text: str, keys: Keys) -> str:
@@ -201,8 +200,8 @@ def give(name: str, value: str) -> None:
             f"there is no setting {name[:80]!r}",
             hint=f"did you mean {close}?" if close else "relight config show --all",
         )
-    os.environ[variable_of(name)] = value
-    _given.add(variable_of(name))
+    os.environ[SETTINGS[name].variable] = value
+    _given.add(SETTINGS[name].variable)
 
 
 def was_given(variable: str) -> bool:
@@ -212,7 +211,7 @@ def was_given(variable: str) -> bool:
 
 def was_taken(variable: str) -> bool:
     """Return whether ``take_environment`` has set the variable from the file."""
-    return variable in _taken and os.environ.get(variable) == _taken[variable]
+    return variable in _taken and text_of(variable) == _taken[variable]
 
 
 def take_environment() -> None:
@@ -221,26 +220,30 @@ def take_environment() -> None:
     forget_taken()
     table, _ = checked("environment", variables_in)
     for variable, value in table.items():
-        if not os.environ.get(variable):
+        if not text_of(variable):
             os.environ[variable] = _taken[variable] = value
 
 
 def forget_taken() -> None:
     """Remove the variables that ``take_environment`` has set."""
     for variable, value in _taken.items():
-        if os.environ.get(variable) == value:
+        if text_of(variable) == value:
             del os.environ[variable]
     _taken.clear()
 
 
 def variables_in(table: dict[str, Any], where: str) -> dict[str, str]:
     """Return the values of ``[environment]`` by variable."""
-    known = [setting.removeprefix("environment.") for setting in SETTINGS if setting.startswith("environment.")]
     variables = {}
     for name, value in table.items():
-        if name not in known:
-            raise ConfigError(f"[environment] has no {name[:80]!r}", where=where, hint=f"it has {', '.join(known)}")
-        variables[variable_of(f"environment.{name}")] = _as_text(name, value, where)
+        if name not in EnvironmentSettings.__struct_fields__:
+            raise unknown_key(EnvironmentSettings, "environment", name, where)
+        variable = SETTINGS[f"environment.{name}"].variable
+        variables[variable] = _as_text(name, value, where)
+        try:
+            typed(EnvironmentSettings, name, variables[variable], f"[environment] {name}")
+        except ConfigError as error:
+            raise InvalidSetting(error.what, (name,), where=where) from None
     return variables
 
 
@@ -252,5 +255,5 @@ def _as_text(name: str, value: Any, where: str) -> str:
     if isinstance(value, (int, float)):
         return f"{value}"
     if not isinstance(value, str) or "\0" in value or not value:
-        raise ConfigError(f"[environment] {name} is a text, a number, true or false", where=where)
+        raise InvalidSetting(f"[environment] {name} is a text, a number, true or false", (name,), where=where)
     return value

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from relight.settings.environment import text_of
 from relight.settings.error_location import value_at
 from relight.settings.file import parse, read_text, value_of, was_taken, which_file
 from relight.settings.registry import SETTINGS, Setting
@@ -38,7 +39,7 @@ def changed(before: dict[str, str], now: dict[str, str], tables: tuple[str, ...]
 
 
 def _value(setting: Setting, table: dict[str, Any]) -> Any:
-    text = os.environ.get(setting.variable, "")
+    text = text_of(setting.variable)
     if text and not was_taken(setting.variable):
         return text if setting.name.startswith("environment.") else value_of(text)
     return value_at(table, tuple(setting.name.split(".")))

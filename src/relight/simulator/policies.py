@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from relight.errors import ConfigError
@@ -18,7 +18,10 @@ from relight.policy import Keep, Peers, keep
 from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.argument_checks import bytes_of, seconds_of
 from relight.policy.tiers import Tier, Tiers, tier
-from relight.supervise.decide import SuperviseRules
+from relight.settings.checkpoint_settings import AdaptiveSettings, KeepSettings, PeersSettings
+from relight.settings.environment import typed
+from relight.settings.kinds import SettingsTable
+from relight.settings.supervise_settings import SuperviseRules
 
 SCHEDULES = ("adaptive", "oracle", "young", "daly", "never")
 USUAL = {
@@ -66,10 +69,12 @@ class Policy:
     spares: int | None = None
 
 
-_KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
+_UNKNOWN = {"best", "metric", "mode", "prune_abandoned"}
+"""Settings of ``keep`` that the simulator does not know: its checkpoints have no metrics."""
+_KEEP = tuple(rule for rule in KeepSettings.__struct_fields__ if rule not in _UNKNOWN)
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
-_RULES = tuple(rule.name for rule in fields(SuperviseRules))
+_RULES = SuperviseRules.__struct_fields__
 _OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
 KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 
@@ -129,23 +134,17 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
 
 
 def _parts(settings: dict[str, str]) -> dict[str, Any]:
-    keep_options: dict[str, Any] = {
-        key: settings[key] if key in ("within", "budget", "undo_window") else _whole(key, settings[key])
-        for key in _KEEP
-        if key in settings
-    }
-    peers = {key: _whole(key, settings[key]) for key in _PEERS if key in settings}
-    rules = {key: _rule(key, settings[key]) for key in _RULES if key in settings}
-    bounds = {
-        key: _share(key, settings[key]) if key == "overhead" else settings[key] for key in _ADAPTIVE if key in settings
-    }
-    schedule = adaptive(**bounds)  # type: ignore[arg-type]
+
+    def given(table: type[SettingsTable], keys: Sequence[str]) -> dict[str, Any]:
+        return {key: typed(table, key, settings[key], key) for key in keys if key in settings}
+
+    peers, schedule = given(PeersSettings, _PEERS), adaptive(**given(AdaptiveSettings, _ADAPTIVE))
     assert isinstance(schedule, Adaptive)
     return {
         "adaptive": schedule,
-        "keep": keep(**keep_options),
+        "keep": keep(**given(KeepSettings, _KEEP)),
         "peers": Peers(**peers) if peers else None,
-        "rules": SuperviseRules(**rules),
+        "rules": SuperviseRules(**given(SuperviseRules, _RULES)),
         "memory": _choice("memory", settings.get("memory", "on"), {"on": True, "off": False}),
         "local": _choice("near", settings.get("near", "shared"), {"shared": False, "local": True}),
         "tiers": _tiers(settings),
@@ -207,14 +206,3 @@ def _number(key: str, value: str) -> float:
     if not math.isfinite(number):
         raise ConfigError(f"{key} is a number, not {value[:40]!r}")
     return number
-
-
-_BY_RULE: dict[type, Callable[[str, str], Any]] = {
-    bool: lambda key, value: _choice(key, value, {"true": True, "false": False}),
-    int: _whole,
-    float: _number,
-}
-
-
-def _rule(key: str, value: str) -> Any:
-    return _BY_RULE[type(getattr(SuperviseRules(), key))](key, value)

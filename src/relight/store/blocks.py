@@ -21,6 +21,7 @@ from relight.errors import ConfigError
 from relight.format import Digest, digest
 from relight.observe import emit
 from relight.policy.argument_checks import bytes_of
+from relight.settings.environment import environment
 
 BLOCK_BYTES = 4 << 20
 """Bytes per block: equal to the chunk size of large tensors and the piece size of object store reads."""
@@ -308,13 +309,13 @@ def blocks_in(folder: str | os.PathLike[str], limit: int | None = None) -> Block
 
 def blocks_from_settings() -> BlockCache | None:
     """Return the cache of ``RELIGHT_CACHE`` and ``RELIGHT_CACHE_BYTES``; None without the first. Raise ``ConfigError`` if invalid."""
-    folder = os.environ.get("RELIGHT_CACHE")
+    now = environment()
+    folder = now.cache
     if not folder:
         return None
     if "\0" in folder or "://" in folder:
         raise ConfigError("RELIGHT_CACHE is a directory of a local disk", where=folder[:200])
-    text = os.environ.get("RELIGHT_CACHE_BYTES")
-    return blocks_in(folder, bytes_of(text, "RELIGHT_CACHE_BYTES") if text else None)
+    return blocks_in(folder, bytes_of(now.cache_bytes, "RELIGHT_CACHE_BYTES") if now.cache_bytes else None)
 
 
 def _trailer(name: str, number: int, file_bytes: int, length: int, data_digest: bytes) -> bytes:

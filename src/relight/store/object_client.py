@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
-from relight.settings.process_defaults import get
+from relight.settings.environment import environment
 
 SCHEMES = {
     "s3": "s3",
@@ -62,14 +62,8 @@ class RetryTimes(NamedTuple):
 
     @classmethod
     def usual(cls) -> RetryTimes:
-        """Return the defaults. ``RELIGHT_STORE_PATIENCE_S`` sets the deadline in seconds."""
-        text = get("RELIGHT_STORE_PATIENCE_S")
-        try:
-            deadline_s = float(text) if text else cls().deadline_s
-        except ValueError:
-            deadline_s = 0.0
-        if not 0 < deadline_s < float("inf"):
-            raise ConfigError(f"RELIGHT_STORE_PATIENCE_S is a number of seconds above 0, not {text[:40]!r}")
+        """Return the times with the deadline of the settings."""
+        deadline_s = environment().store_patience_s
         return cls(deadline_s=deadline_s, request_s=min(cls().request_s, deadline_s))
 
 

@@ -27,11 +27,12 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.observe import emit
+from relight.settings.environment import environment
 from relight.store.base import Entry, Properties, Reader, StoreBase, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_past_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
-from relight.store.probe import exclusive_create, single_writer_promised
+from relight.store.probe import exclusive_create
 from relight.store.retry import retry, sleep
 from relight.units import duration_text
 
@@ -90,7 +91,7 @@ class ObjectStore(StoreBase):
         path = self._path(key, file=True)
         if exclusive_create(self):
             return self.create(path, data)
-        if not single_writer_promised():
+        if not environment().single_writer:
             raise ConfigError(
                 "this server ignores 'create if absent': of two processes that commit at once, both would believe they did",
                 where=self.url,

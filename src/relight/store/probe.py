@@ -14,7 +14,7 @@ import threading
 from typing import Protocol
 
 from relight.comm.new_threads import ThreadPool
-from relight.errors import ConfigError, RelightError
+from relight.errors import RelightError
 from relight.observe import emit
 from relight.store.object_client import surroundings
 
@@ -76,11 +76,3 @@ def _probe(store: Creates) -> bool:
         for name in names:
             with contextlib.suppress(RelightError):
                 store.delete(name)
-
-
-def single_writer_promised() -> bool:
-    """Return whether the user promised by ``RELIGHT_SINGLE_WRITER`` that at most one process writes to the store."""
-    text = os.environ.get("RELIGHT_SINGLE_WRITER", "0").lower()
-    if text not in ("0", "1", "false", "true", "no", "yes"):
-        raise ConfigError(f"RELIGHT_SINGLE_WRITER is 1 or 0, not {text[:40]!r}")
-    return text in ("1", "true", "yes")

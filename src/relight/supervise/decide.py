@@ -6,12 +6,11 @@ The decision depends on the failure, the earlier failures, the rules and the tim
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from relight.errors import ConfigError
 from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.policy.rollback_env import BEFORE, CUT, SKIP, SPLIT, once_back
+from relight.settings.supervise_settings import SuperviseRules
 from relight.supervise.facts import Decision, Failure
 
 _WAITS = ("storage", "network", "hardware")
@@ -20,45 +19,6 @@ SPLIT_MAX = 16
 DAY_S = 86400.0
 ACTIONS = ("resume", "roll back", "smaller batch", "exclude_node", "end", "stop")
 FENCED = "another attempt has taken this run over: it is in charge now"
-
-
-@dataclass(frozen=True, slots=True)
-class SuperviseRules:
-    """``[supervise]`` of relight.toml. Times in seconds."""
-
-    failures: int = 10
-    """Allowed failures in a row without a step of progress between them."""
-    same: int = 3
-    """The job stops at this many failures with the same cause at the same step."""
-    backoff_s: float = 1.0
-    backoff_max_s: float = 60.0
-    roll_backs: int = 3
-    """Allowed rollbacks to before one onset."""
-    node_failures: int = 3
-    """Hardware failures within a day after which a machine leaves the job."""
-    skip: int = 1
-    """Number of steps after a rollback to skip the samples of. Doubled at each further rollback."""
-    lr_cut: float = 1.0
-    """Factor for the learning rates at each rollback; 1: unchanged."""
-    split: bool = False
-    """Whether micro-batches may be made smaller: the script must read ``ckpt.micro_batch_split``."""
-    spikes: float = 10.0
-    """Standard deviations above its usual value at which a loss counts as a spike, if repeated; 0: never."""
-
-    def __post_init__(self) -> None:
-        for name in ("failures", "same", "roll_backs", "node_failures", "skip"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"[supervise] {name} is a whole number from 1 on, not {value!r}")
-        for name in ("backoff_s", "backoff_max_s", "spikes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86400:
-                raise ConfigError(f"[supervise] {name} is a number from 0 to 86400, not {value!r}")
-        cut = self.lr_cut
-        if isinstance(cut, bool) or not isinstance(cut, (int, float)) or not 0 < cut <= 1:
-            raise ConfigError(f"[supervise] lr_cut is a number above 0, at most 1, not {cut!r}")
-        if not isinstance(self.split, bool):
-            raise ConfigError(f"[supervise] split is true or false, not {self.split!r}")
 
 
 class Past(NamedTuple):

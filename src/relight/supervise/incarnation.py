@@ -16,11 +16,12 @@ from relight.heartbeat import HANDING_OVER, LATE_AFTER, Heartbeat
 from relight.heartbeat.heartbeat_page import NOT_YET, UPDATING
 from relight.log import Log, fold
 from relight.observe import emit
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.store import open_bytes
 from relight.supervise import stacks
 from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.facts import Worker
-from relight.supervise.limits import HangTimeouts, JobWatch, LearnedDurations, RankObservation
+from relight.supervise.limits import JobWatch, LearnedDurations, RankObservation
 from relight.supervise.procfs import busy_s, sample_agent, sample_process
 from relight.supervise.shared_pages import SharedPages
 from relight.supervise.stragglers import Stragglers
@@ -44,9 +45,9 @@ class JobDetectors(NamedTuple):
     stragglers: Stragglers
 
     @classmethod
-    def starting(cls, patience: HangTimeouts) -> JobDetectors:
+    def starting(cls, settings: SuperviseSettings) -> JobDetectors:
         """Return the detectors of a job that starts."""
-        return cls(LearnedDurations(patience), AgentWatch(), Stragglers())
+        return cls(LearnedDurations(settings), AgentWatch(), Stragglers())
 
 
 class Incarnation:

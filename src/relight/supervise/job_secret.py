@@ -9,8 +9,10 @@ from collections.abc import MutableMapping
 
 from relight.errors import ConfigError
 from relight.keys.chain import resolve
+from relight.settings.environment import environment as settings_in
+from relight.settings.environment import variable_of
 
-VARIABLE = "RELIGHT_JOB_SECRET"
+VARIABLE = variable_of("environment.job_secret")
 NONE = "none"
 """The value for several nodes without a secret, in a network of the job's own."""
 _SEAL_BYTES = hashlib.sha256().digest_size
@@ -45,7 +47,7 @@ def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -
     Raise ``ConfigError`` if several nodes have none. A variable with the secret itself is removed from ``environment``,
     so that no rank and no process of a script inherits it.
     """
-    spec = environment.get(VARIABLE, "")
+    spec = settings_in(environment).job_secret
     if nodes == 1:
         if spec.startswith("env:"):
             environment.pop(spec.removeprefix("env:"), None)

@@ -23,6 +23,8 @@ from relight.comm.children import child_command, script_directory
 from relight.errors import ConfigError
 from relight.observe.masking import mask_arguments
 from relight.policy.grace import GRACE, grace_of, kept_back
+from relight.settings.environment import text_of
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.departing import SERVE_S, Departing
 from relight.supervise.elastic_agent import SupervisedAgent
 from relight.supervise.job_secret import job_secret
@@ -34,7 +36,6 @@ from relight.supervise.refusals import check_descriptors, limit_of, shown_refusa
 from relight.supervise.rendezvous import Forged, Meetings
 from relight.supervise.rendezvous_port import OWN_STORE
 from relight.supervise.rendezvous_thread import LOST, EndedElsewhere, Joining
-from relight.supervise.settings import RunSettings
 from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
 
@@ -127,7 +128,7 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     return index
 
 
-def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) -> JobEnd:
+def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: Path) -> JobEnd:
     """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
     _of_values(lambda: _usual_rendezvous(options))
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
@@ -151,15 +152,13 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
         arguments = [*child_command(WORKER, unbuffered=True)[1:], *arguments[1:]]  # in place of -u, before [-m] script
     name = " ".join([options.training_script, *mask_arguments(options.training_script_args)])[:200]
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
-    supervisor = Supervisor(
-        settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group
-    )
-    gauges = find_nvml() if settings.foreseen.predict else None
-    load = Load(settings.foreseen.pause, supervisor.pages.ease, gauges if settings.foreseen.lower_power else None)
+    supervisor = Supervisor(settings, name, incidents, notices=Notices(settings.notices), group=group)
+    gauges = find_nvml() if settings.predict else None
+    load = Load(settings.pause, supervisor.pages.ease, gauges if settings.lower_power else None)
     foreseeing = PredictionThread(
-        settings.foreseen,
+        settings,
         supervisor.seen,
-        lambda alarm: supervisor.foresee(alarm, settings.foreseen.drain),
+        lambda alarm: supervisor.foresee(alarm, settings.drain),
         gauges,
         socket.gethostname(),
         load,
@@ -168,12 +167,12 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     if gauges is not None:
         supervisor.recovery.devices = gauges.xids
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.saves.request("SIGUSR1 came"))
-    grace_s = grace_of(os.environ.get(GRACE, "")) or settings.start.grace_s
+    grace_s = grace_of(text_of(GRACE)) or settings.grace_s
     if grace_s:
         grace_s -= kept_back(grace_s)
         os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # the ranks' part of the grace period
     script = script_directory(options.training_script, as_module=options.module)
-    spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload), script)
+    spares = Spares(config.nproc_per_node if settings.spares else 0, (*USUAL, *settings.preload), script)
     try:
         return _run(config, command, arguments, supervisor, spares, grace_s, secret)
     except (OSError, RuntimeError, MemoryError) as error:  # torch's agent has ended the ranks

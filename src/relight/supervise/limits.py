@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from relight.errors import ConfigError
 from relight.heartbeat import LATE_AFTER, Heartbeat
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.units import duration_text
 
 OBSERVE_AGAIN_S = 2.0
@@ -30,27 +29,11 @@ _IDLE = 0.05
 STOPPED = ("T", "t", "Z", "X")
 
 
-@dataclass(frozen=True, slots=True)
-class HangTimeouts:
-    """``[supervise]`` of relight.toml: limits, in seconds, for steps and phases with an unknown duration."""
-
-    start_s: float = 900.0
-    """Limit until the first step of the job has ended."""
-    phase_s: float = 900.0
-    """Limit for a phase that was never observed, and that states no expected duration."""
-
-    def __post_init__(self) -> None:
-        for name in ("start_s", "phase_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 30 * 86400:
-                raise ConfigError(f"[supervise] {name} is a number of seconds, at most 30 days, not {value!r}")
-
-
 class LearnedDurations:
     """Durations of this job's steps and phases. They are kept from one incarnation to the next."""
 
-    def __init__(self, patience: HangTimeouts) -> None:
-        self._patience = patience
+    def __init__(self, settings: SuperviseSettings) -> None:
+        self._settings = settings
         self._steps: deque[float] = deque(maxlen=64)
         self._firsts: deque[float] = deque(maxlen=8)
         self._phases: dict[str, deque[float]] = {}
@@ -89,11 +72,11 @@ class LearnedDurations:
             if usual is None:
                 usual = max(self._firsts, default=None)
             if usual is None:
-                return self._patience.start_s
+                return self._settings.start_s
             longest = max(self._gaps, default=0.0)  # the longest earlier gap that was not a hang, such as an evaluation
             return max(LATE_AFTER * usual, 1.5 * longest) + SLACK_S - OBSERVE_AGAIN_S
         expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
-        return LATE_AFTER * expected + SLACK_S - OBSERVE_AGAIN_S if expected else self._patience.phase_s
+        return LATE_AFTER * expected + SLACK_S - OBSERVE_AGAIN_S if expected else self._settings.phase_s
 
 
 class RankObservation(NamedTuple):

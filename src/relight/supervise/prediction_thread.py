@@ -10,49 +10,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from relight.comm.new_threads import start
-from relight.errors import ConfigError, RelightError
+from relight.errors import RelightError
 from relight.heartbeat import Heartbeat
-from relight.heartbeat.ease import SHARE_MAX
 from relight.observe import emit
 from relight.prediction import Alarm, FailurePredictor, Gauges, HostGauges, Rank, SampleShape, rss_bytes
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.load import Load
 
 EVERY_S = 1.0
 CLOSE_S = 2.0
 """Seconds to wait for the thread at the end, and then for a driver that must restore power limits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """``[supervise]`` of relight.toml: reactions to predicted failures."""
-
-    predict: bool = True
-    """Whether failures are predicted: the node is sampled each second."""
-    model: str = ""
-    """A file of ``relight predict train``. Without one only the rules count."""
-    recordings: str = ""
-    """A directory for the recorded samples of the newest fifty jobs, for ``relight predict train``."""
-    drain: bool = False
-    """Whether a machine with a device that is about to fail leaves the job, after a save."""
-
-    pause: float = 0.2
-    """Share of the time that ranks pause between steps while this node is too hot or under pressure; 0: no pause."""
-    lower_power: bool = False
-    """Whether accelerators' power limits are lowered under heat, and restored after it. Needs root."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.pause, bool) or not isinstance(self.pause, (int, float)) or not 0 <= self.pause <= SHARE_MAX:
-            raise ConfigError(f"[supervise] pause is a share of the time from 0 to {SHARE_MAX:g}, not {self.pause!r}")
-        for name in ("predict", "drain", "lower_power"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"[supervise] {name} is true or false, not {value!r}")
-        for name in ("model", "recordings"):
-            if not isinstance(value := getattr(self, name), str):
-                raise ConfigError(f"[supervise] {name} is a path, not {value!r}")
 
 
 Seen = Mapping[int, tuple[int, Heartbeat]]
@@ -64,7 +34,7 @@ class PredictionThread:
 
     def __init__(
         self,
-        settings: Foreseen,
+        settings: SuperviseSettings,
         seen: Callable[[], Seen],
         act: Callable[[Alarm], bool],
         gauges: Gauges | None,

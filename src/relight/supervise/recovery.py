@@ -19,11 +19,12 @@ from relight.heartbeat import Heartbeat
 from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.observe import emit
 from relight.policy.rollback_env import once_back
+from relight.settings.supervise_settings import SuperviseRules
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import local_path
 from relight.supervise import shared_pages
 from relight.supervise.classify import classify
-from relight.supervise.decide import FENCED, Past, SuperviseRules, decide
+from relight.supervise.decide import FENCED, Past, decide
 from relight.supervise.facts import Decision, Departure, Failure, FailureEvidence, Worker
 from relight.supervise.incarnation import Incarnation
 from relight.supervise.incidents import (

@@ -12,14 +12,13 @@ from relight.observe import write_events
 from relight.policy.rollback_env import SPIKES
 from relight.prediction import HORIZON_S, Alarm
 from relight.save_reason import preventive
+from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise import shared_pages
 from relight.supervise.accounting import JobAccount
-from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Decision, Departure, Worker
 from relight.supervise.goodput import FIRST
 from relight.supervise.incarnation import Incarnation, JobDetectors
 from relight.supervise.incidents import IncidentLog
-from relight.supervise.limits import HangTimeouts
 from relight.supervise.notices import Notices
 from relight.supervise.recovery import Recovery
 from relight.supervise.save_requests import SaveRequests
@@ -35,8 +34,7 @@ class Supervisor:
 
     def __init__(
         self,
-        rules: SuperviseRules,
-        patience: HangTimeouts,
+        settings: SuperviseSettings,
         job: str,
         fallback: Path,
         clock: Callable[[], float] = time.monotonic,
@@ -46,12 +44,12 @@ class Supervisor:
         """``fallback``: directory of incidents without the run's store. ``group``: the rendezvous' address and id."""
         log = IncidentLog(fallback)
         self.pages = SharedPages(shared_pages.memory())
-        self._new_incarnation = partial(Incarnation, self.pages, JobDetectors.starting(patience), clock)
+        self._new_incarnation = partial(Incarnation, self.pages, JobDetectors.starting(settings), clock)
         self.incarnation = self._new_incarnation()
         """The present incarnation of the ranks; before the first start, one with the number 0."""
         self.saves = SaveRequests(self.pages, lambda: self.incarnation.pids, clock)
         self.account = JobAccount(job, log, group, clock)
-        self.recovery = Recovery(rules, job, log, group, clock)
+        self.recovery = Recovery(settings, job, log, group, clock)
         self.end_signal = ""
         """The signal that asked the job to end; empty if none has."""
         self.drains = ""
