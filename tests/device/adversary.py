@@ -449,7 +449,7 @@ PLANTED: dict[str, Bug] = {
     ),
     "neither versions nor samples of copied tensors are compared": Bug(
         Edit(f"{COPIES}:DeviceCopies._touched", "if tensor._version != then", "if False"),
-        Edit(f"{COPIES}:_Samples.differing", "!= samples[at : at + width]", "!= ctypes.string_at(slot + offset, width)"),
+        Edit(f"{COPIES}:_Samples.differing", "!= samples[start : start + width]", "!= ctypes.string_at(slot + offset, width)"),
     ),
     "writes after the optimizer's step count as writes before it": Bug(
         Edit(f"{COPIES}:DeviceSnapshot.before_step", "        self._check()\n", "")

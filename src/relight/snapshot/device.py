@@ -138,7 +138,7 @@ class DeviceSnapshot:
 
 
 class _Samples:
-    """Both ends of each tensor that is copied while training continues, as they are at the call: on training's stream.
+    """Both ends of each tensor that is copied while training continues, read at the call, on training's stream.
 
     The copies are compared with them. The version counter alone does not suffice: torch increments it after it has queued
     the kernel that writes, and writes through ``.data`` do not increment it.
@@ -181,8 +181,8 @@ class _Samples:
         samples = ctypes.string_at(self._arrived.data_ptr(), self._arrived.numel())
         return {
             name
-            for name, offset, width, at in self._places
-            if ctypes.string_at(slot + offset, width) != samples[at : at + width]
+            for name, offset, width, start in self._places
+            if ctypes.string_at(slot + offset, width) != samples[start : start + width]
         }
 
 
