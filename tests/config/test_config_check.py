@@ -27,7 +27,7 @@ from relight.policy.file_defaults import defaults_of
 from relight.settings import lines
 from relight.settings.file import checked, forget_taken
 from relight.settings.lines import places
-from relight.settings.registry import SETTINGS
+from relight.settings.registry import settings_by_name
 from relight.supervise.settings import read_settings
 
 SECRET = "json://user:hunter2@pager.example/?token=hunter2"
@@ -195,7 +195,7 @@ def test_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
     assert max(map(len, everything.splitlines())) <= 84
     os.environ |= {
         setting.variable: "[" + '"some text", ' * 9 + "]"
-        for setting in SETTINGS.values()
+        for setting in settings_by_name().values()
         if "." in setting.name.partition(".")[2]
     }
     assert max(map(len, ask("config", "show")[1].splitlines())) <= 84
@@ -259,7 +259,7 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", settings_by_name())
 def test_odd_values_are_refused_or_taken(name: str) -> None:
     """Any TOML value for any setting is accepted or raises a ``ConfigError`` with a printable message."""
     table, *keys = name.split(".")

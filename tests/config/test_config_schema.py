@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from relight.cli import cli
 from relight.config.schema import schema, schema_text
-from relight.settings.registry import SETTINGS
+from relight.settings.registry import settings_by_name
 
 ROOT = Path(__file__).parents[2]
 _TYPES = {"string": str, "number": (int, float), "integer": int, "boolean": bool, "object": dict, "array": list}
@@ -48,7 +48,7 @@ def mistakes(value: Any, rule: dict[str, Any], at: str = "$") -> list[str]:
 
 def test_every_setting_is_in_the_schema_with_its_purpose() -> None:
     """Each setting has a place with its description, default and variable; each kind of value has a schema."""
-    for setting in SETTINGS.values():
+    for setting in settings_by_name().values():
         rule = schema()
         for key in setting.name.split("."):
             rule = rule["properties"][key]

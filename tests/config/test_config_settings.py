@@ -28,7 +28,7 @@ from relight.policy.grace import GRACE, grace_of
 from relight.settings.alert_settings import AlertRulesSettings
 from relight.settings.checkpoint_settings import CheckpointSettings, TierSettings
 from relight.settings.file import checked, forget_taken, give, take_environment
-from relight.settings.registry import SETTINGS, Setting
+from relight.settings.registry import Setting, settings_by_name
 from relight.supervise.settings import read_settings, settings_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -116,7 +116,7 @@ def effect(name: str) -> str:
     if name == "supervise.grace_s":  # as ``launch`` computes it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).grace_s))
     if table == "environment":
-        return os.environ.get(SETTINGS[name].variable, "").replace("true", "1")
+        return os.environ.get(settings_by_name()[name].variable, "").replace("true", "1")
     return repr(
         {
             "checkpoint": lambda: checked("checkpoint", defaults_of)[0],
@@ -126,10 +126,10 @@ def effect(name: str) -> str:
     )
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", settings_by_name())
 def test_file_variable_and_argument_have_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting has the same effect from a file, a variable and an argument, and another effect than its default."""
-    setting, table = SETTINGS[name], name.rpartition(".")[0]
+    setting, table = settings_by_name()[name], name.rpartition(".")[0]
     value = value_for(setting)
     file = tmp_path / "named.toml"
     needed = f"[{table}]\n{NEEDS.get(name, '')}\n"
@@ -157,15 +157,17 @@ def test_file_variable_and_argument_have_one_effect(name: str, tmp_path: Path, m
     assert by_file == by_variable == by_argument != unset
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name.count(".") == 2 and name.startswith("checkpoint.")])
+@pytest.mark.parametrize(
+    "name", [name for name in settings_by_name() if name.count(".") == 2 and name.startswith("checkpoint.")]
+)
 def test_the_keyword_argument_has_the_same_effect(name: str) -> None:
     """``keep(last=5)`` equals ``[checkpoint.keep] last = 5``, and the registry states it."""
     _, table, key = name.split(".")
     needed = {part[0].strip(): json.loads(part[1]) for part in [NEEDS.get(name, "").split("=")] if len(part) == 2}
-    given = {**needed, key: value_for(SETTINGS[name])}
+    given = {**needed, key: value_for(settings_by_name()[name])}
     defaults = defaults_of({table: given}, "x")
     assert (defaults.save if table in ("adaptive", "every") else getattr(defaults, table)) == MAKERS[table](**given)
-    assert SETTINGS[name].argument == f"{MAKERS[table].__name__}({key}=)"
+    assert settings_by_name()[name].argument == f"{MAKERS[table].__name__}({key}=)"
     assert getattr(relight, MAKERS[table].__name__) is MAKERS[table]
 
 
@@ -180,7 +182,7 @@ def test_a_table_has_the_arguments_of_its_function(name: str) -> None:
     }
     assert set(table.__struct_fields__) == parameters.keys()
     defaults = {key: value for key, value in parameters.items() if isinstance(value, (bool, int, float, str))}
-    assert {key: SETTINGS[f"checkpoint.{name}.{key}"].default for key in defaults} == {
+    assert {key: settings_by_name()[f"checkpoint.{name}.{key}"].default for key in defaults} == {
         key: f"{value:g}" if isinstance(value, float) else str(value).lower() for key, value in defaults.items()
     }
 
@@ -233,7 +235,7 @@ def test_the_environment_of_the_file_ends_with_the_file(monkeypatch: pytest.Monk
     assert "RELIGHT_NODE" not in os.environ and os.environ["RELIGHT_RACK"] == "mine"
 
 
-@pytest.mark.parametrize("setting", sorted(name for name, setting in SETTINGS.items() if setting.named))
+@pytest.mark.parametrize("setting", sorted(name for name, setting in settings_by_name().items() if setting.named))
 def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
@@ -248,4 +250,8 @@ def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
 
 def test_every_setting_of_a_path_counts_in_a_named_file_alone() -> None:
     """A file of the working directory selects no file or directory that is read, written or removed."""
-    assert all(setting.named for setting in SETTINGS.values() if "path" in setting.kind or "directory" in setting.kind)
+    assert all(
+        setting.named
+        for setting in settings_by_name().values()
+        if "path" in setting.kind or "directory" in setting.kind
+    )

@@ -18,7 +18,7 @@ from relight import errors
 from relight.cli import COMMANDS, cli
 from relight.observe import EVENTS
 from relight.settings.environment import PROCESS_VARIABLES
-from relight.settings.registry import VARIABLES
+from relight.settings.registry import settings_by_variable
 
 KINDS = {
     error.kind: name
@@ -112,7 +112,7 @@ def test_every_setting_is_in_the_reference() -> None:
         for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z]+(?:_[A-Z]+)*(?![A-Z_{])", path.read_text(encoding="utf-8"))
     }
     assert {cell.strip("`") for cell in first_cells(section(page("reference.md"), "Settings"))} == {*PROCESS_VARIABLES}
-    assert named <= {*PROCESS_VARIABLES, *VARIABLES} and named >= {*PROCESS_VARIABLES}
+    assert named <= {*PROCESS_VARIABLES, *settings_by_variable()} and named >= {*PROCESS_VARIABLES}
 
 
 def test_every_event_is_in_the_reference_with_its_level_and_words() -> None:

@@ -19,7 +19,7 @@ from relight.config.page import BEGIN, END
 from relight.config.schema import schema
 from relight.settings.environment import PREFIX, PROCESS_VARIABLES
 from relight.settings.kinds import SettingsTable
-from relight.settings.registry import SETTINGS, TABLES, VARIABLES
+from relight.settings.registry import TABLES, settings_by_name, settings_by_variable
 
 HOME = PRODUCT / "settings"
 READERS = {
@@ -102,9 +102,11 @@ def constants_of_reads(path: Path) -> Iterator[str]:
 
 def test_the_register_is_made_from_the_structs() -> None:
     """Each field of a struct is a setting with a description and a kind, and there is no other setting."""
-    assert {name: doc for name, (doc, _) in ALL.items()} == {name: each.doc for name, each in SETTINGS.items()}
-    assert all(setting.doc and setting.kind and setting.default for setting in SETTINGS.values())
-    assert len(VARIABLES) == len(SETTINGS), "two settings have one variable"
+    assert {name: doc for name, (doc, _) in ALL.items()} == {
+        name: each.doc for name, each in settings_by_name().items()
+    }
+    assert all(setting.doc and setting.kind and setting.default for setting in settings_by_name().values())
+    assert len(settings_by_variable()) == len(settings_by_name()), "two settings have one variable"
 
 
 def test_page_schema_and_command_have_the_settings_of_the_structs() -> None:

@@ -24,7 +24,7 @@ from relight.settings.file import (
     variables_in,
 )
 from relight.settings.lines import places
-from relight.settings.registry import SETTINGS, TABLES, VARIABLES, nearest_variable
+from relight.settings.registry import TABLES, nearest_variable, settings_by_name, settings_by_variable
 from relight.supervise.settings import settings_of
 
 _MISTAKES_MAX = 100
@@ -125,11 +125,11 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
     for variable, text in sorted(given_variables().items()):
         if variable in judged:
             continue
-        if variable in VARIABLES:
+        if variable in settings_by_variable():
             try:
                 check_variable(variable, text)
             except ConfigError as error:
-                mistakes.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
+                mistakes.append(Mistake(variable, 0, 0, settings_by_variable()[variable].name, error.what, error.hint))
         elif variable not in PROCESS_VARIABLES and not variable.startswith(_OF_TESTS):
             close = nearest_variable(variable)
             hint = f"did you mean {close}?" if close else "relight config show --all"
@@ -139,13 +139,13 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
 
 def _check_all(variables: Mapping[str, str]) -> None:
     for variable, text in variables.items():
-        with located({}, (VARIABLES[variable].name.partition(".")[2],), ""):
+        with located({}, (settings_by_variable()[variable].name.partition(".")[2],), ""):
             check_variable(variable, text)
 
 
 def _without_secret(keys: Keys, what: str) -> str:
     """Return the error's text, or a text without the value if the value may be secret."""
-    setting = SETTINGS.get(".".join(keys))
+    setting = settings_by_name().get(".".join(keys))
     if setting is None or not setting.secret or " is a list" in what or "counts only" in what:
         return re.sub(r"://[^\s'\"]+", "://…", what)
     return f"it is not what it may be: {setting.kind}"

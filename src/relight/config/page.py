@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from relight.settings.registry import SETTINGS, TABLES
+from relight.settings.registry import TABLES, settings_by_name
 
 BEGIN, END = "<!-- made by python -m relight.config.page -->", "<!-- end -->"
 _RULES = "alerts.rules."
@@ -19,7 +19,7 @@ def table_of_settings() -> str:
     for name in TABLES:
         those = [
             setting
-            for setting in SETTINGS.values()
+            for setting in settings_by_name().values()
             if setting.name.startswith(f"{name}.") and not setting.name.startswith(_RULES)
         ]
         rows = []

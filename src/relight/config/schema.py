@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from relight.settings.registry import SETTINGS, TABLES, Setting
+from relight.settings.registry import TABLES, Setting, settings_by_name
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
@@ -39,7 +39,7 @@ def schema() -> dict[str, Any]:
         "$defs": {},
     }
     root["properties"] = {name: _table() for name in TABLES}
-    for setting in SETTINGS.values():
+    for setting in settings_by_name().values():
         *tables, key = setting.name.split(".")
         below = root
         for table in tables:

@@ -11,7 +11,7 @@ from relight.settings.environment import text_of
 from relight.settings.error_location import Keys, value_at
 from relight.settings.file import parse, read_text, value_of, was_given, was_taken
 from relight.settings.lines import places
-from relight.settings.registry import SETTINGS, Setting
+from relight.settings.registry import Setting, settings_by_name
 
 HIDDEN = "set, hidden"
 
@@ -42,7 +42,7 @@ def effective_settings(path: Path | None) -> list[ShownSetting]:
     text = read_text(path) if path is not None else ""
     tables = parse(text, path) if path is not None else {}
     known = places(text)
-    return [_shown(setting, path, tables, known) for setting in SETTINGS.values()]
+    return [_shown(setting, path, tables, known) for setting in settings_by_name().values()]
 
 
 def _shown(

@@ -17,27 +17,25 @@ from relight.policy.grace import GRACE
 from relight.settings.environment import PREFIX, PROCESS_VARIABLES, environment, given_variables, text_of
 from relight.settings.file import FILE, checked
 from relight.settings.marks import marks
-from relight.settings.registry import SETTINGS as NAMES
-from relight.settings.registry import VARIABLES, typed_text
+from relight.settings.registry import settings_by_name, settings_by_variable, typed_text
 from relight.store.urls import local_path
 from relight.supervise.settings import read_settings
 
-SETTINGS = (*VARIABLES, *PROCESS_VARIABLES)
-"""Environment variables that are settings."""
 _OF_TESTS = f"{PREFIX}TEST_"
 
 
 def collect_config(url: str) -> ConfigFacts:
     """Collect the settings in effect for a process that starts here and uses the store at ``url``."""
     given = given_variables()
-    unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
+    names = (*settings_by_variable(), *PROCESS_VARIABLES)
+    unknown = [name for name in sorted(given) if name not in names and not name.startswith(_OF_TESTS)]
     file = Path(FILE)
     exists = file.is_file()
     error = _tried(lambda: (read_settings(None), checked("checkpoint", defaults_of))) if exists else None
     now = environment()
     return ConfigFacts(
         settings=frozenset(given),
-        unknown=tuple((name, next(iter(get_close_matches(name, SETTINGS, 1, 0.75)), "")) for name in unknown),
+        unknown=tuple((name, next(iter(get_close_matches(name, names, 1, 0.75)), "")) for name in unknown),
         bad=tuple(_bad(given)),
         file=str(file.absolute()) if exists else "",
         file_error=error,
@@ -77,7 +75,7 @@ def _assigned() -> set[str]:
     try:
         return {name for name, mark in marks().items() if mark}
     except ConfigError:
-        return {name for name, setting in NAMES.items() if text_of(setting.variable)}
+        return {name for name, setting in settings_by_name().items() if text_of(setting.variable)}
 
 
 def _tried(call: Callable[[], object]) -> Trouble | None:
@@ -90,15 +88,15 @@ def _tried(call: Callable[[], object]) -> Trouble | None:
 
 def _bad(given: dict[str, str]) -> Iterator[tuple[str, Trouble]]:
     for name, text in given.items():
-        checks = name in VARIABLES and "__" not in name
+        checks = name in settings_by_variable() and "__" not in name
         if checks and (trouble := _tried(lambda name=name, text=text: check_variable(name, text))) is not None:  # type: ignore[misc]
             yield name, trouble
 
 
 def check_variable(variable: str, text: str) -> None:
     """Raise ``ConfigError`` if a setting's variable may not have this text: by the setting's type, and by the code that reads it."""
-    typed_text(VARIABLES[variable], text)
-    key = VARIABLES[variable].name.removeprefix("environment.")
+    typed_text(settings_by_variable()[variable], text)
+    key = settings_by_variable()[variable].name.removeprefix("environment.")
     if key == "lossy":
         with_asked(Compact(), lossy_of(text))
     elif key in ("key", "sign", "trust"):

@@ -13,7 +13,7 @@ from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
 from relight.policy.argument_checks import checked_arguments
 from relight.settings.checkpoint_settings import CompactSettings
-from relight.settings.registry import SETTINGS
+from relight.settings.environment import variable_of
 from relight.units import percent_text, rate_text
 
 _REQUIRED = ("reuse", "codecs", "trust_versions", "coder")
@@ -22,7 +22,7 @@ AUDIT_BYTES = 8 << 20
 EQUAL_MIN = 0.01
 """If a smaller share than this of a save can be equal to an earlier one, all of it is stored, in plain safetensors
 files."""
-LOSSY = SETTINGS["environment.lossy"].variable
+LOSSY = variable_of("environment.lossy")
 """Variable that stores tensors inexactly and overrides the script; ``prove --lossy`` uses it."""
 LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """Largest error of a value, as a share of its own magnitude (``float16`` also: 2^-25), or for ``int8`` of the largest

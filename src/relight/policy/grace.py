@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relight.settings.registry import SETTINGS
+from relight.settings.supervise_settings import GRACE_VARIABLE
 from relight.units import duration_text
 
-GRACE = SETTINGS["supervise.grace_s"].variable
+GRACE = GRACE_VARIABLE
 """Variable with the seconds that a process has from SIGTERM to SIGKILL."""
 _SHARE, _LEAST_S, _MOST_S = 0.1, 0.4, 1.5
 _DEAR = 1.1

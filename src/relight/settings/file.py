@@ -16,7 +16,7 @@ from relight.errors import ConfigError
 from relight.settings.environment import PREFIX, EnvironmentSettings, given_variables, text_of, typed
 from relight.settings.error_location import InvalidSetting, value_at
 from relight.settings.lines import Keys, places
-from relight.settings.registry import SETTINGS, TABLES, nearest
+from relight.settings.registry import TABLES, nearest, settings_by_name
 from relight.settings.validation import unknown_key
 from relight.units import size_text
 
@@ -114,8 +114,8 @@ def from_variables(name: str) -> dict[Keys, str]:
     present = sorted(variable for variable in given_variables() if variable.startswith(start))
     named = {variable: f"{name}.{variable.removeprefix(start).lower().replace('__', '.')}" for variable in present}
     for variable, setting in named.items():
-        if setting in SETTINGS and SETTINGS[setting].variable != variable:
-            raise ConfigError(f"that setting's variable is {SETTINGS[setting].variable}", where=variable)
+        if setting in settings_by_name() and settings_by_name()[setting].variable != variable:
+            raise ConfigError(f"that setting's variable is {settings_by_name()[setting].variable}", where=variable)
     return {tuple(setting.split(".")[1:]): variable for variable, setting in named.items()}
 
 
@@ -163,7 +163,7 @@ def unknown_table(heading: str, where: str = "") -> ConfigError:
 def unnamed(name: str, table: Mapping[str, Any], where: str) -> Iterator[tuple[str, ConfigError]]:
     """Yield each key of a table that counts only in a named file, with its error."""
     for key, value in table.items():
-        setting = SETTINGS.get(f"{name}.{key}")
+        setting = settings_by_name().get(f"{name}.{key}")
         if setting is not None and setting.named and not (key == "events" and value in (0, "0")):
             hint = f"export {setting.variable}=…, or {PLACE}={where}"
             yield key, ConfigError(f"[{name}] {key} counts only in a file that is named", where=where, hint=hint)
@@ -194,14 +194,14 @@ def _at(path: Path, text: str, keys: Keys) -> str:
 
 def give(name: str, value: str) -> None:
     """Set a setting from a command's argument. It overrides variable and file, also in child processes."""
-    if name not in SETTINGS:
+    if name not in settings_by_name():
         close = nearest(name)
         raise ConfigError(
             f"there is no setting {name[:80]!r}",
             hint=f"did you mean {close}?" if close else "relight config show --all",
         )
-    os.environ[SETTINGS[name].variable] = value
-    _given.add(SETTINGS[name].variable)
+    os.environ[settings_by_name()[name].variable] = value
+    _given.add(settings_by_name()[name].variable)
 
 
 def was_given(variable: str) -> bool:
@@ -238,7 +238,7 @@ def variables_in(table: dict[str, Any], where: str) -> dict[str, str]:
     for name, value in table.items():
         if name not in EnvironmentSettings.__struct_fields__:
             raise unknown_key(EnvironmentSettings, "environment", name, where)
-        variable = SETTINGS[f"environment.{name}"].variable
+        variable = settings_by_name()[f"environment.{name}"].variable
         variables[variable] = _as_text(name, value, where)
         try:
             typed(EnvironmentSettings, name, variables[variable], f"[environment] {name}")

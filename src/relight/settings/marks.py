@@ -12,7 +12,7 @@ from typing import Any
 from relight.settings.environment import text_of
 from relight.settings.error_location import value_at
 from relight.settings.file import parse, read_text, value_of, was_taken, which_file
-from relight.settings.registry import SETTINGS, Setting
+from relight.settings.registry import Setting, settings_by_name
 
 SECRET = "set"  # noqa: S105 - a word, not a secret
 """The mark of every secret: a short secret could be guessed from a digest."""
@@ -28,8 +28,8 @@ def marks(path: Path | None = None) -> dict[str, str]:
     """
     file, _ = which_file(path)
     table = parse(read_text(file), file) if os.path.lexists(file) else {}
-    values = {setting.name: _value(setting, table) for setting in SETTINGS.values()}
-    return {name: _mark(SETTINGS[name], value) for name, value in values.items() if value is not None}
+    values = {setting.name: _value(setting, table) for setting in settings_by_name().values()}
+    return {name: _mark(settings_by_name()[name], value) for name, value in values.items() if value is not None}
 
 
 def changed(before: dict[str, str], now: dict[str, str], tables: tuple[str, ...] = OF_RECOVERY) -> list[str]:

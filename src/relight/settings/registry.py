@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -77,9 +78,16 @@ def _words(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-SETTINGS = {setting.name: setting for name, table in TABLES.items() for setting in _settings(table, name, table())}
-"""All settings by name, in the order in which they are shown."""
-VARIABLES = {setting.variable: setting for setting in SETTINGS.values()}
+@cache
+def settings_by_name() -> dict[str, Setting]:
+    """Return all settings, in the order in which they are shown. The first call takes some milliseconds."""
+    return {setting.name: setting for name, table in TABLES.items() for setting in _settings(table, name, table())}
+
+
+@cache
+def settings_by_variable() -> dict[str, Setting]:
+    """Return all settings by their environment variables."""
+    return {setting.variable: setting for setting in settings_by_name().values()}
 
 
 def typed_text(setting: Setting, text: str) -> Any:
@@ -90,24 +98,27 @@ def typed_text(setting: Setting, text: str) -> Any:
 
 def from_variable(name: str) -> Any:
     """Return the value that a variable gives to a setting, one of a table's own keys; None if the variable is not set."""
-    text = text_of(SETTINGS[name].variable)
-    return typed_text(SETTINGS[name], text) if text else None
+    table, _, key = name.partition(".")
+    own = fields_of(TABLES[table])[key].type.__metadata__[-1]
+    variable = variable_of(name, own.extra["variable"])
+    text = text_of(variable)
+    return typed(TABLES[table], key, text, variable) if text else None
 
 
 def nearest(name: str) -> str:
     """Return the setting that was likely meant; empty if none is similar. The part after the last dot is compared
     first, in its table."""
     table, _, key = name.rpartition(".")
-    siblings = {setting.removeprefix(f"{table}.") for setting in SETTINGS if setting.startswith(f"{table}.")}
-    tables = {setting.rpartition(".")[0] for setting in SETTINGS} | {"alerts.rules"}
+    siblings = {setting.removeprefix(f"{table}.") for setting in settings_by_name() if setting.startswith(f"{table}.")}
+    tables = {setting.rpartition(".")[0] for setting in settings_by_name()} | {"alerts.rules"}
     matches = get_close_matches(key, {sibling.partition(".")[0] for sibling in siblings}, 1, 0.6)
     if matches and table:
         return f"{table}.{matches[0]}"
-    matches = get_close_matches(name, [*SETTINGS, *sorted(tables)], 1, 0.7)
+    matches = get_close_matches(name, [*settings_by_name(), *sorted(tables)], 1, 0.7)
     return matches[0] if matches else ""
 
 
 def nearest_variable(name: str) -> str:
     """Return the environment variable that was likely meant; empty if none is similar."""
-    matches = get_close_matches(name, [*VARIABLES, *PROCESS_VARIABLES], 1, 0.75)
+    matches = get_close_matches(name, [*settings_by_variable(), *PROCESS_VARIABLES], 1, 0.75)
     return matches[0] if matches else ""

@@ -7,6 +7,9 @@ from typing import Annotated
 from relight.settings import kinds
 from relight.settings.kinds import SettingsTable, about
 
+GRACE_VARIABLE = "RELIGHT_GRACE_S"
+"""From before the naming scheme. ``relight run`` sets it for its ranks, too."""
+
 # fmt: off
 
 
@@ -34,7 +37,7 @@ class SuperviseSettings(SuperviseRules, frozen=True):
     preload: Annotated[kinds.Modules, about("what the spares import in addition to torch and Relight")] = ()
     grace_s: Annotated[
         kinds.DaySeconds,
-        about("from SIGTERM to SIGKILL: a save that does not fit is not begun", "not known", variable="RELIGHT_GRACE_S"),
+        about("from SIGTERM to SIGKILL: a save that does not fit is not begun", "not known", variable=GRACE_VARIABLE),
     ] = 0.0
     notices: Annotated[kinds.Notices, about("sources of the cloud's preemption notices")] = ()
     predict: Annotated[kinds.YesNo, about("whether the node is monitored each second to predict failures")] = True
