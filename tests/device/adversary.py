@@ -29,6 +29,7 @@ from torch import nn
 import relight
 from proofs.report import Report, engine_parser, run_engine
 from proofs.seeded_bugs import Bug, Edit, plant
+from relight.capture import environment
 from relight.checkpointer.page_locks import RUNTIMES, Registration
 from relight.snapshot import device as device_copies
 
@@ -384,6 +385,7 @@ def run(count: int, seed: int, bug: Bug | None = None, *, stop: bool = False) ->
         "trials", seed=seed, replay="--first {} --count 12", needs="accepted saves", expected=0 if stop else count
     )
     simulated.load().unregister_all()
+    environment.code_revision = lambda: None  # git would take longer than a trial
     with plant(bug), report.timed(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         life = seed
