@@ -63,7 +63,7 @@ def test_a_saving_step_waits_for_nothing_and_transfers_each_byte_once(tmp_path: 
             if step:  # the first save starts the agent and makes the plans
                 assert here == 0, "the training thread waited for the device"
                 assert seen["to_host"] <= 3 * LARGE + packs + 2, seen
-                samples = 3 * (LARGE + SMALL) * 2 * 16
+                samples = 3 * (2 * LARGE + SMALL) * 16
                 assert state_bytes <= seen["to_host_bytes"] <= state_bytes + samples + 8192, (seen, state_bytes)
                 assert seen["unpinned"] <= 1, seen
 

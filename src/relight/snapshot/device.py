@@ -138,7 +138,8 @@ class DeviceSnapshot:
 
 
 class _Samples:
-    """Both ends of each tensor that is copied while training continues, read at the call, on training's stream.
+    """Samples of each tensor that is copied while training continues, read at the call, on training's stream: its first
+    bytes, and the last ones if it is copied by itself, since a kernel may run in the middle of that copy.
 
     The copies are compared with them. The version counter alone does not suffice: torch increments it after it has queued
     the kernel that writes, and writes through ``.data`` do not increment it.
@@ -147,17 +148,16 @@ class _Samples:
     def __init__(self, placed: Sequence[Placed], pin: Callable[[int], torch.Tensor]) -> None:
         self._placed = placed
         self._places: list[tuple[str, int, int, int]] = []
-        """Of each end: the tensor's name, offset in the slot, length, offset among the samples."""
+        """Of each sample: the tensor's name, offset in the slot, length, offset among the samples."""
         size = 0
         for item in placed:
-            width = min(SAMPLE, item.tensor.nbytes)
-            for start in (0, item.tensor.nbytes - width):
+            for start, width in _sampled(item.tensor.nbytes):
                 self._places.append((item.name, item.offset + start, width, size))
                 size += width
         self._arrived = pin(size) if size else None
         self._addresses: list[int] = []
         self._ends: list[torch.Tensor] = []
-        """Views of the ends, for the tensors at ``_addresses``."""
+        """Views of the samples, for the tensors at ``_addresses``."""
 
     def queue(self) -> bool:
         """Queue the samples on the current stream. Return whether there are any: without device memory there are none."""
@@ -165,8 +165,11 @@ class _Samples:
             return False
         addresses = [item.tensor.data_ptr() for item in self._placed]
         if addresses != self._addresses:  # the first time, or a tensor has other memory now
-            ends = ((item.bytes, min(SAMPLE, item.tensor.nbytes)) for item in self._placed)
-            self._ends = [end for data, width in ends for end in (data[:width], data[data.numel() - width :])]
+            self._ends = [
+                data[start : start + width]
+                for data in (item.bytes for item in self._placed)
+                for start, width in _sampled(data.numel())
+            ]
             self._addresses = addresses
         try:
             together = torch.cat(self._ends)
@@ -176,7 +179,7 @@ class _Samples:
         return True
 
     def differing(self, slot: int) -> set[str]:
-        """Return the names of the tensors that have other ends in the slot at address ``slot``."""
+        """Return the names of the tensors that have other samples in the slot at address ``slot``."""
         assert self._arrived is not None
         samples = ctypes.string_at(self._arrived.data_ptr(), self._arrived.numel())
         return {
@@ -184,6 +187,12 @@ class _Samples:
             for name, offset, width, start in self._places
             if ctypes.string_at(slot + offset, width) != samples[start : start + width]
         }
+
+
+def _sampled(length: int) -> list[tuple[int, int]]:
+    """Return start and length of the samples of a tensor of ``length`` bytes."""
+    width = min(SAMPLE, length)
+    return [(0, width), (length - width, width)] if length >= PACKED_BELOW else [(0, width)]
 
 
 class _Packed(NamedTuple):
