@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -50,6 +51,36 @@ def test_every_byte_arrives(pack_bytes: int, in_place: bool, monkeypatch: pytest
         assert copies.begin(slot).finish() == set()
         for item in placed:
             assert torch.equal(in_slot(slot, item), item.bytes.cpu())
+
+
+def test_a_step_waits_while_another_thread_compares_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copying thread has begun to compare version counters: a step that changed them now would fail the save."""
+    copies, placed, slot = made(in_place=True)
+    inside, may_compare, stepped = threading.Event(), threading.Event(), threading.Event()
+    compare, names = copies._touched, []
+
+    def compared(versions: Any) -> set[str]:
+        inside.set()
+        may_compare.wait(20)
+        return compare(versions)
+
+    def step() -> None:
+        snapshot.before_step()
+        placed[3].tensor.add_(1)
+        stepped.set()
+
+    monkeypatch.setattr(copies, "_touched", compared)
+    snapshot = copies.begin(slot)
+    copying = threading.Thread(target=lambda: names.append(snapshot.finish()))
+    copying.start()
+    assert inside.wait(20)
+    training = threading.Thread(target=step)
+    training.start()
+    assert not stepped.wait(0.2)
+    may_compare.set()
+    copying.join(20)
+    training.join(20)
+    assert names == [set()] and stepped.is_set()
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -39,9 +39,9 @@ def test_every_case_for_accelerators(file: str) -> None:
 
 
 def test_the_adversary_finds_nothing() -> None:
-    """Saves and restores under 150 seeded orders of the device's streams: every byte as at the call."""
-    report = json.loads(on_simulated("-m", "tests.device.adversary", "--count", "150", "--json"))
-    assert report["ok"] and report["counts"]["accepted saves"] > 80, report
+    """Saves and restores under 80 seeded orders of the device's streams: every byte as at the call."""
+    report = json.loads(on_simulated("-m", "tests.device.adversary", "--count", "80", "--json"))
+    assert report["ok"] and report["counts"]["accepted saves"] > 40, report
 
 
 def test_the_adversary_finds_every_planted_bug() -> None:

@@ -51,11 +51,14 @@ def test_the_wheel_has_licence_types_entry_point_and_no_test(wheel: Path) -> Non
     assert {name.split("/")[0].split("-")[0] for name in names} == {"relight"}
 
 
-def test_the_wheel_has_tools_for_authors_of_stores_and_no_proof_engine(wheel: Path) -> None:
-    """The tools are those of the guide to store back ends. A new one is a decision; a proof engine belongs in ``proofs``."""
+def test_the_wheel_has_tools_for_authors_of_stores_and_codecs_and_no_proof_engine(wheel: Path) -> None:
+    """The tools are those of the guides to store back ends and chunk codecs. A new one is a decision; a proof engine belongs in ``proofs``."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name.removeprefix("relight/testing/") for name in archive.namelist() if "/testing/" in name}
-    assert names == {"__init__.py", "counting.py", "disks.py", "killable_store.py", "scenario.py", "store_suite.py"}
+    assert names == {
+        "__init__.py", "codec_suite.py", "counting.py", "disks.py", "killable_store.py", "scenario.py", "store_suite.py",
+        "traced_writes.py",
+    }  # fmt: skip
     assert not names & {path.name for path in (ROOT / "proofs").glob("[a-z]*.py")}
 
 

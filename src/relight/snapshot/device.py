@@ -12,6 +12,7 @@ Any accelerator with streams: ``torch.Stream``, ``torch.Event`` and ``torch.acce
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ class DeviceSnapshot:
 
     def __init__(self, copies: DeviceCopies, slot: int, versions: list[int]) -> None:
         self._copies, self._slot, self._versions = copies, slot, versions
-        self._checked = False
+        self._checked, self._lock = False, threading.Lock()
         self.touched: set[str] = set()
         self.sampled = False
         """Whether samples of the tensors were queued, too."""
@@ -131,10 +132,11 @@ class DeviceSnapshot:
 
     def _check(self) -> None:
         """Compare the version counters once, before the next step is queued after the copies: later changes are
-        harmless."""
-        if not self._checked:
-            self._checked = True
-            self.touched = self._copies._touched(self._versions)
+        harmless. The second of two threads waits for the first: it would otherwise let training continue too early."""
+        with self._lock:
+            if not self._checked:
+                self.touched = self._copies._touched(self._versions)
+                self._checked = True
 
 
 class _Samples:

@@ -247,7 +247,7 @@ ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer)
         "-",
         "`RELIGHT_BACKGROUND=maybe`",
         "Refuses it with the variable's name.",
-        "Set it to 1 or 0.",
+        "Set it to true or false.",
         "Checkpointer('runs/demo', **options())\n",
         environment={"RELIGHT_BACKGROUND": "maybe"},
         refused=True,
