@@ -522,15 +522,16 @@ def main() -> int:
 
     def planted_bugs() -> Report:
         report = Report("planted bugs", replay="--planted")
-        for name, bug in PLANTED.items():
-            trials = run(200, FIRST_LIVES.get(name, 0), bug, stop=True)
-            why = trials.violations[0].wrong[0] if trials.violations else ""
-            print(
-                f"{name}: {f'found after {trials.total} trials: {why}' if why else 'not found'}",
-                file=sys.stderr,
-                flush=True,
-            )
-            report.add(name, "found" if why else "not found", [] if why else ["not found within 200 trials"])
+        with report.timed():
+            for name, bug in PLANTED.items():
+                trials = run(200, FIRST_LIVES.get(name, 0), bug, stop=True)
+                why = trials.violations[0].wrong[0] if trials.violations else ""
+                print(
+                    f"{name}: {f'found after {trials.total} trials: {why}' if why else 'not found'}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                report.add(name, "found" if why else "not found", [] if why else ["not found within 200 trials"])
         return report
 
     def chosen(options: Any) -> Report:
