@@ -53,6 +53,20 @@ def test_every_byte_arrives(pack_bytes: int, in_place: bool, monkeypatch: pytest
             assert torch.equal(in_slot(slot, item), item.bytes.cpu())
 
 
+@pytest.mark.skipif(KIND != "sim", reason="only the simulation chooses which stream runs first")
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_write_that_no_version_counter_shows_is_reported(number: int) -> None:
+    """A kernel runs before the copy, and torch has not counted it: samples from the call differ from the copy."""
+    copies, placed, slot = made(in_place=True)
+    copies.begin(slot).finish()
+    simulated.load().adversary(0, "lazy")  # runs only what a call waits for
+    snapshot = copies.begin(slot)
+    placed[number].tensor.data.add_(1)
+    torch.accelerator.current_stream(DEVICE).synchronize()
+    snapshot.before_step()
+    assert snapshot.finish() == {f"t{number}"}
+
+
 def test_a_step_waits_while_another_thread_compares_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copying thread has begun to compare version counters: a step that changed them now would fail the save."""
     copies, placed, slot = made(in_place=True)
