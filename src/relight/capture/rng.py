@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relight.capture.accelerator import module_in_use
+from relight.capture.accelerator import accelerator_kind, module_in_use
 from relight.format import Digest
 
 HOST_GENERATORS = ("python", "numpy", "torch")
@@ -89,10 +89,9 @@ def restore_host(state: dict[str, Any]) -> None:
 
 def device_states() -> dict[str, list[torch.Tensor]]:
     """Return the generators' states of all devices of the accelerator, by its type. Empty if this process uses none."""
-    module = module_in_use()
-    if module is None:
+    kind, module = accelerator_kind(), module_in_use()
+    if kind is None or module is None:
         return {}
-    kind = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
     if kind in ONE_DEVICE:
         return {kind: [module.get_rng_state()]}
     return {kind: [module.get_rng_state(index) for index in range(module.device_count())]}

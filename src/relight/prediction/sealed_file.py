@@ -12,6 +12,7 @@ import numpy as np
 from relight.decode import from_json_bytes
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format.strict import seal, sealed_payload
+from relight.store.base import write_whole
 from relight.store.disk import Disk
 from relight.store.durable import Replacement, translate
 from relight.units import size_text
@@ -50,13 +51,7 @@ def write_sealed(path: Path, value: msgspec.Struct) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise translate(error, "making a directory", str(path.parent)) from error
-    file = Replacement(Disk(), os.path.abspath(path), len(data), direct=False)
-    try:
-        file.write_at(0, memoryview(data))
-        file.finish()
-    except BaseException:
-        file.abort()
-        raise
+    write_whole(Replacement(Disk(), os.path.abspath(path), len(data), direct=False), data)
 
 
 def read_sealed(path: Path, kind: type[T], what: str) -> T:

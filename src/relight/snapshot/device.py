@@ -250,9 +250,7 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor], in_pla
             packs.append(_Pack(small, arrived, SmallCopies(moves)))
         small, size = [], 0
 
-    for item in tensors:
-        if item.tensor.nbytes >= PACKED_BELOW:
-            continue
+    for item in (item for item in tensors if item.tensor.nbytes < PACKED_BELOW):
         if size + item.tensor.nbytes > PACK_BYTES:
             close()
         small.append(item)

@@ -21,7 +21,7 @@ from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
 from relight.store import ByteStore
-from relight.store.base import rewrites
+from relight.store.base import rewrites, write_whole
 from relight.store.durable import REWRITTEN_PREFIX
 from relight.store.encrypted import EncryptedStore, is_clear
 from relight.store.keyring import (
@@ -342,13 +342,7 @@ def _mark(inner: ByteStore) -> None:
     """Mark the store as encrypted: from now on no process opens it without a key."""
     record = decode_store(inner.get(STORE_FILE, SEALED_BYTES_MAX))
     data = encode_store(msgspec.structs.replace(record, encrypted=True))
-    writer = rewrites(inner).rewrite(STORE_FILE, len(data))
-    try:
-        writer.write_at(0, memoryview(data))
-        writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
+    write_whole(rewrites(inner).rewrite(STORE_FILE, len(data)), data)
 
 
 def age_days(created: str, now: datetime | None = None) -> float:
