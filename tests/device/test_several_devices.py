@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 from tests.device import simulated
 from tests.device.kind import KIND, marks
+from tests.ranks import protected_ranks
 from torch import nn
 
 import relight
@@ -94,3 +97,17 @@ def test_ranks_with_a_device_each_resume_to_the_bit(tmp_path: Path, way: str) ->
                     name,
                     key,
                 )
+
+
+def test_a_lost_node_restores_to_its_device_from_a_peer(tmp_path: Path) -> None:
+    """A node's agent, memory and packs are lost. Its next rank gets the parameters on its device from the other node's memory."""
+    url, peers = str(tmp_path / "store" / "run"), relight.Peers(copies=1)
+    try:
+        protected_ranks.job(url, 2, peers, 1, kind=KIND)
+        protected_ranks.lose(url, {1}, 2)
+        restores = dict(protected_ranks.job(url, 2, peers, 0, kind=KIND))
+        assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(0)}
+        assert restores[1]["source"] == "peers", restores
+    finally:
+        for pid in protected_ranks.agents(url, 2).values():
+            os.kill(pid, signal.SIGKILL)

@@ -32,23 +32,42 @@ def value(seed: int) -> torch.Tensor:
 
 
 def rank_main(
-    url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool = False
+    url: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    peers: relight.Peers,
+    saves: int,
+    reports: Any,
+    raises: bool,
+    kind: str,
 ) -> None:
     try:
-        train(url, rank, world, meeting, peers, saves, reports, raises)
+        train(url, rank, world, meeting, peers, saves, reports, raises, kind)
     except BaseException as error:
         reports.put((rank, {"error": f"{type(error).__name__}: {error}"}))
         raise
 
 
 def train(
-    url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool
+    url: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    peers: relight.Peers,
+    saves: int,
+    reports: Any,
+    raises: bool,
+    kind: str,
 ) -> None:
     os.environ["RELIGHT_NODE"], os.environ["RELIGHT_BACKGROUND"] = f"node{rank}", "1"
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     dist.init_process_group("gloo", store=dist.FileStore(meeting, world), rank=rank, world_size=world)
-    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(4, ELEMENTS // 4)) for name in "abc"})
+    device = torch.device(kind, rank % torch.accelerator.device_count()) if kind != "cpu" else torch.device(kind)
+    model = torch.nn.ParameterDict(
+        {name: torch.nn.Parameter(torch.zeros(4, ELEMENTS // 4, device=device)) for name in "abc"}
+    )
     sent: dict[str, threading.Event] = {}
     result: dict[str, Any] = {"events": []}
 
@@ -63,7 +82,7 @@ def train(
     relight.observe.subscribe(collect)
     ckpt = relight.Checkpointer(url, model=model, signals=False, peers=peers, limits=relight.Limits(deadline_s=30))
     result["start"] = ckpt.restore()
-    result["digest"] = hexdigest(b"".join(parameter.detach().numpy().tobytes() for parameter in model.values()))
+    result["digest"] = hexdigest(b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.values()))
     reports.put((rank, result))
     for step in range(result["start"], result["start"] + saves):
         with torch.no_grad():
@@ -81,17 +100,17 @@ def train(
 
 
 def job(
-    url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool = False
+    url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool = False, kind: str = "cpu"
 ) -> list[tuple[int, dict[str, Any]]]:
     """Run a job and return its ranks' reports.
 
-    ``raises``: the Checkpointers exit by an error, as after the kill of one rank.
+    ``raises``: the Checkpointers exit by an error, as after the kill of one rank. ``kind``: the device type of their parameters.
     """
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork" if kind == "cpu" else "spawn")
     reports, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
     Path(url).parent.mkdir(parents=True, exist_ok=True)
     ranks = [
-        context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, reports, raises))
+        context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, reports, raises, kind))
         for rank in range(world)
     ]
     for process in ranks:
@@ -119,6 +138,17 @@ def agents(url: str, nodes: int) -> dict[int, int]:
         wanted[address_of(store, run)] = node
     del os.environ["RELIGHT_NODE"]
     return agents_at(wanted)
+
+
+def lose(url: str, nodes: set[int], world: int) -> None:
+    """Kill the agents of ``nodes`` and delete the packs of their ranks."""
+    agent_pids = agents(url, world)
+    assert agent_pids.keys() == set(range(world))
+    for node in nodes:
+        os.kill(agent_pids[node], signal.SIGKILL)
+        for pack in Path(url).rglob(f"pack-{node:05d}-*"):
+            pack.unlink()
+    time.sleep(0.2)
 
 
 def agents_at(wanted: Mapping[str, int]) -> dict[int, int]:

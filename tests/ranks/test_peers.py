@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,17 +27,6 @@ def url(tmp_path: Path) -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
 
 
-def lose(url: str, nodes: set[int], world: int) -> None:
-    """Kill the agents of ``nodes`` and delete the packs of their ranks."""
-    agent_pids = protected_ranks.agents(url, world)
-    assert agent_pids.keys() == set(range(world))
-    for node in nodes:
-        os.kill(agent_pids[node], signal.SIGKILL)
-        for pack in Path(url).rglob(f"pack-{node:05d}-*"):
-            pack.unlink()
-    time.sleep(0.2)
-
-
 @pytest.mark.parametrize(
     ("world", "peers", "lost", "then"),
     [
@@ -55,7 +43,7 @@ def test_lost_nodes_are_restored_from_the_others(
     memory."""
     saves = protected_ranks.job(url, world, peers, 2)
     assert all(report["held"] for _, report in saves if "held" in report)
-    lose(url, lost, world)
+    protected_ranks.lose(url, lost, world)
     restores = dict(protected_ranks.job(url, then, peers, 0))
     assert {report["start"] for report in restores.values()} == {2}
     assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(1)}, restores
@@ -69,7 +57,7 @@ def test_ranks_that_end_by_an_error_leave_their_agents_and_what_these_hold(url: 
     """
     peers = relight.Peers(copies=1)
     protected_ranks.job(url, 2, peers, 1, raises=True)
-    lose(url, {1}, 2)
+    protected_ranks.lose(url, {1}, 2)
     restores = dict(protected_ranks.job(url, 2, peers, 0))
     assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(0)}
     assert restores[1]["source"] == "peers", restores
