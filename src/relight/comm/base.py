@@ -28,9 +28,25 @@ def late(ranks: Sequence[int], doing: str, seconds: float) -> RankTimeout:
     return error
 
 
+def out_of_step(calls: Sequence[str]) -> RankTimeout:
+    """Return the error for ranks that met in different calls. ``calls``: what each rank was doing, by rank."""
+    by_call = {call: [rank for rank, other in enumerate(calls) if other == call] for call in dict.fromkeys(calls)}
+    names = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:8]))}{' and others' if len(ranks) > 8 else ''}: {call}"
+        for call, ranks in by_call.items()
+    ]
+    error = RankTimeout(
+        f"the ranks are out of step: {'; '.join(names[:4])}",
+        hint="every rank must make the same calls of the Checkpointer, in the same order",
+    )
+    most = max(by_call.values(), key=len)
+    error.ranks = tuple(rank for rank in range(len(calls)) if rank not in most)
+    return error
+
+
 class Communicator(Protocol):
     """The ranks that save together. All of them make the same calls in the same order, and never from two threads at
-    once."""
+    once. Ranks that meet in calls with a different ``doing`` raise ``RankTimeout``, all of them."""
 
     rank: int
     size: int

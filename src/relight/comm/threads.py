@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from relight.comm.base import late
+from relight.comm.base import late, out_of_step
 
 LETTERS = 4
 """Messages that may be in transit from one rank to another."""
@@ -128,6 +128,9 @@ class ThreadGroup:
 
     def _exchange(self, data: Any, doing: str) -> dict[int, Any]:
         self._count += 1
-        exchange = self._room.give(("gather", self._count), self.rank, data)
+        exchange = self._room.give(("gather", self._count), self.rank, (doing, data))
         self._room.wait(exchange, doing)
-        return exchange.given
+        calls = [exchange.given[rank][0] for rank in range(self.size)]
+        if len(set(calls)) > 1:
+            raise out_of_step(calls)
+        return {rank: given for rank, (_, given) in exchange.given.items()}

@@ -7,15 +7,18 @@ import contextlib
 import gc
 import time
 import traceback
+import zlib
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from relight.comm.base import Communicator, SingleProcess, late
+from relight.comm.base import Communicator, SingleProcess, late, out_of_step
 from relight.comm.torch_private import default_store
 
 _PADDED_BYTES = 1 << 20
 """Bytes up to which all data is padded and received at once: one call is faster than many."""
+_CALL_BYTES = 200
+"""Bytes of the name of a call that ranks compare."""
 REGISTER_S = 1.0
 """Seconds in which ranks that timed out register, so that the missing ones are known."""
 
@@ -53,9 +56,7 @@ class TorchCommunicator:
         import torch.distributed as dist
 
         with self._watched(doing):
-            lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-            dist.all_gather(lengths, torch.tensor([len(data)], device="cpu"), group=self._group)
-            sizes = [int(length) for length in lengths]
+            sizes = self._lengths(len(data), doing)
             longest = max(sizes)
             if not longest:
                 return [b""] * self.size
@@ -79,16 +80,35 @@ class TorchCommunicator:
         import torch.distributed as dist
 
         with self._watched(doing):
-            length = torch.tensor([0 if data is None else len(data)], device="cpu")
-            dist.broadcast(length, src=source, group=self._group)
+            length = self._lengths(len(data or b""), doing)[source]
+            if not length:
+                return b""
             room = (
-                torch.empty(int(length), dtype=torch.uint8, device="cpu")
+                torch.empty(length, dtype=torch.uint8, device="cpu")
                 if data is None
                 else torch.frombuffer(bytearray(data), dtype=torch.uint8)
             )
-            if int(length):
-                dist.broadcast(room, src=source, group=self._group)
+            dist.broadcast(room, src=source, group=self._group)
         return bytes(room.numpy().tobytes())
+
+    def _lengths(self, length: int, doing: str) -> list[int]:
+        """Return each rank's length. Each message of lengths also has a checksum of ``doing``. If these differ, raise ``RankTimeout`` on all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        def gather(mine: Any) -> list[Any]:
+            every = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(every, mine, group=self._group)
+            return every
+
+        call = doing.encode()[:_CALL_BYTES]
+        word = zlib.crc32(call) >> 9 << 40 | length  # a positive int64
+        words = [int(each) for each in gather(torch.tensor([word], device="cpu"))]
+        if any(each >> 40 != word >> 40 for each in words):
+            calls = gather(torch.frombuffer(bytearray(call.ljust(_CALL_BYTES)), dtype=torch.uint8))
+            self.leave()
+            raise out_of_step([each.numpy().tobytes().decode(errors="replace").strip() for each in calls])
+        return [each & (1 << 40) - 1 for each in words]
 
     def propose(self, words: Sequence[int]) -> None:
         """See ``Communicator``."""

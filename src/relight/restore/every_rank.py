@@ -74,10 +74,12 @@ class ReadByEveryRank:
             by_part: list[Mapping[int, Sink]] = [only_needed(sinks)]
         else:
             by_part = [*sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))]
-        reading = RestoreReader(opened, by_part, self._near)
+        reading = RestoreReader(opened, by_part, self._near, self._ranks)
         with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from memory"):
             reading.from_memory()
-        reading.from_store(self._ranks)
+        # Ranks of one node that share a damaged chunk fail together. Ranks of other nodes, or with chunks of their own, do not.
+        with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from the store"):
+            reading.from_store()
         return reading.bytes_read, reading.source
 
     def close(self, error: BaseException | None) -> None:

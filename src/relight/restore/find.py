@@ -185,14 +185,14 @@ def agreed(request: RestoreRequest, history: History) -> Iterator[Checkpoint]:
     )
     ids = msgspec.json.decode(wanted)
     if not ids:
-        with read_on_all_ranks(ranks, "choosing a checkpoint"):
+        with read_on_all_ranks(ranks, "looking for any checkpoint"):
             if candidates(history, which):
                 raise StoreUnavailable(
                     "this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store"
                 )
     for checkpoint_id in ids:
         checkpoint = history.find(checkpoint_id)
-        with read_on_all_ranks(ranks, "choosing a checkpoint"):
+        with read_on_all_ranks(ranks, f"finding checkpoint {checkpoint_id} in the log"):
             if checkpoint is None:
                 raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet that this rank reads")
         assert checkpoint is not None

@@ -19,7 +19,6 @@ from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog.tiers import TierCopy
 from relight.comm import RankTimeout
 from relight.decode import from_msgpack
-from relight.errors import RelightError
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.records import CommitBody
 from relight.layout import Box, Sink, skip_of
@@ -274,25 +273,25 @@ def _send_bytes(
     """Read the bytes that all ranks need, and send them. Return the bytes read and their source. If they cannot be read,
     raise the error, here and on the other ranks."""
     desk, world = ranks.desk, ranks.world.size
-    wanted: dict[int, dict[Box, list[int]]] = {}
-    for rank in range(world):
-        for index, boxes in needs.items() if rank == 0 else _decode_boxes(desk.receive_message(rank)):
-            for box in boxes:
-                wanted.setdefault(index, {}).setdefault(box, []).append(rank)
     distributor = _Distributor(desk, sinks, joined.tensors)
-    by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
-    for index, owners in wanted.items():
-        for piece in joined.pieces[index]:
-            sink = _sink(distributor, index, joined.tensors[index], piece.box, owners, sinks)
-            if sink is not None:
-                by_part[piece.part][piece.tensor] = sink
-    reading = RestoreReader(opened, by_part, near)
     try:
+        wanted: dict[int, dict[Box, list[int]]] = {}
+        for rank in range(world):
+            for index, boxes in needs.items() if rank == 0 else _decode_boxes(desk.receive_message(rank)):
+                for box in boxes:
+                    wanted.setdefault(index, {}).setdefault(box, []).append(rank)
+        by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
+        for index, owners in wanted.items():
+            for piece in joined.pieces[index]:
+                sink = _sink(distributor, index, joined.tensors[index], piece.box, owners, sinks)
+                if sink is not None:
+                    by_part[piece.part][piece.tensor] = sink
+        reading = RestoreReader(opened, by_part, near, SINGLE_RANK)
         reading.from_memory()
-        reading.from_store(SINGLE_RANK)
+        reading.from_store()
     except RankTimeout:
         raise
-    except RelightError as error:
+    except Exception as error:  # of any kind: the other ranks wait for an end
         distributor.end(_FAILED + encode_error(error))
         raise
     distributor.end(_END)
@@ -329,21 +328,29 @@ def _sink(
 
 
 def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
-    """Receive batches and write them to the sinks, until rank 0 reports the end. Raise rank 0's error."""
+    """Receive batches and write them to the sinks, until rank 0 reports the end. Raise rank 0's error, or this rank's own: it receives
+    the rest all the same, because rank 0 sends it."""
+    failed: Exception | None = None
     while True:
         message = desk.receive_message(0)
-        if message[:1] == _END:
-            return
         if message[:1] == _FAILED:
             raise decode_error(message[1:])
+        if message[:1] == _END:
+            break
         size, heads = from_msgpack(message[1:], tuple[int, list[tuple[int, Box]]])
         data = memoryview(bytearray(size))
         desk.receive(data, 0)
         offset = 0
-        for index, box in heads:
+        for index, box in heads if failed is None else ():
             length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
-            _put(sinks[index], tensors[index], box, data[offset : offset + length])
+            try:
+                _put(sinks[index], tensors[index], box, data[offset : offset + length])
+            except Exception as error:  # of the user's storage or of a device
+                failed = error
+                break
             offset += length
+    if failed is not None:
+        raise failed
 
 
 def _put(sink: Sink, tensor: Tensor, box: Box, data: memoryview) -> None:

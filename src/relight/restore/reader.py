@@ -20,14 +20,16 @@ from relight.restore.memory_sources import MEMORY, PEERS, MemorySources
 class RestoreReader:
     """Reads a checkpoint into sinks, which are given for each of its parts."""
 
-    def __init__(self, opened: Opened, sinks: Sequence[Mapping[int, Sink]], near: MemorySources) -> None:
-        self._opened, self._near = opened, near
+    def __init__(
+        self, opened: Opened, sinks: Sequence[Mapping[int, Sink]], near: MemorySources, ranks: RankGroup
+    ) -> None:
+        self._opened, self._near, self._ranks = opened, near, ranks
         self._sinks = {number: by_tensor for number, by_tensor in enumerate(sinks) if by_tensor or len(sinks) == 1}
         self.bytes_read = 0
         self.source = MEMORY
 
     def from_memory(self) -> None:
-        """Read the parts that this node or its peers have in memory, if the bytes are the committed ones."""
+        """Read the parts that this node or its peers have in memory, if the bytes are the committed ones. Plan the reads of the others."""
         for number in list(self._sinks):
             for source, nearer in self._near.views(self._opened, number):
                 try:
@@ -44,17 +46,19 @@ class RestoreReader:
                 del self._sinks[number]
                 self.source = source if source == PEERS else self.source
                 break
+        if self._ranks.several:
+            parts = self._opened.parts
+            self._wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}
 
-    def from_store(self, ranks: RankGroup) -> None:
+    def from_store(self) -> None:
         """Read the remaining parts from the store. Collective: every rank must call it, even if it needs nothing
         more."""
         if self._sinks:
             self.source = "store"
-        parts = self._opened.parts
-        if not ranks.several:
+        world, opened = self._ranks.world, self._opened
+        if self._ranks.several:
+            self.bytes_read += read_together(world.gather, world.rank, this_node(), opened, self._wanted)
+        else:
             self.bytes_read += sum(
-                read_tensors(self._opened, parts[number], by_tensor) for number, by_tensor in self._sinks.items()
+                read_tensors(opened, opened.parts[number], by_tensor) for number, by_tensor in self._sinks.items()
             )
-            return
-        wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}
-        self.bytes_read += read_together(ranks.world.gather, ranks.world.rank, this_node(), self._opened, wanted)
