@@ -92,7 +92,7 @@ class TorchCommunicator:
         return bytes(room.numpy().tobytes())
 
     def _lengths(self, length: int, doing: str) -> list[int]:
-        """Return each rank's length. Each message of lengths also has a checksum of ``doing``. If these differ, raise ``RankTimeout`` on all ranks."""
+        """Return each rank's length. Each message also has a checksum of ``doing``. If these differ, raise ``RankTimeout`` on all ranks."""
         import torch
         import torch.distributed as dist
 

@@ -345,7 +345,7 @@ def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequ
             length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
             try:
                 _put(sinks[index], tensors[index], box, data[offset : offset + length])
-            except Exception as error:  # of the user's storage or of a device
+            except Exception as error:  # noqa: BLE001 - of the user's storage or of a device; raised below
                 failed = error
                 break
             offset += length
