@@ -205,6 +205,10 @@ class Job:
         new_file.rename(self.plant / "until")
         return until
 
+    def printed(self, name: str) -> str:
+        """Return what the nodes of that name have printed."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob(f"{name}[0-9].log")))
+
     def continues_after(self, what: str) -> None:
         """Wait until three more steps were executed."""
         before = self.lines()

@@ -203,15 +203,20 @@ def resized(job: Job, rng: random.Random) -> None:
 
 
 def doubled(job: Job, rng: random.Random) -> None:
-    """The same run is started a second time: one start continues, the other is fenced, reports it and ends."""
+    """The same run is started again, and refused; then with takeover="take": the job that was there is fenced, reports it and ends."""
     del rng
     first = [*job.processes]
     job.saves_again(str(job.hot))
+    job.start(name="refused")
+    job.end(1, "the start that is refused", [process for process in job.processes if process not in first])
+    expect("still trains this run" in job.printed("refused"), "the refused supervisors report who trains this run")
+    expect(all(process.poll() is None for process in first), "and those trained on")
+    job.environment["RELIGHT_CHECKPOINT__TAKEOVER"] = "take"
     job.start(name="other")
+    del job.environment["RELIGHT_CHECKPOINT__TAKEOVER"]
     job.end(1, "the supervisors that were there first", first)
-    logs = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
     expect(
-        "another attempt has taken this run over" in logs,
+        "another attempt has taken this run over" in job.printed("node"),
         "the first supervisors report that another attempt has taken the run over",
     )
     job.continues_after("two supervisors on one run")

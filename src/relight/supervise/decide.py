@@ -35,7 +35,7 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
     ``history``: this job's earlier failures, oldest first. The same facts give the same decision.
     """
     if failure.kind == "fenced":
-        return Decision("stop", FENCED)
+        return Decision("stop", failure.why if "LeaseHeld" in failure.why else FENCED)
     if failure.kind == "preemption" and failure.departure is not None:
         left, least = failure.departure.left, failure.departure.least
         if left >= least:
