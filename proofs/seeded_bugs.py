@@ -40,7 +40,7 @@ SHELF = "proofs.shelf"
 
 _FENCED = "    if history.epoch > epoch:\n"
 _VOIDED = (
-    '        if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):\n            return\n'
+    '        if not void_root(store, prefix, f"rank {seat.rank} could not save its part: {why}"):\n            return\n'
 )
 
 PLANTED: dict[str, Bug] = {
@@ -65,7 +65,9 @@ PLANTED: dict[str, Bug] = {
     ),
     "void overwrites an existing root": Bug(
         Edit(
-            f"{TOGETHER}:_void", "    store.put_once(", '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once('
+            f"{TOGETHER}:void_root",
+            "    store.put_once(",
+            '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once(',
         ),
     ),
     "a root overwrites the void one": Bug(
@@ -118,7 +120,7 @@ PLANTED: dict[str, Bug] = {
     "a rank that waited too long does not abort the save": Bug(
         Edit(
             f"{TOGETHER}:_await",
-            "                if _void(place.store, prefix, error.what):\n",
+            "                if void_root(place.store, prefix, error.what):\n",
             "                if True:\n",
         ),
         Edit(

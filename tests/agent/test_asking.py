@@ -133,7 +133,7 @@ def test_commits_report_the_ranks_without_parts(tmp_path: Any) -> None:
     place = SimpleNamespace(store=None, log=SimpleNamespace(run="run", read=lambda: None), epoch=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_rank, "_complete", lambda *_: ([1], None) if not next(names) else ([], None))
-        patch.setattr(multi_rank, "_is_made", lambda *_: len(missing_parts) > 4)
+        patch.setattr(multi_rank, "is_root_there", lambda *_: len(missing_parts) > 4)
         patch.setattr(multi_rank, "_committed", lambda *_: ("root", 7))
         patch.setattr(multi_rank, "refuse_if_fenced", lambda *_: None)
         clock = iter(range(100))

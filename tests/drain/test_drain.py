@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from relight.catalog import Run
 from relight.catalog.tiers import announce, drained_to, merge, read_further
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
-from relight.drain import drain
+from relight.drain import drain, shared_copy
 from relight.drain.outwards import residency
 from relight.errors import ConfigError, CorruptCheckpoint, Fenced, StoreUnavailable
 from relight.format import Leaf, encode_tree
@@ -181,24 +182,25 @@ def test_the_fence_is_checked_when_a_copy_commits(tmp_path: Path, monkeypatch: p
     """An attempt that is superseded while it copies commits nothing, and leaves nothing."""
     attempt = begin(tmp_path)
     save(attempt, 0)
-    check = copying.check_written
+    check = shared_copy.check_written
 
     def then_fenced(*arguments: object) -> tuple[str, int]:
         result = check(*arguments)  # type: ignore[arg-type]
         take_over(Log(LocalStore(tmp_path / "far"), "run"), "another")
         return result
 
-    monkeypatch.setattr(copying, "check_written", then_fenced)
+    monkeypatch.setattr(shared_copy, "check_written", then_fenced)
     assert isinstance(drain(attempt.store, "run").errors["far"], Fenced)
     assert live(tmp_path, "far") == []
     assert [path.name for path in (tmp_path / "far" / "run").iterdir()] == ["log"]
 
 
 def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two drains drops its copy: no checkpoint is stored twice, and none has failed."""
+    """A second drain finishes what the first one has begun: no checkpoint is stored twice, and none has failed."""
     attempt = begin(tmp_path)
     save(attempt, 0)
-    check, inner = copying.check_written, []
+    check, inner = shared_copy.check_written, []
+    monkeypatch.setattr(shared_copy, "LATE_AFTER_S", 0.1)
 
     def another_first(*arguments: object) -> tuple[str, int]:
         result = check(*arguments)  # type: ignore[arg-type]
@@ -207,31 +209,34 @@ def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.Mo
             assert not drain(attempt.store, "run").errors
         return result
 
-    monkeypatch.setattr(copying, "check_written", another_first)
+    monkeypatch.setattr(shared_copy, "check_written", another_first)
     report = drain(attempt.store, "run")
     assert not report.errors and live(tmp_path, "far") == [0]
 
 
 def test_an_interrupted_drain_is_resumed(tmp_path: Path) -> None:
-    """A drain that stops during a copy commits nothing.
+    """A drain that stops during a copy commits nothing. The next one continues it at once.
 
-    The next one copies it, under another name if a directory is left.
+    If the directory belongs to something else, the copy has another name.
     """
     attempt = begin(tmp_path)
-    checkpoint = save(attempt, 0)
+    save(attempt, 0)
     stops = iter([False, True, True, True])
     report = drain(attempt.store, "run", stop=lambda: next(stops))
     assert isinstance(report.errors["far"], StoreUnavailable) and live(tmp_path, "far") == []
-    leftover = tmp_path / "far" / "run" / f"0000000000-{checkpoint}-e1"
+    began = time.monotonic()
+    assert not drain(attempt.store, "run").errors and live(tmp_path, "far") == [0]
+    assert time.monotonic() - began < shared_copy.LATE_AFTER_S
+    assert [path.name for path in (tmp_path / "far" / "run").glob("*/ready")] == []
+    second = save(attempt, 1)
+    leftover = tmp_path / "far" / "run" / f"0000000001-{second}-e1"
     leftover.mkdir()
     (leftover / "part-00000.msgpack").write_bytes(b"half")
     assert not drain(attempt.store, "run").errors
-    (copied,) = Run(LocalStore(tmp_path / "far"), "run").history().live
-    assert copied.id != checkpoint and copied.body.origin == checkpoint
+    _, copied = Run(LocalStore(tmp_path / "far"), "run").history().live
+    assert copied.id != second and copied.body.origin == second
     assert drain(attempt.store, "run").copied == [], "the copy is recognised by its origin"
-    assert (
-        merge([attempt.history(), Run(LocalStore(tmp_path / "far"), "run").history()]).copies[checkpoint][1].place == 1
-    )
+    assert merge([attempt.history(), Run(LocalStore(tmp_path / "far"), "run").history()]).copies[second][1].place == 1
     begin(tmp_path)
     drain(attempt.store, "run")
     execute_sweep(plan_sweep(LocalStore(tmp_path / "far"), "run"), LocalStore(tmp_path / "far"))

@@ -521,6 +521,7 @@ class AgentServer:
                         lambda: bool(self._sessions),
                         nice=place.nice + 5,
                         guard=writer.guard,
+                        ranks=lambda: tuple(self._ranks),
                     )
             self._drainer.wake()
 

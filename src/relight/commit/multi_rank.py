@@ -224,7 +224,7 @@ def _await(
                     return mine, _append(place, directory, mine)
                 if missing and not first:
                     refuse_if_fenced(place.log.read(), place.epoch)
-            if _is_made(place.store, prefix):
+            if is_root_there(place.store, prefix):
                 committed = _committed(place, directory)
                 if committed is not None:
                     return committed
@@ -237,7 +237,7 @@ def _await(
                 error = late(
                     missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began
                 )
-                if _void(place.store, prefix, error.what):
+                if void_root(place.store, prefix, error.what):
                     raise error
         except StoreUnavailable as error:
             doubt = error if isinstance(error, Uncertain) else doubt
@@ -254,7 +254,7 @@ def _complete(
     store = place.store
     names = [entry.name for entry in store.list(f"{prefix}/{READY_DIR}")]
     for failed in filter(None, map(parse_failed, names)):
-        _void(store, prefix, f"rank {failed[0]} could not save its part: {failed[1]}")
+        void_root(store, prefix, f"rank {failed[0]} could not save its part: {failed[1]}")
         return [], None
     missing = sorted(set(range(seat.world)).difference(map(ready_rank, names)))
     if missing:
@@ -262,7 +262,7 @@ def _complete(
     ready_by_rank = {ready.rank: ready for ready in filter(None, map(parse_ready, names))}
     others = [rank for rank, ready in sorted(ready_by_rank.items()) if ready.plan != seat.plan[:PLAN_DIGITS]]
     if others:
-        _void(store, prefix, f"ranks {others[:8]} have other tensors than rank {seat.rank} expects")
+        void_root(store, prefix, f"ranks {others[:8]} have other tensors than rank {seat.rank} expects")
         return [], None
     try:
         draft = from_json(store.get(f"{prefix}/{DRAFT_FILE}", ROOT_BYTES_MAX), prefix, ROOT_BYTES_MAX)
@@ -336,7 +336,7 @@ def _with_parts(
     )  # fmt: skip
 
 
-def _is_made(store: ByteStore, prefix: str) -> bool:
+def is_root_there(store: ByteStore, prefix: str) -> bool:
     """Return whether the root exists. Reads only its beginning. Raise ``OthersFailed`` with the reason if the root is void."""
     try:
         reader = store.open(f"{prefix}/{ROOT_FILE}")
@@ -393,7 +393,7 @@ def _append(place: CommitTarget, directory: CheckpointDir, root: Root) -> int:
     return seqs[-1]
 
 
-def _void(store: ByteStore, prefix: str, why: str) -> bool:
+def void_root(store: ByteStore, prefix: str, why: str) -> bool:
     """Abort the checkpoint permanently, for all ranks. Return False if it is complete, and can no longer be aborted."""
     store.put_once(f"{prefix}/{ROOT_FILE}", VOID + f"{why}\n".encode())
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
@@ -403,7 +403,7 @@ def void_checkpoint(place: CommitTarget, step: int, id_: str, why: str) -> None:
     """Abort a running save of this attempt. If all ranks have completed it already, commit it instead."""
     directory = CheckpointDir(step, id_, place.epoch)
     prefix = f"{place.log.run}/{directory}"
-    if not _void(place.store, prefix, why):
+    if not void_root(place.store, prefix, why):
         root = _root(place, directory, prefix)
         place.store.sync(prefix)
         _append(place, directory, root)
@@ -425,7 +425,7 @@ def _give_up(store: ByteStore, prefix: str, seat: Participant, error: BaseExcept
             put(store, f"{prefix}/{READY_DIR}/{failed_file(seat.rank, kind)}", b"")
     why = error.what if isinstance(error, RelightError) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(RelightError):
-        if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):
+        if not void_root(store, prefix, f"rank {seat.rank} could not save its part: {why}"):
             return
         _remove_own_files(store, prefix, seat)
 

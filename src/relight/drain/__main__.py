@@ -1,4 +1,4 @@
-"""``python -m relight.drain STORE RUN NICE``: drain once. Events go to standard output, one JSON list a line.
+"""``python -m relight.drain STORE RUN NICE [RANK…]``: drain once. Events go to standard output, one JSON list a line.
 
 The first line of standard input has the stores' keys and security settings. It ends when standard input ends, or on
 SIGTERM; it aborts the present copy then. Exit status 0: every tier has what it must hold.
@@ -23,7 +23,7 @@ from relight.store import open_bytes
 
 def main() -> int:
     """Drain the run once. Return the exit status."""
-    url, run, nice = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    url, run, nice, *ranks = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -43,7 +43,8 @@ def main() -> int:
         guard = StoreSecurity.from_line(settings)
         if guard:
             keep_out_of_core_dumps(whole=True)
-        report = drain(open_bytes(url, guard=guard), run, notify=print_event, stop=stopped.is_set)
+        store = open_bytes(url, guard=guard)
+        report = drain(store, run, notify=print_event, stop=stopped.is_set, ranks=frozenset(ranks))
     except RelightError as error:
         print_event("drain.failed", str(error), {"kind": error.kind})
         return 1

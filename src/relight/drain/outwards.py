@@ -24,11 +24,11 @@ from relight.catalog.tiers import (
     tiers_of,
 )
 from relight.commit.attempt import take_over
+from relight.drain.shared_copy import copy_together
 from relight.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
     Fenced,
-    LeaseHeld,
     RelightError,
     StoreUnavailable,
     UnsafeContent,
@@ -45,17 +45,10 @@ from relight.run_records.fresh_starts import carry_fresh_start
 from relight.run_records.incident_sync import sync_incidents
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
-from relight.transfer.copying import Claimed, copy_one
 from relight.units import duration_text, size_text
 
 Notify = Callable[[str, str, dict[str, Any]], None]
 """Receives an event: its name, sentence and fields, as ``observe.emit`` takes them."""
-COPY_POLL_S = 0.5
-"""Seconds between two polls of a copy that another node makes."""
-ABANDONED_AFTER_S = 3.0
-ABANDONED_BYTES_PER_S = 50e6
-"""Another node's copy counts as abandoned if no new file appears for ``ABANDONED_AFTER_S``, plus the time of all its bytes at
-this speed."""
 REPORTED_MAX = 16
 """Newest checkpoints for which copies by other processes are reported."""
 
@@ -78,19 +71,21 @@ def drain(
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     at_pace: bool = True,
+    ranks: frozenset[int] = frozenset(),
 ) -> Drained:
-    """Copy to every further tier of the run the checkpoints that it must hold and lacks. A tier that fails does not
-    delay the others.
+    """Copy to every further tier of the run the checkpoints that it must hold and lacks, together with all processes
+    that do the same (``copy_together``). A tier that fails does not delay the others.
 
     The copies are those of the nearest tier's present attempt: when another attempt has fenced the run or a tier,
     copying there ends. ``at_pace``: copy scheduled saves only as often as the schedule states; False: copy the newest
-    in any case. After the copies, each tier's retention runs. Incidents and accounts are synchronised in both
-    directions. Memory: that of copying. A checkpoint that cannot be read in the nearest tier is skipped and reported.
+    in any case. ``ranks``: those whose parts this node copies first; none for a process outside the job. After the copies, each tier's
+    retention runs, and before them incidents and accounts are synchronised in both directions: not on nodes without rank 0. Memory: that of
+    copying. A checkpoint that cannot be read in the nearest tier is skipped and reported.
     """
     near, report = Run(store, run), Drained()
     for tier in tiers_of(near.history()):
         try:
-            _TierDrain(near, tier, notify, progress, stop, report, at_pace).go()
+            _TierDrain(near, tier, notify, progress, stop, report, at_pace, ranks).go()
         except RelightError as error:
             report.errors[tier.name] = error
             fields = {"tier": tier.name, "kind": error.kind}
@@ -105,9 +100,9 @@ class _TierDrain:
 
     def __init__(
         self, near: Run, tier: Tier, notify: Notify, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained,
-        at_pace: bool,
+        at_pace: bool, ranks: frozenset[int],
     ) -> None:  # fmt: skip
-        self._at_pace = at_pace
+        self._at_pace, self._ranks, self._leads = at_pace, ranks, not ranks or 0 in ranks
         self._near, self._tier, self._notify, self._progress, self._stop, self._report = (
             near,
             tier,
@@ -120,8 +115,6 @@ class _TierDrain:
         self._log = Log(near.store, near.name)
         self._unreadable: set[str] = set()
         self._mine: set[str] = set()
-        self._given_up: set[str] = set()
-        """Ids of checkpoints that another node began to copy and abandoned."""
 
     def go(self) -> None:
         """Copy until the tier lacks nothing, the drain is stopped, or another attempt is in charge."""
@@ -138,16 +131,18 @@ class _TierDrain:
             if not reach.history.attempts:  # else take_over accepts only attempts of this run
                 check_same_run(history, reach)
         charge = take_over(log, self._attempt, attempts[:-1])
-        with contextlib.suppress(RelightError):  # the next drain tries again
-            sync_incidents(self._near.store, self._near.name, store, run, self._stop)
-        with contextlib.suppress(StoreUnavailable):  # the next drain records it
-            record_best_by(log, history.best_by, charge)
+        if self._leads:
+            with contextlib.suppress(RelightError):  # the next drain tries again
+                sync_incidents(self._near.store, self._near.name, store, run, self._stop)
+            with contextlib.suppress(StoreUnavailable):  # the next drain records it
+                record_best_by(log, history.best_by, charge)
         while not self._stop():
             history = self._near.history()
             if history.attempts[-1] != self._attempt:
                 return  # the attempt that is in charge now drains
             far = fold(log.read())
-            self._note(history, far)
+            if self._leads:
+                self._note(history, far)
             wanted = [id for id in owed_to(tier, history, far, at_pace=self._at_pace) if id not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:
@@ -155,63 +150,64 @@ class _TierDrain:
                 break
             checkpoint = history.find(wanted[0])
             assert checkpoint is not None
-            with contextlib.suppress(StoreUnavailable):  # the next copy records it
-                carry_fresh_start(history, far, checkpoint, log, charge)
+            if self._leads:
+                with contextlib.suppress(StoreUnavailable):  # the next copy records it
+                    carry_fresh_start(history, far, checkpoint, log, charge)
             self._copy(checkpoint, store, log, charge)
-            self._retire(store, log, charge)
+            if self._leads:
+                self._retire(store, log, charge)
 
     def _copy(self, checkpoint: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
         started, total = time.monotonic(), 0
         limit = self._tier.bytes_per_second
-        begun = COPYING.note(CopyingNote(tier=self._tier.name, id=checkpoint.id))
-        self._log.append(partial(_noted, begun))  # else retention may delete it in the nearest tier during the copy
 
         def progress(length: int) -> None:
             if self._progress is not None:
                 self._progress(length)
-            if self._stop():
-                raise StoreUnavailable("the drain was stopped; the next drain resumes the copy", where=self._tier.name)
+            self._check_stopped()
 
-        def sent(length: int) -> None:
+        def share(length: int, nodes: int) -> None:
             nonlocal total
-            total += length
+            total += length * nodes
             if limit:
                 time.sleep(max(0.0, total / limit - (time.monotonic() - started)))
 
+        def hold() -> None:
+            begun = COPYING.note(CopyingNote(tier=self._tier.name, id=checkpoint.id))
+            self._log.append(partial(_noted, begun))  # else retention may delete it in the nearest tier during the copy
+
+        def pause(seconds: float) -> None:
+            time.sleep(seconds)
+            self._check_stopped()
+
         try:
-            copy_one(
-                self._near.open(checkpoint),
-                store,
-                log,
-                progress,
-                charge,
-                gives_way=checkpoint.id not in self._given_up,
-                sent=sent,
-            )
-        except Claimed as error:
-            self._watch(checkpoint, store, log, error.prefix)
-            return
-        except LeaseHeld:
-            if checkpoint.id in _named(fold(log.read()), self._near.history()):  # another node has copied it first
-                return
-            raise
+            done = copy_together(
+                self._near.open(checkpoint), store, log, charge,
+                own=self._ranks, share=share, progress=progress, hold=hold, pause=pause,
+            )  # fmt: skip
         # the nearest tier's copy is damaged: other checkpoints may be undamaged
         except (CorruptCheckpoint, UnsafeContent) as error:
             self._unreadable.add(checkpoint.id)
             what = f"checkpoint {checkpoint.id} is not copied to {self._tier.name}: {error}"
             self._notify("drain.failed", what, {"tier": self._tier.name, "id": checkpoint.id, "kind": error.kind})
             return
+        if not done.parts and not done.committed:
+            return
         seconds = time.monotonic() - started
         near, far = self._near.history(), fold(log.read())
-        size = next(
+        whole = next(
             (copy.body.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes
         )
+        parts = done.of
+        size = whole if done.parts == parts else done.bytes
         self._mine.add(checkpoint.id)
         self._report.copied.append((self._tier.name, checkpoint.id, size, seconds))
-        self._note(near, far)
+        if done.committed:
+            self._note(near, far)
+        here = "" if done.parts == parts else f"; {done.parts} of {parts} parts ({size_text(size)}) from here"
         self._notify(
             "drain.done",
-            f"step {checkpoint.step} ({checkpoint.id}, {size_text(size)}) is on {self._tier.name} too, in {duration_text(seconds)}",
+            f"step {checkpoint.step} ({checkpoint.id}, {size_text(whole)}) is on {self._tier.name} too, in {duration_text(seconds)}{here}",
             {
                 "tier": self._tier.name,
                 "id": checkpoint.id,
@@ -221,23 +217,9 @@ class _TierDrain:
             },
         )
 
-    def _watch(self, checkpoint: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
-        """Wait while another node copies the checkpoint, until it is committed, or the copy counts as abandoned."""
-        patience_s = ABANDONED_AFTER_S + checkpoint.body.alone_bytes / (
-            self._tier.bytes_per_second or ABANDONED_BYTES_PER_S
-        )
-        seen: set[str] = set()
-        changed = time.monotonic()
-        while checkpoint.id not in _named(fold(log.read()), self._near.history()):
-            now = {entry.name for entry in store.list(prefix)}
-            if now != seen:
-                seen, changed = now, time.monotonic()
-            if time.monotonic() - changed > patience_s:
-                self._given_up.add(checkpoint.id)
-                return
-            time.sleep(COPY_POLL_S)
-            if self._stop():
-                raise StoreUnavailable("the drain was stopped; the next drain resumes the copy", where=self._tier.name)
+    def _check_stopped(self) -> None:
+        if self._stop():
+            raise StoreUnavailable("the drain was stopped; the next drain resumes the copy", where=self._tier.name)
 
     def _emit_copied(self, history: History, far: History) -> None:
         """Report the checkpoints of this attempt that other processes have copied, for a caller that waits for them

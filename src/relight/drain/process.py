@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from relight.comm import new_threads
@@ -32,7 +32,7 @@ class Drainer:
     """Drains one run when it is woken.
 
     ``notify`` is called with its events, in another thread. ``patient`` returns whether to try again after a failure:
-    whether a process still waits for the copies.
+    whether a process still waits for the copies. ``ranks`` returns those whose parts this node copies first: see ``drain``.
     """
 
     def __init__(
@@ -44,9 +44,11 @@ class Drainer:
         *,
         nice: int = 15,
         guard: StoreSecurity | None = None,
+        ranks: Callable[[], Iterable[int]] = lambda: (),
     ) -> None:
         self._guard = guard or StoreSecurity()
         self._url, self._run, self._notify, self._patient, self._nice = url, run, notify, patient, nice
+        self._ranks = ranks
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
         self._child: subprocess.Popen[bytes] | None = None
@@ -134,7 +136,7 @@ class Drainer:
             if self._stopped:
                 return True
             child = self._child = subprocess.Popen(
-                child_command("relight.drain", self._url, self._run, str(self._nice)),
+                child_command("relight.drain", self._url, self._run, str(self._nice), *map(str, sorted(self._ranks()))),
                 env=child_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -39,6 +39,9 @@ _READY = re.compile(
     rf"(?:\.{_NUMBER}\.{_NUMBER}\.{_NUMBER})?\Z"
 )
 _FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
+_TAKEN = re.compile(r"(taken|freed)-([0-9]{5})-([0-9]{3})\Z")
+_COPIED = re.compile(r"copied-([0-9]{5})\Z")
+_COPYING_NODE = re.compile(r"node-[0-9a-z]{10}\Z")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PLAN_DIGITS = 6
 """Hexadecimal digits in a ready file's name of the hash that all ranks must agree on."""
@@ -265,9 +268,46 @@ def parse_failed(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
+def taken_file(part: int, attempt: int) -> str:
+    """Return the name of the file that states that a node copies this part to a further tier. ``attempt`` counts from 0."""
+    return f"taken-{part:05d}-{attempt:03d}"
+
+
+def freed_file(part: int, attempt: int) -> str:
+    """Return the name of the file that states that the node of this attempt copies the part no more."""
+    return f"freed-{part:05d}-{attempt:03d}"
+
+
+def parse_taken(name: str) -> tuple[int, int, bool] | None:
+    """Return the part, the attempt and whether it was freed, from a file's name; None for other names."""
+    match = _TAKEN.match(name)
+    return (int(match[2]), int(match[3]), match[1] == "freed") if match else None
+
+
+def copied_file(part: int) -> str:
+    """Return the name of the file that states that this part is in a further tier."""
+    return f"copied-{part:05d}"
+
+
+def parse_copied(name: str) -> int | None:
+    """Return the part from a file's name; None for other names."""
+    match = _COPIED.match(name)
+    return int(match[1]) if match else None
+
+
+def copying_node_file(node: str) -> str:
+    """Return the name of the file that states that a node takes part in a copy. ``node``: ten characters from 0–9 a–z."""
+    return f"node-{node}"
+
+
+def is_copying_node_file(name: str) -> bool:
+    """Return whether ``copying_node_file`` returns such a name."""
+    return _COPYING_NODE.match(name) is not None
+
+
 def is_announcement_file(name: str) -> bool:
     """Return whether ``name`` is a name that Relight writes in ``READY_DIR``."""
-    return any(pattern.match(name) for pattern in (_READY, _FAILED))
+    return any(pattern.match(name) for pattern in (_READY, _FAILED, _TAKEN, _COPIED, _COPYING_NODE))
 
 
 def is_written_file(name: str) -> bool:

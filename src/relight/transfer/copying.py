@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,6 @@ from relight.errors import (
     CheckpointNotFound,
     ConfigError,
     CorruptCheckpoint,
-    Fenced,
     LeaseHeld,
     RelightError,
     UnsafeContent,
@@ -32,7 +31,7 @@ from relight.errors import (
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
 from relight.format.chunk_locations import OWN, PackChunks
 from relight.format.manifest import Pack, donors_of, is_storing, storing, storing_order
-from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
+from relight.format.names import DRAFT_FILE, ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
 from relight.format.root_keys import COPIED_FROM
 from relight.log import Checkpoint, History, Log, LogView, fold
@@ -42,7 +41,7 @@ from relight.reader.chunk_reader import each_chunk
 from relight.reader.pack_reader import StoredReader, open_pack
 from relight.run_records.best_by import record_best_by
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
-from relight.store.base import Uncertain
+from relight.store.base import Uncertain, rewrites, write_whole
 from relight.transfer.stored_there import packs_there, there_already
 
 BUFFER_BYTES = 8 << 20
@@ -184,12 +183,19 @@ def _origin(view: LogView, checkpoint_id: str) -> dict[str, Any]:
     return {"store": view.store_id, "run": view.run_id, "id": checkpoint_id}
 
 
-class Claimed(LeaseHeld):
-    """Another process of the same attempt is copying the checkpoint there. ``prefix``: the copy's directory."""
+class CopyDraft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a copy is stored, as ``draft.json``. Its exclusive creation claims the copy's directory.
 
-    def __init__(self, prefix: str, where: str) -> None:
-        super().__init__("another process is copying it there", where=where)
-        self.prefix = prefix
+    With the original and the directory's name it determines every byte of the copy.
+    """
+
+    origin: str = ""
+    """The original's id. Empty: one process makes this copy, and no other may take part."""
+    donor: str = ""
+    """Id of the checkpoint at the destination that has some of its chunks already; empty for none."""
+    coded: bool = False
+    """Whether coded chunks stay coded."""
+    parents: list[str] = []
 
 
 def copy_one(
@@ -197,46 +203,36 @@ def copy_one(
     store: ByteStore,
     log: Log,
     progress: Progress | None,
-    charge: int | None = None,
     *,
-    gives_way: bool = False,
-    sent: Progress | None = None,
     checks: Callable[[History], None] | None = None,
 ) -> str:
-    """Copy a checkpoint and commit it at the destination. Return its id there.
+    """Copy a checkpoint and commit it at the destination, in its present epoch. Return its id there.
 
-    ``charge``: epoch of the copying attempt. If the destination has another epoch at the commit, raise ``Fenced``. None: a tool copies, in
-    the present epoch. ``gives_way``: raise ``Claimed`` if a copy was begun there in the same epoch, instead of making a second one under a
-    new id. ``progress``: called with bytes of the checkpoint; ``sent``: with bytes written. ``checks``: raises if the copy must not be
-    committed after the destination's present history.
-
-    The first part is created first and exclusively: the process that created it owns the directory, and only it writes or deletes there.
+    ``progress``: called with bytes of the checkpoint. ``checks``: raises if the copy must not be committed after the destination's present
+    history. The process that created the draft owns the directory, and only it writes or deletes there.
     """
     view = log.read()
     history = fold(view)
-    _in_charge(log.run, charge, history)
-    origin = opened.checkpoint.original_id
     free = opened.root.id not in history.committed_ids
     directory = CheckpointDir(opened.root.step, opened.root.id if free else new_id(), history.epoch)
-    known = there_already(Run(store, log.run), history) if opened.checkpoint.requires else {}
-    writing = _Copying(opened, store, view, directory, known, sent)
-    while not writing.claim():
-        if gives_way and writing.directory.id == opened.root.id:
-            raise Claimed(writing.prefix, log.run)
-        writing = _Copying(opened, store, view, directory._replace(id=new_id()), known, sent)
-    directory, prefix = writing.directory, writing.prefix
+    donor, known = there_already(Run(store, log.run), history) if opened.checkpoint.requires else ("", {})
+    draft = CopyDraft("", donor, stays_coded(opened), parents_there(opened, history))
+    while not _claim(store, f"{log.run}/{directory}", draft):
+        directory = directory._replace(id=new_id())
+    writer = CopyWriter(opened, store, view, directory, draft, known)
     committing = False
     try:
-        root = writing.write(history, progress)
-        root_hash, root_bytes = check_written(store, prefix, root)
-        body = _commit_body(opened, root, str(directory), root_hash, root_bytes)
+        for number in range(len(opened.parts)):
+            writer.write_part(number, progress)
+        root = writer.root()
+        put(store, f"{writer.prefix}/{ROOT_FILE}", encode_root(root))
+        store.sync(writer.prefix)
+        root_hash, root_bytes = check_written(store, writer.prefix, root)
+        body = copied_body(opened, root, str(directory), root_hash, root_bytes)
 
         def decide(now: LogView) -> tuple[Body, int]:
-            _in_charge(log.run, charge, fold(now))
             if checks is not None:
                 checks(fold(now))
-            if charge is not None and origin in {checkpoint.original_id for checkpoint in fold(now).live}:
-                raise LeaseHeld("another process has copied it there meanwhile", where=log.run)
             if not set(root.requires) <= fold(now).by_id.keys():
                 raise LeaseHeld(
                     "a checkpoint that has some of its chunks was retired meanwhile",
@@ -257,18 +253,51 @@ def copy_one(
         # As in commit: an interrupt may come just after the commit. Then nothing of the copy may be deleted.
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
-                delete_directory(store, prefix)
+                delete_directory(store, writer.prefix)
         raise
+    with contextlib.suppress(RelightError):
+        store.delete(f"{writer.prefix}/{DRAFT_FILE}")
     return directory.id
 
 
-def _in_charge(run: str, charge: int | None, history: History) -> None:
-    if charge is not None and history.epoch != charge:
-        raise Fenced(f"attempt {charge} there was superseded by attempt {history.epoch}", where=run)
+def _claim(store: ByteStore, prefix: str, draft: CopyDraft) -> bool:
+    """Claim a directory. Return False if it exists: another copy has it, or an interrupted one had. No name is used twice."""
+    if any(True for _ in store.list(prefix)):
+        return False
+    try:
+        return store.put_once(f"{prefix}/{DRAFT_FILE}", msgspec.json.encode(draft))
+    except RelightError:
+        with contextlib.suppress(RelightError):
+            store.delete_dir(prefix)  # deletes it only if it is empty
+        raise
 
 
-class _Copying:
-    """Writes a copy in its directory."""
+def stays_coded(opened: Opened) -> bool:
+    """Return whether a copy keeps coded chunks. A repaired pack's coded bytes may be damaged."""
+    stored = {pack.file for part in opened.parts for pack in part.packs if pack.stored is not None}
+    return bool(stored) and stored.isdisjoint(entry.name for entry in opened.store.list(opened.prefix))
+
+
+def parents_there(opened: Opened, history: History) -> list[str]:
+    """Return the checkpoint's parents that the destination has or had."""
+    return [parent for parent in opened.root.parents if parent in history.committed_ids]
+
+
+class _Written(NamedTuple):
+    """What the root states of a part: its reference, its bytes and those in own files, its donors, and features of its packs."""
+
+    ref: PartRef
+    size: int
+    new: int
+    donors: frozenset[str]
+    stored: frozenset[str]
+
+
+class CopyWriter:
+    """Writes the files of a copy in its directory. All bytes follow from the original, the directory and the draft.
+
+    ``known``: the chunks of the draft's donor. ``sent``: called with bytes written.
+    """
 
     def __init__(
         self,
@@ -276,18 +305,52 @@ class _Copying:
         store: ByteStore,
         view: LogView,
         directory: CheckpointDir,
+        draft: CopyDraft,
         known: Chunks,
-        sent: Progress | None,
+        sent: Progress | None = None,
     ) -> None:
-        self.directory, self.prefix = directory, f"{view.run}/{directory}"
+        self.directory, self.prefix, self.draft = directory, f"{view.run}/{directory}", draft
         self._opened, self._store, self._view, self._known, self._tell_sent = opened, store, view, known, sent
-        stored = {pack.file for part in opened.parts for pack in part.packs if pack.stored is not None}
-        repaired = stored and not stored.isdisjoint(entry.name for entry in opened.store.list(opened.prefix))
-        self._coded = bool(stored) and not repaired  # a repaired pack's coded bytes may be damaged
-        self._first = self._moved(opened.parts[0])
+        self._made: dict[int, _Written] = {}
 
-    def _moved(self, part: Part) -> Part:
-        new = self.directory
+    def write_part(self, number: int, progress: Progress | None, *, again: bool = False) -> None:
+        """Write a part and its packs; their names need ``sync``. ``again``: another process may have written some of them."""
+        part, (moved, data) = self._opened.parts[number], self._encoded(number)
+        for pack, after in zip(part.packs, moved.packs, strict=True):
+            self._copy_pack(pack, after, progress, again)
+        key = f"{self.prefix}/{self._opened.root.parts[number].file}"
+        write_whole(self._writer(key, len(data), again), data)
+
+    def root(self) -> Root:
+        """Return the copy's root."""
+        opened, view, origin = self._opened, self._view, self._opened.root
+        for number in range(len(opened.parts)):
+            if number not in self._made:
+                self._encoded(number)
+        parts = [self._made[number] for number in range(len(opened.parts))]
+        stored = set[str]().union(*(part.stored for part in parts))
+        root: Root = msgspec.structs.replace(
+            origin,
+            store=view.store_id,
+            run=view.run_id,
+            id=self.directory.id,
+            epoch=self.directory.epoch,
+            parents=list(self.draft.parents),
+            parts=[part.ref for part in parts],
+            features=[
+                *(feature for feature in origin.features if not is_storing(feature)),
+                *storing_order(stored),
+            ],
+            requires=sorted(set[str]().union(*(part.donors for part in parts))),
+            stored_bytes=sum(part.size for part in parts),
+            new_bytes=sum(part.new for part in parts),
+            user={**origin.user, **COPIED_FROM.field({"store": origin.store, "run": origin.run, "id": origin.id})},
+        )
+        return root
+
+    def _encoded(self, number: int) -> tuple[Part, bytes]:
+        """Return a part as it is at the destination, and its bytes."""
+        part, ref, new = self._opened.parts[number], self._opened.root.parts[number], self.directory
         moved: Part = msgspec.structs.replace(
             part,
             store=self._view.store_id,
@@ -295,73 +358,31 @@ class _Copying:
             id=new.id,
             step=new.step,
             epoch=new.epoch,
-            packs=packs_there(part.packs, self._known, coded=self._coded),
+            packs=packs_there(part.packs, self._known, coded=self.draft.coded),
         )
-        return moved
-
-    def claim(self) -> bool:
-        """Claim the directory by creating its first part. Return False if another copy has it."""
-        # an interrupted copy of the same checkpoint: no name is used twice
-        if any(True for _ in self._store.list(self.prefix)):
-            return False
-        try:
-            return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", encode_part(self._first))
-        except RelightError:
-            with contextlib.suppress(RelightError):
-                self._store.delete_dir(self.prefix)  # deletes it only if it is empty
-            raise
-
-    def write(self, history: History, progress: Progress | None) -> Root:
-        """Write packs, the other parts and the root. Their content and names are durable on return."""
-        opened, store, view = self._opened, self._store, self._view
-        refs = []
-        size = new = 0
-        requires, stored = set[str](), set[str]()
-        for number, (ref, part) in enumerate(zip(opened.root.parts, opened.parts, strict=True)):
-            moved = self._moved(part) if number else self._first
-            data = encode_part(moved)
-            for pack, after in zip(part.packs, moved.packs, strict=True):
-                self._copy_pack(pack, after, progress)
-                size, new = size + after.stored_bytes, new + after.new_bytes
-                requires.update(donors_of([after]))
-                stored.update(storing([after]))
-            if number:
-                put(store, f"{self.prefix}/{ref.file}", data)
-            refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
-            size, new = size + len(data), new + len(data)
-        origin = {"store": opened.root.store, "run": opened.root.run, "id": opened.root.id}
-        root: Root = msgspec.structs.replace(
-            opened.root,
-            store=view.store_id,
-            run=view.run_id,
-            id=self.directory.id,
-            epoch=self.directory.epoch,
-            parents=[parent for parent in opened.root.parents if parent in history.committed_ids],
-            parts=refs,
-            features=[
-                *(feature for feature in opened.root.features if not is_storing(feature)),
-                *storing_order(stored),
-            ],
-            requires=sorted(requires),
-            stored_bytes=size,
-            new_bytes=new,
-            user={**opened.root.user, **COPIED_FROM.field(origin)},
+        data = encode_part(moved)
+        self._made[number] = _Written(
+            PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)),
+            len(data) + sum(pack.stored_bytes for pack in moved.packs),
+            len(data) + sum(pack.new_bytes for pack in moved.packs),
+            frozenset(donors_of(moved.packs)),
+            frozenset(storing(moved.packs)),
         )
-        put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
-        store.sync(self.prefix)
-        return root
+        return moved, data
 
-    def _copy_pack(self, pack: Pack, after: Pack, progress: Progress | None) -> None:
+    def _writer(self, key: str, size: int, again: bool) -> Writer:
+        return rewrites(self._store).rewrite(key, size) if again else self._store.write(key, size)
+
+    def _copy_pack(self, pack: Pack, after: Pack, progress: Progress | None, again: bool) -> None:
         """Read, verify and write a pack."""
         if after.stored is None:
             with contextlib.closing(sound_chunks(self._opened, pack, progress)) as chunks:
-                write_pack_of(pack, self._store, f"{self.prefix}/{pack.file}", self._sent(chunks))
+                write_pack_from(self._writer(f"{self.prefix}/{pack.file}", pack.size, again), self._sent(chunks))
             return
         with contextlib.closing(_stored_chunks(self._opened, pack, after.stored, progress)) as chunks:
             if after.stored.size:
-                write_pack_from(
-                    self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), self._sent(chunks)
-                )
+                key = f"{self.prefix}/{stored_file(pack.file)}"
+                write_pack_from(self._writer(key, after.stored.size, again), self._sent(chunks))
             else:
                 for _ in chunks:  # no chunk is written: iterating only reports the progress
                     pass
@@ -472,7 +493,8 @@ def poured(chunks: Iterator[memoryview]) -> Iterator[Piece]:
         yield given, filled, buffer[: -(-filled // PAGE) * PAGE]
 
 
-def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:
+def copied_body(opened: Opened, root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:
+    """Return the COMMIT of a copy."""
     body: CommitBody = msgspec.structs.replace(
         opened.checkpoint.body,
         id=root.id,

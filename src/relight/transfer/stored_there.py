@@ -46,20 +46,23 @@ def _stored(pack: Pack, there: Chunks, *, coded: bool) -> PackChunks | None:
     return PackChunks(offset, list(homes), pieces) if homes or any(piece.coded for piece in pieces) else None
 
 
-def there_already(run: Run, history: History) -> Chunks:
-    """Return the chunks of the destination's newest checkpoint, wherever they are stored.
+def there_already(run: Run, history: History) -> tuple[str, Chunks]:
+    """Return the id of the destination's newest checkpoint, and its chunks, wherever they are stored.
 
     Empty if it cannot be read or needs too many donors. Cost: reads its root and parts.
     """
     newest = history.live[-1] if history.live else None
     if newest is None or newest.body.home or len(newest.requires) >= DONORS_MAX:
-        return {}
+        return "", {}
     with contextlib.suppress(RelightError):
-        chunks = _chunks_of(run, newest)
-        return {
-            key: where for key, where in chunks.items() if not any("/" in directory for directory, _ in where.homes)
-        }
-    return {}
+        return newest.id, chunks_there(run, newest)
+    return "", {}
+
+
+def chunks_there(run: Run, checkpoint: Checkpoint) -> Chunks:
+    """Return the chunks of a checkpoint that its own run has. Raise ``RelightError`` if it is unreadable."""
+    chunks = _chunks_of(run, checkpoint)
+    return {key: where for key, where in chunks.items() if not any("/" in directory for directory, _ in where.homes)}
 
 
 def own_chunks(run: Run, donors: Iterable[Checkpoint]) -> Chunks:

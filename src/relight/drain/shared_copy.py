@@ -1,0 +1,405 @@
+"""Copy one checkpoint to a further tier, by all nodes of a job together. No node leads.
+
+The nearest tier is seen by all nodes, and what a copy writes follows from the original, the directory and ``draft.json``. So any node can
+write any part, and two nodes that write the same file write the same bytes.
+
+A node takes a part by creating ``ready/taken-PART-ATTEMPT``, exclusively, writes it, and creates ``ready/copied-PART``. A part that is
+taken and does not arrive, or is freed by ``ready/freed-PART-ATTEMPT``, is taken again, with the next attempt's number. The node that finds
+all parts there creates ``root.json`` and appends COMMIT, unless another has done so, as ranks do when they save (``commit.multi_rank``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from relight.catalog import Run
+from relight.commit import delete_directory
+from relight.commit.chunk_index import Chunks
+from relight.commit.multi_rank import is_root_there, void_root
+from relight.commit.save import check_written
+from relight.decode import from_json_bytes
+from relight.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    Fenced,
+    RelightError,
+    SaveFailed,
+    UnsafeContent,
+)
+from relight.format import encode_root
+from relight.format.names import (
+    DRAFT_FILE,
+    READY_DIR,
+    ROOT_FILE,
+    CheckpointDir,
+    base36,
+    copied_file,
+    copying_node_file,
+    freed_file,
+    is_announcement_file,
+    is_copying_node_file,
+    is_written_file,
+    parse_copied,
+    parse_taken,
+    taken_file,
+)
+from relight.format.records import Body
+from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.reader import Opened
+from relight.store import ByteStore
+from relight.transfer.copying import CopyDraft, CopyWriter, copied_body, parents_there, stays_coded
+from relight.transfer.stored_there import chunks_there, there_already
+
+DRAFT_BYTES_MAX = 1 << 20
+NAMES_MAX = 16
+"""Directory names that are tried for one checkpoint and attempt. A name is left only after damage, or if its draft became useless."""
+POLL_S = 0.25
+"""Seconds between two looks at what the other nodes have done, with up to a hundred parts; more with more parts."""
+LATE_AFTER_S = 3.0
+LATE_BYTES_PER_S = 50e6
+LATE_FACTOR = 4.0
+"""A part that another node copies counts as abandoned after ``LATE_AFTER_S``, plus ``LATE_FACTOR`` times the time that this node would
+take at the speed of its own parts; at ``LATE_BYTES_PER_S`` if it has copied none. The time doubles with each attempt."""
+
+
+class GivenUp(SaveFailed):
+    """A checkpoint cannot be copied in this directory."""
+
+
+class Shared(NamedTuple):
+    """What this node did: the parts and bytes that it copied, of how many parts, and whether it committed the copy."""
+
+    parts: int
+    of: int
+    bytes: int
+    committed: bool
+
+
+def copy_together(
+    opened: Opened,
+    store: ByteStore,
+    log: Log,
+    charge: int,
+    *,
+    own: frozenset[int] = frozenset(),
+    share: Callable[[int, int], None] = lambda length, nodes: None,
+    progress: Callable[[int], None] = lambda length: None,
+    hold: Callable[[], None] = lambda: None,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Shared:
+    """Copy a checkpoint to the tier at ``log``, together with all processes that make the same call. Return when it is committed.
+
+    ``charge``: epoch of the attempt. If the tier has another, raise ``Fenced``. ``own``: ranks whose parts this node copies first.
+    ``share`` is called with bytes that are written and the number of nodes that take part, ``progress`` with bytes of the checkpoint,
+    ``hold`` before the first byte is copied by anyone. ``pause`` waits, and may raise.
+    Raise ``CorruptCheckpoint`` or ``UnsafeContent`` if the original is damaged, on every node. After other errors, a later call continues.
+    """
+    copy = _Copy(opened, store, log, charge, own, share, progress, hold, pause, clock)
+    while copy.join():
+        try:
+            copy.write_parts()
+            return copy.commit()
+        except GivenUp:
+            continue
+    return copy.result(False)
+
+
+class _Copy:
+    """One node's side of a copy."""
+
+    def __init__(
+        self, opened: Opened, store: ByteStore, log: Log, charge: int, own: frozenset[int], share: Callable[[int, int], None],
+        progress: Callable[[int], None], hold: Callable[[], None], pause: Callable[[float], None], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._opened, self._store, self._log, self._charge = opened, store, log, charge
+        self._share, self._progress, self._hold, self._pause, self._clock = share, progress, hold, pause, clock
+        self._origin = opened.checkpoint.original_id
+        self._sizes = [sum(pack.size for pack in part.packs) for part in opened.parts]
+        self._order = _order([part.rank for part in opened.root.parts], own)
+        self._useless: set[str] = set()
+        self._node = base36(secrets.randbits(48)).zfill(10)[:10]
+        self._nodes = 1
+        self._mine: list[str] = []
+        """Names of the files in ``ready/`` that this node has created."""
+        self._prefix = ""
+        self._taken: dict[int, int] = {}
+        """Attempts that exist although a listing may not show them yet, by part."""
+        self._freed: set[tuple[int, int]] = set()
+        """Attempts that were ended without the part."""
+        self._first_seen: dict[tuple[int, int], float] = {}
+        self._arrived: set[int] = set()
+        self._parts = self._bytes = 0
+        self._seconds = 0.0
+
+    def result(self, committed: bool) -> Shared:
+        """Return what this node did."""
+        return Shared(self._parts, len(self._sizes), self._bytes, committed)
+
+    # -- the directory
+
+    def join(self) -> bool:
+        """Begin or join the copy. Return False if the tier has or had the checkpoint."""
+        for id in self._names():
+            view = self._log.read()
+            history = fold(view)
+            self._check_charge(history)
+            if self._is_there(history):
+                return False
+            directory = CheckpointDir(self._opened.root.step, id, self._charge)
+            prefix = f"{view.run}/{directory}"
+            if id in self._useless or id in history.committed_ids:
+                continue
+            draft = self._draft(prefix, history)
+            if draft is None or not self._is_usable(prefix):
+                continue
+            known: Chunks = {}
+            if draft.donor:
+                donor = history.find(draft.donor)
+                if donor is None:  # it was retired: no copy with this draft can be committed
+                    continue
+                known = chunks_there(Run(self._store, view.run), donor)
+            self._enter(view, directory, draft, known)
+            return True
+        raise CorruptCheckpoint(
+            f"{NAMES_MAX} copies of this checkpoint were given up",
+            where=self._log.run,
+            hint="relight verify shows damage; the next attempt of the run tries again",
+        )
+
+    def _names(self) -> Iterator[str]:
+        """Yield the ids under which this checkpoint may be copied, in the order that every node uses."""
+        root = self._opened.root
+        yield root.id
+        for number in range(1, NAMES_MAX):
+            digest = hashlib.sha256(f"{self._origin} {root.id} {self._charge} {number}".encode()).digest()
+            yield base36(int.from_bytes(digest[:8], "big")).zfill(10)[-10:]
+
+    def _draft(self, prefix: str, history: History) -> CopyDraft | None:
+        """Return the draft of a shared copy of this checkpoint in the directory. Create it if the directory is new. None if
+        something else is there."""
+        draft = self._read_draft(prefix)
+        if draft is None and not any(True for _ in self._store.list(prefix)):
+            self._hold()
+            opened = self._opened
+            donor, _ = (
+                there_already(Run(self._store, self._log.run), history) if opened.checkpoint.requires else ("", {})
+            )
+            draft = CopyDraft(self._origin, donor, stays_coded(opened), parents_there(opened, history))
+            if not self._store.put_once(f"{prefix}/{DRAFT_FILE}", msgspec.json.encode(draft)):
+                draft = self._read_draft(prefix)
+        return draft if draft is not None and draft.origin == self._origin else None
+
+    def _read_draft(self, prefix: str) -> CopyDraft | None:
+        try:
+            return from_json_bytes(self._store.get(f"{prefix}/{DRAFT_FILE}", DRAFT_BYTES_MAX), CopyDraft)
+        except CheckpointNotFound:
+            return None
+        except RelightError as error:
+            if isinstance(error, (CorruptCheckpoint, UnsafeContent)):  # of ranks that saved, or damaged
+                return None
+            raise
+
+    def _is_usable(self, prefix: str) -> bool:
+        try:
+            is_root_there(self._store, prefix)
+        except SaveFailed:  # it is void
+            return False
+        return True
+
+    def _enter(self, view: LogView, directory: CheckpointDir, draft: CopyDraft, known: Chunks) -> None:
+        self._writer = CopyWriter(self._opened, self._store, view, directory, draft, known, self._sent)
+        self._prefix, self._ready = self._writer.prefix, f"{self._writer.prefix}/{READY_DIR}"
+        self._mine, self._taken, self._freed, self._first_seen = [], {}, set(), {}
+        self._announce(copying_node_file(self._node))
+
+    def _announce(self, name: str) -> bool:
+        """Create an empty file in ``ready/``. Return False if it exists."""
+        if not self._store.put_once(f"{self._ready}/{name}", b""):
+            return False
+        self._mine.append(name)
+        return True
+
+    # -- parts
+
+    def write_parts(self) -> None:
+        """Return when all parts are there. Raise ``GivenUp`` if they never will be."""
+        while (left := self._look()) is not None:
+            now = self._clock()
+            number = next(
+                (number for number in self._order if number in left and self._is_free(number, left[number], now)), None
+            )
+            if number is None:
+                self._pause(max(POLL_S, POLL_S * len(self._sizes) / 100))
+                continue
+            self._taken[number] = attempt = left[number] + 1
+            if self._announce(taken_file(number, attempt)):
+                self._write_part(number, attempt)
+
+    def _look(self) -> dict[int, int] | None:
+        """Return the newest attempt at each part that is not there, −1 for none. None if all are there, or another node has completed
+        the copy."""
+        try:
+            if is_root_there(self._store, self._prefix):
+                return None
+        except SaveFailed as error:
+            self._clear()
+            raise CorruptCheckpoint(error.what, where=self._prefix) from error
+        left = {number: self._taken.get(number, -1) for number in range(len(self._sizes))}
+        nodes, arrived = 0, set[int]()
+        for entry in self._store.list(self._ready):
+            nodes += is_copying_node_file(entry.name)
+            if (number := parse_copied(entry.name)) is not None:
+                arrived.add(number)
+            elif (taken := parse_taken(entry.name)) is not None and taken[0] in left:
+                number, attempt, is_freed = taken
+                left[number] = max(left[number], attempt)
+                self._freed |= {(number, attempt)} if is_freed else set()
+        self._nodes = max(1, nodes)
+        for number in arrived - self._arrived:
+            self._arrived.add(number)
+            self._progress(self._sizes[number])
+        if not arrived and self._read_draft(self._prefix) is None:
+            # committed and tidied by another node, or deleted by one whose attempt is over
+            self._check_charge(fold(self._log.read()))
+            self._give_up("its directory was deleted")
+        return {number: attempt for number, attempt in left.items() if number not in arrived} or None
+
+    def _is_free(self, number: int, attempt: int, now: float) -> bool:
+        """Return whether no node copies a part, or the one that did is late. ``attempt``: the newest one at it."""
+        if attempt < 0 or (number, attempt) in self._freed:
+            return True
+        since = self._first_seen.setdefault((number, attempt), now)
+        speed = self._bytes / self._seconds / LATE_FACTOR if self._bytes and self._seconds > 0 else LATE_BYTES_PER_S
+        return now - since > (LATE_AFTER_S + self._sizes[number] / speed) * 2.0**attempt
+
+    def _write_part(self, number: int, attempt: int) -> None:
+        started, before = self._clock(), self._bytes
+        try:
+            self._writer.write_part(number, self._progress, again=attempt > 0)
+        except (CorruptCheckpoint, UnsafeContent) as error:
+            if not void_root(self._store, self._prefix, f"part {number} of the original: {error.what}"):
+                return  # another node has read it whole, and completed the copy
+            self._clear()
+            raise
+        except BaseException:
+            with contextlib.suppress(RelightError):
+                self._announce(freed_file(number, attempt))
+            raise
+        self._store.sync(self._prefix)
+        self._announce(copied_file(number))
+        self._arrived.add(number)
+        self._parts += 1
+        self._bytes = max(self._bytes, before + 1)  # a part without packs is one, too
+        self._seconds += self._clock() - started
+
+    def _sent(self, length: int) -> None:
+        self._bytes += length
+        self._share(length, self._nodes)
+
+    # -- the end
+
+    def commit(self) -> Shared:
+        """Commit the copy, unless another node has or does. Raise ``GivenUp`` if it cannot be."""
+        store, log, root = self._store, self._log, self._writer.root()
+        store.sync(log.run)  # the directory's name: its creator may not have made it durable
+        if not store.put_once(f"{self._prefix}/{ROOT_FILE}", encode_root(root)):
+            ends = self._clock() + LATE_AFTER_S  # its creator has this long to append the COMMIT
+            while not self._is_there(fold(log.read())) and self._clock() < ends:
+                self._pause(POLL_S)
+        committed = False
+        if not self._is_there(fold(log.read())):
+            store.sync(self._prefix)
+            try:
+                root_hash, root_bytes = check_written(store, self._prefix, root)
+            except (CorruptCheckpoint, UnsafeContent, CheckpointNotFound) as error:
+                self._give_up(str(error))
+            body = copied_body(self._opened, root, str(self._writer.directory), root_hash, root_bytes)
+
+            def decide(now: LogView) -> tuple[Body, int] | None:
+                history = fold(now)
+                self._check_charge(history)
+                if self._is_there(history):
+                    return None
+                if not set(root.requires) <= history.by_id.keys():
+                    self._give_up("a checkpoint that has some of its chunks was retired")
+                return body, self._charge
+
+            committed = log.append(decide) is not None
+        self._leave()
+        with contextlib.suppress(RelightError):
+            if not committed and not self._is_ours(fold(log.read())):
+                # the tier has the checkpoint in another directory, so nobody can commit this one
+                delete_directory(store, self._prefix)
+            elif committed:
+                self._tidy()
+        return self.result(committed)
+
+    def _tidy(self) -> None:
+        """Delete the draft, and the files in ``ready/`` that other nodes do not delete themselves, because they have ended."""
+        self._store.delete(f"{self._prefix}/{DRAFT_FILE}")
+        if any(True for _ in self._store.list(self._ready)):
+            self._pause(2 * POLL_S)
+            for entry in list(self._store.list(self._ready)):
+                if is_announcement_file(entry.name):
+                    self._store.delete(f"{self._ready}/{entry.name}")
+            self._store.delete_dir(self._ready)
+
+    def _clear(self) -> None:
+        """Delete everything in a void directory but the void root. A node that still writes there does the same afterwards."""
+        self._leave()
+        with contextlib.suppress(RelightError):
+            for entry in list(self._store.list(self._prefix)):
+                if entry.name != ROOT_FILE and is_written_file(entry.name):
+                    self._store.delete(f"{self._prefix}/{entry.name}")
+
+    def _leave(self) -> None:
+        """Delete this node's files in ``ready/``, and the directory if it was the last."""
+        with contextlib.suppress(RelightError):
+            for name in self._mine:
+                self._store.delete(f"{self._ready}/{name}")
+            self._store.delete_dir(self._ready)
+
+    def _give_up(self, why: str) -> None:
+        """Use this directory no more."""
+        self._useless.add(self._writer.directory.id)
+        self._leave()
+        raise GivenUp(f"this copy is given up: {why}", where=self._prefix)
+
+    def _check_charge(self, history: History) -> None:
+        """Raise ``Fenced`` if another attempt is in charge of the tier. Nobody can commit this copy then."""
+        if history.epoch == self._charge:
+            return
+        if self._prefix and not self._is_ours(history):  # nor ever will be
+            with contextlib.suppress(RelightError):
+                delete_directory(self._store, self._prefix)
+        raise Fenced(f"attempt {self._charge} there was superseded by attempt {history.epoch}", where=self._log.run)
+
+    def _is_there(self, history: History) -> bool:
+        """Return whether the tier has or had the checkpoint, under any id."""
+        return any(copy.original_id == self._origin for copy in _committed(history))
+
+    def _is_ours(self, history: History) -> bool:
+        return any(copy.id == self._writer.directory.id for copy in _committed(history))
+
+
+def _committed(history: History) -> Iterator[Checkpoint]:
+    yield from history.by_id.values()
+    yield from history.retired.values()
+
+
+def _order(ranks: list[int], own: frozenset[int]) -> list[int]:
+    """Return the parts in the order in which a node takes them: those of its ranks, then the following ones, around the ring.
+
+    So nodes that have finished begin at different places. A node without ranks begins anywhere.
+    """
+    mine = [number for number, rank in enumerate(ranks) if rank in own]
+    first = mine[-1] + 1 if mine else secrets.randbelow(len(ranks))
+    return [*mine, *(number for number in [*range(first, len(ranks)), *range(first)] if number not in mine)]
