@@ -159,6 +159,8 @@ class _Copy:
                 continue
             draft = self._draft(prefix, history)
             if draft is None or not self._is_usable(prefix):
+                if self._is_there(fold(self._log.read())):  # committed and tidied by other nodes since the first look
+                    return False
                 continue
             known: Chunks = {}
             if draft.donor:
@@ -186,12 +188,13 @@ class _Copy:
         """Return the draft of a shared copy of this checkpoint in the directory. Create it if the directory is new. None if
         something else is there."""
         draft = self._read_draft(prefix)
-        if draft is None and not any(True for _ in self._store.list(prefix)):
+        if draft is None and any(True for _ in self._store.list(prefix)):
+            draft = self._read_draft(prefix)  # another node may have created it since
+        elif draft is None:
             self._hold()
-            opened = self._opened
-            donor, _ = (
-                there_already(Run(self._store, self._log.run), history) if opened.checkpoint.requires else ("", {})
-            )
+            opened, donor = self._opened, ""
+            if opened.checkpoint.requires:
+                donor, _ = there_already(Run(self._store, self._log.run), history)
             draft = CopyDraft(self._origin, donor, stays_coded(opened), parents_there(opened, history))
             if not self._store.put_once(f"{prefix}/{DRAFT_FILE}", msgspec.json.encode(draft)):
                 draft = self._read_draft(prefix)
