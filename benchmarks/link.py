@@ -28,7 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-_APART = ("unshare", "--user", "--map-root-user", "--net")
+APART = ("unshare", "--user", "--map-root-user", "--net")
+"""Begins a command in new namespaces."""
 _WIRE, _HERE, _THERE, _PORT = "wire", "10.78.0.1", "10.78.0.2", 9000
 SAMPLE_S = 0.1
 WAYS = ("no bound", "bounded")
@@ -45,7 +46,7 @@ def missing() -> str:
             continue
         return f"no {module} here: requirements/test.txt has it"
     tried = f"ip link add {_WIRE} type veth peer name end && tc qdisc add dev {_WIRE} root tbf rate 80mbit burst 64kb latency 100ms"
-    done = subprocess.run([*_APART, "sh", "-c", tried], capture_output=True, text=True, check=False)
+    done = subprocess.run([*APART, "sh", "-c", tried], capture_output=True, text=True, check=False)
     return f"no network namespaces can be made here: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
@@ -57,7 +58,7 @@ def measure(megabits: int, megabytes: int, share: float, ways: Sequence[str] = W
         f"--share={share}",
         *(f"--way={way}" for way in ways),
     ]
-    command = [*_APART, sys.executable, str(Path(__file__).resolve()), "--inside", *numbers]
+    command = [*APART, sys.executable, str(Path(__file__).resolve()), "--inside", *numbers]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "RELIGHT_JOB_SECRET": "none"})
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
@@ -84,15 +85,15 @@ def _wire(megabits: int) -> Iterator[list[str]]:
         while os.readlink(f"/proc/{holder.pid}/ns/net") == ours:
             time.sleep(0.05)
         enter = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
-        _call("ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder.pid))
+        call("ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder.pid))
         for prefix, address in (([], _HERE), (enter, _THERE)):
             for command in (
                 ["addr", "add", f"{address}/24", "dev", _WIRE],
                 ["link", "set", "lo", "up"],
                 ["link", "set", _WIRE, "up"],
             ):
-                _call(*prefix, "ip", *command)
-        _call(
+                call(*prefix, "ip", *command)
+        call(
             "tc",
             "qdisc",
             "add",
@@ -113,7 +114,8 @@ def _wire(megabits: int) -> Iterator[list[str]]:
         holder.wait()
 
 
-def _call(*command: str) -> None:
+def call(*command: str) -> None:
+    """Run a command that must succeed."""
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
