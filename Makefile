@@ -15,7 +15,7 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward outward-links bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -232,11 +232,9 @@ slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, 
 manifests: build/manifests/.ready ## deploy/kubernetes against the schemas of Kubernetes, JobSet, Kubeflow's Trainer and the Prometheus operator
 	build/manifests/bin/python -m tests.deploy.schemas
 
-outward: $(STAMP) ## 200 processes of four that copy to a further tier together are killed, and 50 times all four: ten minutes
+outward: $(STAMP) ## copies to a further tier by several processes: 250 kills, then the time with limited links, by root: twenty minutes
 	$(BIN)/python -m tests.drain.outward_kills --count 200
 	$(BIN)/python -m tests.drain.outward_kills --count 50 --seed 1000 --all
-
-outward-links: $(STAMP) ## the time of a copy to an object store by 1, 2, 4, 8 nodes with a limited link each: by root, in network namespaces
 	$(BIN)/python -m benchmarks.outward --out benchmarks/results/outward.json --plot benchmarks/results/outward.png
 
 link: $(STAMP) ## the share of a network link that a save takes, with and without a bound: by root, in network namespaces

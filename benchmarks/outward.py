@@ -164,11 +164,11 @@ def plot(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    one = statistics.median(report["seconds"]["1"])
+    single = statistics.median(report["seconds"]["1"])
     for nodes, seconds in report["seconds"].items():
         axis.plot([int(nodes)] * len(seconds), seconds, "o", color="#c2410c")
     axis.plot(
-        NODES, [one / nodes for nodes in NODES], "--", color="#94a3b8", label="one node's time, divided by the nodes"
+        NODES, [single / nodes for nodes in NODES], "--", color="#94a3b8", label="one node's time, divided by the nodes"
     )
     axis.set(
         xscale="log", yscale="log", xticks=NODES, xlabel="nodes", ylabel="seconds",
@@ -211,11 +211,11 @@ def main() -> int:
     if options.json:
         print(json.dumps(report))
         return 0
-    one = statistics.median(report["seconds"]["1"])
+    single = statistics.median(report["seconds"]["1"])
     print(f"{options.megabytes} MB, a link of {options.megabits} Mbit/s for each node, medians of {options.rounds}")
     for nodes, seconds in report["seconds"].items():
         median = statistics.median(seconds)
-        print(f"{nodes:>2} nodes  {median:6.2f} s  {median / one:.3f} of one node's time")
+        print(f"{nodes:>2} nodes  {median:6.2f} s  {median / single:.3f} of one node's time")
     return 0
 
 

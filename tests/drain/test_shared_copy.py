@@ -222,15 +222,15 @@ def test_all_nodes_die_and_the_next_ones_continue(tmp_path: Path) -> None:
         rng = random.Random(seed)
         scene.fresh()
         scene.copy(seed, 3, {node: (rng.randrange(60), rng.random() < 0.5) for node in range(3)})
-        there = {
+        copied = {
             entry.name for directory in scene.directories() for entry in scene.far.list(f"run/{directory}/ready") if "copied" in entry.name
         }  # fmt: skip
         results = scene.copy(seed, 2)
         assert all(isinstance(result, Shared) for result in results.values()), results
         scene.check()
         parts = [key for node in scene.nodes.values() for key in node.written if "/part-" in key]
-        assert len(parts) <= PARTS - len(there) or len(scene.directories()) > 1
-        again += bool(there)
+        assert len(parts) <= PARTS - len(copied) or len(scene.directories()) > 1
+        again += bool(copied)
     assert again > 30, "copies were continued"
 
 
@@ -294,7 +294,7 @@ def test_damage_in_the_nearest_tier_ends_the_copy_on_all_nodes(tmp_path: Path) -
 
 
 def test_a_store_that_fails_once_is_tried_again_without_waiting(tmp_path: Path) -> None:
-    """A node whose write fails frees the part. Its next call continues with the next attempt."""
+    """A node frees a part if its write fails. Its next call continues with the next attempt."""
     scene = Scene(tmp_path)
 
     class Failing(StoreWrapper):
@@ -325,7 +325,7 @@ def test_on_a_server(tmp_path: Path, s3: str) -> None:
         scene.check()
 
 
-def test_a_draft_whose_donor_was_retired_is_left(tmp_path: Path) -> None:
+def test_a_draft_with_a_retired_donor_is_left(tmp_path: Path) -> None:
     """A directory that can never be committed is not used: the copy has the next name."""
     scene = Scene(tmp_path)
     opened = scene.near.open(scene.near.history().live[-1])

@@ -92,7 +92,7 @@ def test_all_ranks_start_from_scratch_where_there_is_no_run(tmp_path: Path) -> N
 
 
 class Failing(StoreWrapper):
-    """A store whose n-th read of a checkpoint's files fails, counted from 0."""
+    """A store that fails at the n-th read of a checkpoint's files, counted from 0."""
 
     def __init__(self, path: Path, fails: int) -> None:
         super().__init__(LocalStore(path))

@@ -78,7 +78,7 @@ def drain(
 
     The copies are those of the nearest tier's present attempt: when another attempt has fenced the run or a tier,
     copying there ends. ``at_pace``: copy scheduled saves only as often as the schedule states; False: copy the newest
-    in any case. ``ranks``: those whose parts this node copies first; none for a process outside the job. After the copies, each tier's
+    in any case. ``ranks``: this node copies their parts first; none for a process outside the job. After the copies, each tier's
     retention runs, and before them incidents and accounts are synchronised in both directions: not on nodes without rank 0. Memory: that of
     copying. A checkpoint that cannot be read in the nearest tier is skipped and reported.
     """

@@ -32,7 +32,7 @@ class Drainer:
     """Drains one run when it is woken.
 
     ``notify`` is called with its events, in another thread. ``patient`` returns whether to try again after a failure:
-    whether a process still waits for the copies. ``ranks`` returns those whose parts this node copies first: see ``drain``.
+    whether a process still waits for the copies. ``ranks`` returns this node's ranks: see ``drain``.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ DRAFT_BYTES_MAX = 1 << 20
 NAMES_MAX = 16
 """Directory names that are tried for one checkpoint and attempt. A name is left only after damage, or if its draft became useless."""
 POLL_S = 0.25
-"""Seconds between two looks at what the other nodes have done, with up to a hundred parts; more with more parts."""
+"""Seconds between two listings of what the other nodes have done, with up to a hundred parts; more with more parts."""
 LATE_AFTER_S = 3.0
 LATE_BYTES_PER_S = 50e6
 LATE_FACTOR = 4.0
@@ -97,7 +97,7 @@ def copy_together(
 ) -> Shared:
     """Copy a checkpoint to the tier at ``log``, together with all processes that make the same call. Return when it is committed.
 
-    ``charge``: epoch of the attempt. If the tier has another, raise ``Fenced``. ``own``: ranks whose parts this node copies first.
+    ``charge``: epoch of the attempt. If the tier has another, raise ``Fenced``. ``own``: this node copies the parts of these ranks first.
     ``share`` is called with bytes that are written and the number of nodes that take part, ``progress`` with bytes of the checkpoint,
     ``hold`` before the first byte is copied by anyone. ``pause`` waits, and may raise.
     Raise ``CorruptCheckpoint`` or ``UnsafeContent`` if the original is damaged, on every node. After other errors, a later call continues.
@@ -159,7 +159,7 @@ class _Copy:
                 continue
             draft = self._draft(prefix, history)
             if draft is None or not self._is_usable(prefix):
-                if self._is_there(fold(self._log.read())):  # committed and tidied by other nodes since the first look
+                if self._is_there(fold(self._log.read())):  # committed and tidied by other nodes meanwhile
                     return False
                 continue
             known: Chunks = {}
@@ -234,7 +234,7 @@ class _Copy:
 
     def write_parts(self) -> None:
         """Return when all parts are there. Raise ``GivenUp`` if they never will be."""
-        while (left := self._look()) is not None:
+        while (left := self._parts_left()) is not None:
             now = self._clock()
             number = next(
                 (number for number in self._order if number in left and self._is_free(number, left[number], now)), None
@@ -246,7 +246,7 @@ class _Copy:
             if self._announce(taken_file(number, attempt)):
                 self._write_part(number, attempt)
 
-    def _look(self) -> dict[int, int] | None:
+    def _parts_left(self) -> dict[int, int] | None:
         """Return the newest attempt at each part that is not there, −1 for none. None if all are there, or another node has completed
         the copy."""
         try:
@@ -270,7 +270,7 @@ class _Copy:
             self._arrived.add(number)
             self._progress(self._sizes[number])
         if not arrived and self._read_draft(self._prefix) is None:
-            # committed and tidied by another node, or deleted by one whose attempt is over
+            # committed and tidied by another node, or deleted by one with an attempt that is over
             self._check_charge(fold(self._log.read()))
             self._give_up("its directory was deleted")
         return {number: attempt for number, attempt in left.items() if number not in arrived} or None
@@ -339,7 +339,7 @@ class _Copy:
         self._leave()
         with contextlib.suppress(RelightError):
             if not committed and not self._is_ours(fold(log.read())):
-                # the tier has the checkpoint in another directory, so nobody can commit this one
+                # the tier has the checkpoint in another directory, so no node can commit this one
                 delete_directory(store, self._prefix)
             elif committed:
                 self._tidy()
@@ -377,7 +377,7 @@ class _Copy:
         raise GivenUp(f"this copy is given up: {why}", where=self._prefix)
 
     def _check_charge(self, history: History) -> None:
-        """Raise ``Fenced`` if another attempt is in charge of the tier. Nobody can commit this copy then."""
+        """Raise ``Fenced`` if another attempt is in charge of the tier. No node can commit this copy then."""
         if history.epoch == self._charge:
             return
         if self._prefix and not self._is_ours(history):  # nor ever will be

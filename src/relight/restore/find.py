@@ -185,7 +185,7 @@ def agreed(request: RestoreRequest, history: History) -> Iterator[Checkpoint]:
     )
     ids = msgspec.json.decode(wanted)
     if not ids:
-        with read_on_all_ranks(ranks, "looking for any checkpoint"):
+        with read_on_all_ranks(ranks, "counting the checkpoints"):
             if candidates(history, which):
                 raise StoreUnavailable(
                     "this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store"

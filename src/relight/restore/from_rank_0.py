@@ -291,7 +291,7 @@ def _send_bytes(
         reading.from_store()
     except RankTimeout:
         raise
-    except Exception as error:  # of any kind: the other ranks wait for an end
+    except BaseException as error:  # of any kind: the other ranks wait for an end
         distributor.end(_FAILED + encode_error(error))
         raise
     distributor.end(_END)
@@ -328,29 +328,32 @@ def _sink(
 
 
 def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
-    """Receive batches and write them to the sinks, until rank 0 reports the end. Raise rank 0's error, or this rank's own: it receives
-    the rest all the same, because rank 0 sends it."""
-    failed: Exception | None = None
-    while True:
-        message = desk.receive_message(0)
-        if message[:1] == _FAILED:
-            raise decode_error(message[1:])
-        if message[:1] == _END:
-            break
-        size, heads = from_msgpack(message[1:], tuple[int, list[tuple[int, Box]]])
-        data = memoryview(bytearray(size))
-        desk.receive(data, 0)
+    """Receive batches and write them to the sinks, until rank 0 reports the end. Raise rank 0's error, or this rank's own."""
+    while (batch := _receive_batch(desk)) is not None:
+        heads, data = batch
         offset = 0
-        for index, box in heads if failed is None else ():
-            length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
-            try:
+        try:
+            for index, box in heads:
+                length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
                 _put(sinks[index], tensors[index], box, data[offset : offset + length])
-            except Exception as error:  # noqa: BLE001 - of the user's storage or of a device; raised below
-                failed = error
-                break
-            offset += length
-    if failed is not None:
-        raise failed
+                offset += length
+        except BaseException:  # of the user's storage or of a device: rank 0 sends the rest all the same
+            while _receive_batch(desk) is not None:
+                pass
+            raise
+
+
+def _receive_batch(desk: Rank0Exchange) -> tuple[list[tuple[int, Box]], memoryview] | None:
+    """Return the next batch's boxes and bytes; None at the end. Raise rank 0's error."""
+    message = desk.receive_message(0)
+    if message[:1] == _END:
+        return None
+    if message[:1] == _FAILED:
+        raise decode_error(message[1:])
+    size, heads = from_msgpack(message[1:], tuple[int, list[tuple[int, Box]]])
+    data = memoryview(bytearray(size))
+    desk.receive(data, 0)
+    return heads, data
 
 
 def _put(sink: Sink, tensor: Tensor, box: Box, data: memoryview) -> None:

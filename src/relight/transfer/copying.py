@@ -349,7 +349,7 @@ class CopyWriter:
         return root
 
     def _encoded(self, number: int) -> tuple[Part, bytes]:
-        """Return a part as it is at the destination, and its bytes."""
+        """Return a part of the copy, and its bytes."""
         part, ref, new = self._opened.parts[number], self._opened.root.parts[number], self.directory
         moved: Part = msgspec.structs.replace(
             part,
