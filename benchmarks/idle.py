@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,13 +22,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import busy_s, describe
 from benchmarks.versions import make
-from relight.agent.launch import address_of
+from relight.agent.launch import connect
 from relight.comm.ports import free_port
 
 SETTLE_S = 3.0
@@ -121,13 +120,14 @@ def _until(is_there: Callable[[], bool], child: subprocess.Popen[bytes]) -> None
 @contextmanager
 def agent(folder: Path) -> Iterator[int]:
     """An agent that this process holds a connection to, as a trainer does: it ends soon after the last one."""
-    address = address_of(f"{folder}/{random.random()}", "idle")
-    with (
-        _process(["-P", "-m", "relight.agent.server", address[1:], "10", "300"], OMP_NUM_THREADS="1") as child,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
-    ):
-        _until(lambda: connection.connect_ex(address) == 0, child)
-        yield child.pid
+    pids: list[int] = []
+    reached = connect(f"{folder}/{random.random()}", "idle", seen=pids.append)
+    try:
+        yield pids[-1]
+    finally:
+        reached.close()
+        with suppress(ProcessLookupError):
+            os.kill(pids[-1], signal.SIGKILL)
 
 
 @contextmanager

@@ -356,6 +356,27 @@ def damaged_head_is_chained_unchanged() -> list[str]:
 
 
 @rule
+def any_changed_bit_damages_a_record() -> list[str]:
+    """With any byte of the newest record changed, which no later record is chained to, that record is damaged."""
+    from relight.format import decode_record
+
+    _, store = simulated()
+    saves(store, 1)
+    data = store.get(f"{RUN}/{LOG_DIR}/{record_file(2)}", 1 << 20)
+    decode_record(data, 2, "")
+    accepted = []
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        try:
+            decode_record(bytes(changed), 2, "")
+        except RelightError:
+            continue
+        accepted.append(position)
+    return [f"a record with a changed byte counts: at {accepted[:5]} and {len(accepted)} in all"] if accepted else []
+
+
+@rule
 def resealed_record_is_refuted() -> list[str]:
     """A record that was changed and sealed again is refuted by the record chained to it."""
     from relight.format import decode_record, encode_record
