@@ -423,7 +423,10 @@ def runs_of(wants: list[WantedChunk], most: int = READ_BYTES // 2) -> list[Chunk
 def _open_pack(opened: Opened, part: Part, index: int) -> _OpenPack:
     """Open a pack in the nearest store that has it whole. Raise the first error if no store has it in its committed length."""
     pack = part.packs[index]
-    places = [(opened.store, opened.prefix), *opened.spares]
+    own = (opened.store, opened.prefix)
+    is_plain = pack.stored is None  # else each copy may store the chunks in another way
+    places = [*opened.nearer, own, *opened.spares] if is_plain else [own, *opened.nearer, *opened.spares]
+    first = len(opened.nearer) if is_plain else 0
     problem: RelightError | None = None
     for number, (store, prefix) in enumerate(places):
         where = f"{prefix}/{pack.file}"
@@ -436,8 +439,8 @@ def _open_pack(opened: Opened, part: Part, index: int) -> _OpenPack:
         else:
             if reader.size == pack.size:
                 file = _OpenPack(pack, prefix, reader, store, [*places[:number], *places[number + 1 :]], [])
-                if number:
-                    file._replace(prefix=places[0][1]).report_other_source(prefix, store)
+                if number > first:
+                    file._replace(prefix=opened.prefix).report_other_source(prefix, store)
                 return file
             reader.close()
             problem = problem or CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=where)

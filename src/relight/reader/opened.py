@@ -28,6 +28,8 @@ class Opened:
     parts: tuple[Part, ...]
     spares: tuple[tuple[ByteStore, str], ...] = ()
     """Other copies of its packs, nearest first: the store, and the checkpoint's directory there. Used if reading ``store`` fails."""
+    nearer: tuple[tuple[ByteStore, str], ...] = ()
+    """Copies in nearer tiers, with damaged metadata. Their plain packs are read first."""
 
 
 def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store_id: str, run_id: str) -> Opened:

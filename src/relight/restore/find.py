@@ -20,6 +20,7 @@ from relight.ranks.collective_errors import read_on_all_ranks
 from relight.reader import Opened, open_checkpoint
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
+from relight.store import ByteStore
 from relight.store.retry import first_contact
 
 
@@ -31,18 +32,21 @@ class Places(NamedTuple):
     silent: set[int]
 
     def open(self, copy: TierCopy) -> Opened:
-        """Open a copy, with the other copies as places to read the same bytes."""
+        """Open a copy, with the other copies as places to read the same bytes. Each pack is read from the nearest tier that has it."""
         place = self.tiers[copy.place]
         view = place.view
         assert view is not None  # the tier's log has the checkpoint
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
-        others = [other for other in copies if other != copy and other.place not in self.silent]
-        spares = tuple(
-            (self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run))
-            for other in others
-        )
+
+        def places(nearer: bool) -> tuple[tuple[ByteStore, str], ...]:
+            return tuple(
+                (self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run))
+                for other in copies
+                if other != copy and other.place not in self.silent and (other.place < copy.place) == nearer
+            )
+
         opened = open_checkpoint(place.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id)
-        return replace(opened, spares=spares)
+        return replace(opened, spares=places(False), nearer=places(True))
 
     def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:
         """Yield the copies of each checkpoint, the nearest first."""

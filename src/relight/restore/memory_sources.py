@@ -57,7 +57,10 @@ class MemorySources:
                 key: partial(_at_peers, remote, opened.checkpoint.id, part.rank, index, key)
                 for index, key in enumerate(keys)
             }
-            yield PEERS, replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=())
+            yield (
+                PEERS,
+                replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=(), nearer=()),
+            )
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
         """Return a function that raises ``CorruptCheckpoint`` if pack ``index`` of part ``number`` is missing in
@@ -91,6 +94,7 @@ class MemorySources:
             opened,
             store=_OverlayStore(opened.store, openers, max(opened.store.properties().parallel_reads, cpu_threads())),
             spares=(),
+            nearer=(),
         )
 
     def close(self) -> None:
