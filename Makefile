@@ -232,7 +232,9 @@ slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, 
 manifests: build/manifests/.ready ## deploy/kubernetes against the schemas of Kubernetes, JobSet, Kubeflow's Trainer and the Prometheus operator
 	build/manifests/bin/python -m tests.deploy.schemas
 
-outward: $(STAMP) ## copies to a further tier by several processes: 250 kills, then the time with limited links, by root: twenty minutes
+outward: $(STAMP) ## copies to a further tier by several nodes: 100,000 schedules, planted bugs, 250 kills, the time with limited links: 40 minutes
+	$(BIN)/python -m proofs.outward --count 100000 --jobs 2
+	$(BIN)/python -m proofs.outward --planted --count 20000
 	$(BIN)/python -m tests.drain.outward_kills --count 200
 	$(BIN)/python -m tests.drain.outward_kills --count 50 --seed 1000 --all
 	$(BIN)/python -m benchmarks.outward --out benchmarks/results/outward.json --plot benchmarks/results/outward.png

@@ -130,6 +130,12 @@ class SimulatedStore(StoreBase):
             raise StoreUnavailable("no answer (and an empty file is left)", where=key)
         return _SimulatedWriter(self, key, file)
 
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``. The file takes the place of another when it is finished."""
+        self._enter("create", key)
+        self._make_parents(key)
+        return _SimulatedReplacement(self, key, DurableFile(size))
+
     def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
         fault = self._enter("sync", prefix)
@@ -237,6 +243,16 @@ class _SimulatedWriter:
         self._store._who.step("abort", self._key)
         if not self._store._who.fault("abort", self._key) and self._store.shelf.files.get(self._key) is self._file:
             self._store.shelf.remove(self._key, self._store._who.name)
+
+
+class _SimulatedReplacement(_SimulatedWriter):
+    def finish(self, size: int | None = None) -> None:
+        super().finish(size)
+        shelf = self._store.shelf
+        if self._key in shelf.files:
+            shelf.files[self._key] = self._file
+        else:
+            shelf.put(self._key, self._file, self._store._who.name)
 
 
 class _SimulatedReader:

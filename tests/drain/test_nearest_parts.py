@@ -44,4 +44,4 @@ def test_each_pack_comes_from_the_nearest_tier_that_has_it(
         assert ckpt.restore() == 4
     assert torch.equal(again.weight, model.weight)
     read = [path for path in paths if Path(path.removeprefix("file://")).exists()]
-    assert read and [path for path in read if not (("/far/" if lost.startswith("pack") else "/near/") in path)] == []
+    assert read and [path for path in read if ("/far/" if lost.startswith("pack") else "/near/") not in path] == []

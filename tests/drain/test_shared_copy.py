@@ -187,7 +187,7 @@ def test_each_part_is_copied_once_in_any_order(tmp_path: Path) -> None:
         scene.check()
         (directory,) = scene.directories()
         names = {entry.name for entry in scene.far.list(f"run/{directory}")}
-        assert not names & {"draft.json", "ready"}, names
+        assert "ready" not in names, names
 
 
 def test_a_node_takes_its_own_parts_first(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root
 from relight.format.chunk_codecs import plugin
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
 from relight.format.names import (
+    DRAFT_FILE,
     READY_DIR,
     ROOT_FILE,
     STEP_MAX,
@@ -535,11 +536,14 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
     for entry in list(store.list(prefix)):
         if entry.is_dir and entry.name == READY_DIR:
             for announcement in list(store.list(f"{prefix}/{READY_DIR}")):
-                if not announcement.is_dir and is_announcement_file(announcement.name):
+                if not announcement.is_dir and is_announcement_file(
+                    temporary_of(announcement.name) or announcement.name
+                ):
                     store.delete(f"{prefix}/{READY_DIR}/{announcement.name}")
             store.delete_dir(f"{prefix}/{READY_DIR}")
         if not entry.is_dir and (
-            is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE
+            is_written_file(rewritten_of(entry.name) or entry.name)
+            or temporary_of(entry.name) in (ROOT_FILE, DRAFT_FILE)
         ):
             store.delete(f"{prefix}/{entry.name}")
     return store.delete_dir(prefix)

@@ -150,8 +150,8 @@ class _Copy:
         for id in self._names():
             view = self._log.read()
             history = fold(view)
-            self._check_charge(history)
-            if self._is_there(history):
+            self._check_charge(view)
+            if self._copies(history, durable=True):
                 return False
             directory = CheckpointDir(self._opened.root.step, id, self._charge)
             prefix = f"{view.run}/{directory}"
@@ -159,7 +159,7 @@ class _Copy:
                 continue
             draft = self._draft(prefix, history)
             if draft is None or not self._is_usable(prefix):
-                if self._is_there(fold(self._log.read())):  # committed and tidied by other nodes meanwhile
+                if self._copies(fold(self._log.read()), durable=True):  # committed by other nodes meanwhile
                     return False
                 continue
             known: Chunks = {}
@@ -271,7 +271,7 @@ class _Copy:
             self._progress(self._sizes[number])
         if not arrived and self._read_draft(self._prefix) is None:
             # committed and tidied by another node, or deleted by one with an attempt that is over
-            self._check_charge(fold(self._log.read()))
+            self._check_charge(self._log.read())
             self._give_up("its directory was deleted")
         return {number: attempt for number, attempt in left.items() if number not in arrived} or None
 
@@ -315,10 +315,10 @@ class _Copy:
         store.sync(log.run)  # the directory's name: its creator may not have made it durable
         if not store.put_once(f"{self._prefix}/{ROOT_FILE}", encode_root(root)):
             ends = self._clock() + LATE_AFTER_S  # its creator has this long to append the COMMIT
-            while not self._is_there(fold(log.read())) and self._clock() < ends:
+            while not self._copies(fold(log.read())) and self._clock() < ends:
                 self._pause(POLL_S)
         committed = False
-        if not self._is_there(fold(log.read())):
+        if not self._copies(fold(log.read())):
             store.sync(self._prefix)
             try:
                 root_hash, root_bytes = check_written(store, self._prefix, root)
@@ -328,26 +328,27 @@ class _Copy:
 
             def decide(now: LogView) -> tuple[Body, int] | None:
                 history = fold(now)
-                self._check_charge(history)
-                if self._is_there(history):
+                self._check_charge(now)
+                if self._copies(history):
                     return None
                 if not set(root.requires) <= history.by_id.keys():
                     self._give_up("a checkpoint that has some of its chunks was retired")
                 return body, self._charge
 
             committed = log.append(decide) is not None
+        view = log.read()
+        copies = self._copies(fold(view), durable=not committed)
         self._leave()
         with contextlib.suppress(RelightError):
-            if not committed and not self._is_ours(fold(log.read())):
+            if committed:
+                self._tidy()
+            elif not view.faults and self._writer.directory.id not in [copy.id for copy in copies]:
                 # the tier has the checkpoint in another directory, so no node can commit this one
                 delete_directory(store, self._prefix)
-            elif committed:
-                self._tidy()
         return self.result(committed)
 
     def _tidy(self) -> None:
-        """Delete the draft, and the files in ``ready/`` that other nodes do not delete themselves, because they have ended."""
-        self._store.delete(f"{self._prefix}/{DRAFT_FILE}")
+        """Delete the files in ``ready/`` that other nodes do not delete themselves, because they have ended."""
         if any(True for _ in self._store.list(self._ready)):
             self._pause(2 * POLL_S)
             for entry in list(self._store.list(self._ready)):
@@ -376,26 +377,25 @@ class _Copy:
         self._leave()
         raise GivenUp(f"this copy is given up: {why}", where=self._prefix)
 
-    def _check_charge(self, history: History) -> None:
+    def _check_charge(self, view: LogView) -> None:
         """Raise ``Fenced`` if another attempt is in charge of the tier. No node can commit this copy then."""
+        history = fold(view)
         if history.epoch == self._charge:
             return
-        if self._prefix and not self._is_ours(history):  # nor ever will be
+        copies = [copy.id for copy in self._copies(history)]
+        if self._prefix and not view.faults and self._writer.directory.id not in copies:  # nor ever will it be one
             with contextlib.suppress(RelightError):
                 delete_directory(self._store, self._prefix)
         raise Fenced(f"attempt {self._charge} there was superseded by attempt {history.epoch}", where=self._log.run)
 
-    def _is_there(self, history: History) -> bool:
-        """Return whether the tier has or had the checkpoint, under any id."""
-        return any(copy.original_id == self._origin for copy in _committed(history))
-
-    def _is_ours(self, history: History) -> bool:
-        return any(copy.id == self._writer.directory.id for copy in _committed(history))
-
-
-def _committed(history: History) -> Iterator[Checkpoint]:
-    yield from history.by_id.values()
-    yield from history.retired.values()
+    def _copies(self, history: History, *, durable: bool = False) -> list[Checkpoint]:
+        """Return the checkpoint's copies that the tier has or had, under any id. ``durable``: make their records durable, as
+        the nodes that wrote them may not have done so."""
+        every = [*history.by_id.values(), *history.retired.values()]
+        copies = [copy for copy in every if copy.original_id == self._origin]
+        for copy in copies if durable else ():
+            self._log.sync(copy.seq)
+        return copies
 
 
 def _order(ranks: list[int], own: frozenset[int]) -> list[int]:

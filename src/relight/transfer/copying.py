@@ -184,7 +184,7 @@ def _origin(view: LogView, checkpoint_id: str) -> dict[str, Any]:
 
 
 class CopyDraft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a copy is stored, as ``draft.json``. Its exclusive creation claims the copy's directory.
+    """How a copy is stored, as ``draft.json``. Its exclusive creation claims the copy's directory, so it stays as long as that.
 
     With the original and the directory's name it determines every byte of the copy.
     """
@@ -255,8 +255,6 @@ def copy_one(
             with contextlib.suppress(RelightError):
                 delete_directory(store, writer.prefix)
         raise
-    with contextlib.suppress(RelightError):
-        store.delete(f"{writer.prefix}/{DRAFT_FILE}")
     return directory.id
 
 
