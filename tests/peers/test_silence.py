@@ -115,7 +115,22 @@ def test_a_part_that_the_roster_does_not_have_is_reported_at_once() -> None:
         assert [(name, fields["rank"]) for name, fields in events] == [("peers.failed", 7)]
 
 
-@pytest.mark.parametrize("address", ["", "x", "host:", ":0", "host:70000", "[::1", "host:-1", "host:１", "127.0.0.1:1#", "127.0.0.1:1#aa", "127.0.0.1:1##" + 64 * "0"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "x",
+        "host:",
+        ":0",
+        "host:70000",
+        "[::1",
+        "host:-1",
+        "host:１",
+        "127.0.0.1:1#",
+        "127.0.0.1:1#aa",
+        "127.0.0.1:1##" + 64 * "0",
+    ],
+)
 def test_an_invalid_address_is_left_out(address: str) -> None:
     """An invalid address from another agent counts as an agent that does not answer."""
     with contextlib.closing(Remote([address], TOKEN, 1.0)) as remote:

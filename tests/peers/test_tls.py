@@ -20,12 +20,13 @@ from in_process import MB, TOKEN, Events, committed, join, part_of, read_back, r
 from neighbours import Nursery
 from relay import Relay
 
+from relight.comm.tls import TlsConnection, TlsIdentity, TlsRefused, call_tls
 from relight.errors import ConfigError
-from relight.comm.tls import TlsIdentity, TlsRefused, call_tls
 from relight.observe import subscribe
 from relight.peers import Remote, sender
+from relight.peers.messages import Acknowledged, StatusRequest
 from relight.peers.server import HANDSHAKE_S
-from relight.peers.wire import PeerLost, call, split_address, without_fingerprint
+from relight.peers.wire import PeerLost, answer, call, split_address, without_fingerprint
 
 NAMES = "layers.with-a-name-that-a-reader-knows."
 SLACK_S = 8.0
@@ -62,7 +63,7 @@ def test_a_reader_of_the_connections_learns_nothing(tmp_path: Path, tls: bool) -
     assert found(TOKEN) == 0
 
 
-def test_a_connection_is_used_again(tmp_path: Path) -> None:
+def test_a_connection_is_used_again() -> None:
     """A hundred reads from one agent take one connection, so one handshake."""
     with several(1, tls=True) as (peer,), Relay(peer.address) as relay:
         part, data = part_of("c1", 1, 0, MB)
@@ -113,7 +114,9 @@ def half_a_hello(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "attack", [stranger_with_tls, stranger_without_token, plain_caller, earlier_tls, half_a_hello], ids=lambda f: f.__name__
+    "attack",
+    [stranger_with_tls, stranger_without_token, plain_caller, earlier_tls, half_a_hello],
+    ids=lambda f: f.__name__,
 )
 def test_a_stranger_is_refused_counted_and_reported(attack: Callable[[str], None]) -> None:
     """A caller that does not prove itself is disconnected in time, counted and reported once. Other connections continue."""
@@ -133,7 +136,7 @@ def test_a_stranger_is_refused_counted_and_reported(attack: Callable[[str], None
         assert report["address"] == "127.0.0.1" and report["count"] == 1 and report["why"], report
 
 
-def test_a_replayed_hello_is_refused(tmp_path: Path) -> None:
+def test_a_replayed_hello_is_refused() -> None:
     """The recorded bytes of a caller that read a part, sent again, get no byte of the part, and are refused."""
     with several(1, tls=True) as (peer,), Relay(peer.address) as relay:
         part, data = part_of("c1", 1, 0, MB)
@@ -152,11 +155,11 @@ def test_a_replayed_hello_is_refused(tmp_path: Path) -> None:
                         again.recv(65536)
                         again.sendall(recording.sent[517:])
                 again.settimeout(HANDSHAKE_S + SLACK_S)
-                answer = b""
+                received = b""
                 with contextlib.suppress(ConnectionError):
                     while more := again.recv(65536):
-                        answer += more
-                assert len(answer) < 4096
+                        received += more
+                assert len(received) < 4096
         assert until(lambda: peer.refused == 2)
         with contextlib.closing(Remote([peer.address], TOKEN, 20.0, tls=True)) as remote:
             read_back(remote, part, data)
@@ -345,6 +348,33 @@ def test_a_connection_ends_by_its_own_limit() -> None:
         with pytest.raises(PeerLost):
             call(f"127.0.0.1:{listener.getsockname()[1]}#{identity.fingerprint}", TOKEN, 1.5, tls=True)
         assert time.monotonic() - began < 1.5 + SLACK_S
+        thread.join(30)
+
+
+def test_a_connection_with_bytes_that_no_call_requested_is_not_used_again() -> None:
+    """A second answer after the requested one ends the connection, also if it was received with the first one."""
+    identity = TlsIdentity()
+
+    def answers_twice() -> None:
+        raw, _ = listener.accept()
+        with raw:
+            wire = answer(raw, TOKEN, 10.0, 10.0, identity)
+            wire.receive()
+            wire.send(Acknowledged(True))
+            wire.send(Acknowledged(True))
+            with pytest.raises(PeerLost):
+                wire.receive()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answers_twice)
+        thread.start()
+        wire = call(f"127.0.0.1:{listener.getsockname()[1]}#{identity.fingerprint}", TOKEN, 10.0, tls=True)
+        assert not wire.ends()
+        wire.send(StatusRequest())
+        time.sleep(0.3)  # both answers arrive
+        assert wire.receive() == Acknowledged(True)
+        assert isinstance(wire._socket, TlsConnection) and wire._socket.has_input and wire.ends()
+        wire.close()
         thread.join(30)
 
 

@@ -32,7 +32,7 @@ MEET_S = 30.0
 """Seconds that an agent may take to report its address."""
 ASK_S = 20.0
 """Seconds that a peer may take to answer."""
-_TOKEN = "peers-token"
+_SEALED_AS = "peers-token"
 """Name under which the token is sealed. No file of a store has it."""
 
 
@@ -164,12 +164,12 @@ class PeerDiscovery(Hook):
 
     def _sealed(self, token: bytes) -> bytes:
         """Return the token as it is sent to other ranks."""
-        return token if self._encryption is None else self._encryption.seal(_TOKEN, token)
+        return token if self._encryption is None else self._encryption.seal(_SEALED_AS, token)
 
     def _opened(self, sealed: bytes) -> bytes:
         """Return a token that another rank has sent; empty if it is not one of this store."""
         with contextlib.suppress(RelightError):
-            token = sealed if self._encryption is None else self._encryption.unseal(_TOKEN, sealed)
+            token = sealed if self._encryption is None else self._encryption.unseal(_SEALED_AS, sealed)
             if len(token) == TOKEN_BYTES:
                 return token
         return b""

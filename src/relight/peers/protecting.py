@@ -30,8 +30,9 @@ class PeerService:
 
     ``host``: the address to listen at and to publish; "" listens at all of this node's addresses, and publishes the one
     that routes to other nodes start from. ``port``: 0 for a free one. ``token``: 32 bytes, the same for all agents of a
-    job. ``tls``: encrypt all connections, and call no agent without a certificate. ``memory``: most bytes for other agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events,
-    in other threads: name, sentence, fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
+    job. ``tls``: encrypt all connections, and call no agent without a certificate. ``memory``: most bytes for other
+    agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events, in other threads: name, sentence,
+    fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
     Threads: two, one for each connection from other agents, and up to four while it sends.
     """
 

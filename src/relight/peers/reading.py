@@ -141,7 +141,8 @@ class Remote:
         """Read a range of one source into ``into``, without another copy."""
         if offset + len(into) > source.length:
             raise CorruptCheckpoint(
-                f"the part ends at byte {source.length}, sooner than it should", where=without_fingerprint(source.address)
+                f"the part ends at byte {source.length}, sooner than it should",
+                where=without_fingerprint(source.address),
             )
         with self._calling([source]) as (wire,):
             _pull(wire, source, offset, into)

@@ -165,7 +165,6 @@ class PeerServer:
                     self._unproved.remove(connection)
             connection.close()
 
-
     def _refuse(self, caller: str, why: str) -> None:
         """Count a refused caller. Report the first one at once, later ones every ``REPORT_S`` at most."""
         with self._lock:

@@ -48,9 +48,7 @@ class PeerLost(ConnectionError):
 class PeerConnection(Generic[S, T]):
     """One connection, used by one thread: sends ``S``, receives ``T``. ``timeout_s`` is for each message; its bytes may take more."""
 
-    def __init__(
-        self, connection: Stream, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float
-    ) -> None:
+    def __init__(self, connection: Stream, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float) -> None:
         self._socket, self._decoder, self._limit, self._timeout_s = connection, decoder, limit, timeout_s
         self._encoder = msgspec.msgpack.Encoder()
         self._length = bytearray(4)
