@@ -163,7 +163,7 @@ class PeerDiscovery(Hook):
             self._agent = None
 
     def _sealed(self, token: bytes) -> bytes:
-        """Return the token as it is sent to other ranks."""
+        """Return the token in the form that is sent to other ranks."""
         return token if self._encryption is None else self._encryption.seal(_SEALED_AS, token)
 
     def _opened(self, sealed: bytes) -> bytes:
