@@ -108,7 +108,7 @@ def test_what_a_reader_of_the_network_sees(
     assert len(packets) > 12 * protected_ranks.ELEMENTS
     assert in_the_clear(packets, saves) == shown
     for reports in (saves, restores):
-        warned = [
-            rank for rank, report in reports for name, _ in report.get("events", ()) if name == "peers.unencrypted"
-        ]
+        events = [(name, rank) for rank, report in reports for name, _ in report.get("events", ())]
+        warned = [rank for name, rank in events if name == "peers.unencrypted"]
         assert warned == ([0] if encrypt and tls is False else [])
+        assert "peers.refused" not in dict(events), "no agent of the job is refused"
