@@ -41,7 +41,7 @@ MAKERS: dict[str, Any] = {
     "peers": Peers,
 }
 NEEDS = {
-    "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1",
+    "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1", "checkpoint.peers.tls": "copies = 1",
     "checkpoint.keep.metric": "best = 1", "checkpoint.keep.mode": "best = 1", "checkpoint.every.loader": "epochs = 1",
 }  # fmt: skip
 """Other lines of the table without which a setting has no effect."""

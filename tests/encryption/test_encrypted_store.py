@@ -303,6 +303,28 @@ def test_a_file_opens_only_where_it_was_written(tmp_path: Path, keychain: Keycha
     refuses((CorruptCheckpoint, WrongKey), lambda: other.get("run/log/1", 99))
 
 
+def test_a_sealed_message_opens_with_the_store_s_key_only(
+    tmp_path: Path, keychain: Keychain, store: EncryptedStore
+) -> None:
+    """A sealed message is opened by another process with a key of the store, under its name. Another store, another name,
+    a changed byte and plaintext are refused, also while the store takes plaintext files. Nothing is stored."""
+    sealed = store.seal("peers-token", b"a secret of 32 bytes, for others")
+    assert b"a secret of" not in sealed and sealed != store.seal("peers-token", b"a secret of 32 bytes, for others")
+    again = EncryptedStore(store.inner, keychain, takes_plain=True)
+    assert again.unseal("peers-token", sealed) == b"a secret of 32 bytes, for others"
+    assert not [entry for entry in store.inner.list("") if "token" in entry.name]
+    other = EncryptedStore(LocalStore(tmp_path / "other"), keychain)
+    other.seal("peers-token", b"another")
+    for opens in (
+        lambda: other.unseal("peers-token", sealed),
+        lambda: again.unseal("another-name", sealed),
+        lambda: again.unseal("peers-token", bytes([sealed[0] ^ 1]) + sealed[1:]),
+        lambda: again.unseal("peers-token", b"a secret of 32 bytes, for others"),
+        lambda: again.unseal("peers-token", b""),
+    ):
+        refuses(CorruptCheckpoint, opens)
+
+
 def test_plaintext_files_are_refused(store: EncryptedStore) -> None:
     """A file that was written without the key is refused, whatever its contents."""
     store.put_once("run/log/1", b"one")

@@ -25,6 +25,7 @@ import numpy
 
 from relight.arena import SEALED, SharedMapping, Slot, allocate, lay_out
 from relight.peers import HeldPartFile, Peer, PeerService, Remote
+from relight.peers.wire import without_fingerprint
 
 PACK_SHARES = (0.6, 0.3, 0.1)
 
@@ -78,13 +79,14 @@ def live(control: socket.socket) -> None:
         word, *given = json.loads(line)
         answer: Any = None
         if word == "start":
-            token, memory, rate = given
+            token, memory, rate, tls = given
             peers = PeerService(
                 "127.0.0.1",
                 token=bytes.fromhex(token),
                 memory=memory,
                 notify=lambda *event: events.append(event[:2]),
                 bytes_per_second=rate,
+                tls=tls,
             )
             answer = [peers.address, os.getpid()]
         elif word == "fill":
@@ -124,10 +126,13 @@ def live(control: socket.socket) -> None:
 class Neighbour:
     """The test's end of an agent process."""
 
-    def __init__(self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None) -> None:
+    def __init__(
+        self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None, tls: bool
+    ) -> None:
         self._control, self._lines, self.name = control, control.makefile("rb"), name
         self.sizes: list[tuple[int, int]] = []
-        self.address, self.pid = self.call("start", token.hex(), memory, rate)
+        self.address, self.pid = self.call("start", token.hex(), memory, rate, tls)
+        self.shown = without_fingerprint(self.address)
 
     def send(self, *words: Any) -> None:
         """Send a command."""
@@ -190,7 +195,8 @@ class Town:
 
     def remote(self) -> Remote:
         """Return a reader of all agents, as a restoring rank has."""
-        return Remote([agent.address for agent in self.agents], self.token, 20.0)
+        addresses = [agent.address for agent in self.agents]
+        return Remote(addresses, self.token, 20.0, tls=all("#" in address for address in addresses))
 
     def close(self) -> None:
         """Close all agents."""
@@ -218,7 +224,9 @@ class Nursery:
         self._process.wait(30)
         self._folder.cleanup()
 
-    def agent(self, token: bytes, memory: int | None = None, rate: float | None = None) -> Neighbour:
+    def agent(
+        self, token: bytes, memory: int | None = None, rate: float | None = None, *, tls: bool = False
+    ) -> Neighbour:
         """Fork an agent."""
         control = socket.socket(socket.AF_UNIX)
         ends = time.monotonic() + 30
@@ -231,7 +239,7 @@ class Nursery:
                 time.sleep(0.01)
         control.settimeout(120)
         self._made += 1
-        return Neighbour(control, f"agent{self._made}", token, memory, rate)
+        return Neighbour(control, f"agent{self._made}", token, memory, rate, tls)
 
     def town(
         self,
@@ -241,11 +249,12 @@ class Nursery:
         *,
         memory: int | None = None,
         token: bytes = b"t" * 32,
+        tls: bool = False,
     ) -> Town:
         """Fork one agent for each list of sizes, and let them join. A list has a size for each rank of the agent."""
         agents, rank = [], 0
         for mine in sizes:
-            agent = self.agent(token, memory)
+            agent = self.agent(token, memory, tls=tls)
             agent.sizes = [(rank + number, size) for number, size in enumerate(mine)]
             rank += len(mine)
             agents.append(agent)
@@ -266,7 +275,7 @@ def lost_is_read_back(town: Town, id: str, victims: Sequence[int], step: int = 4
                 if number in victims:
                     assert where is not None and where.startswith("rebuilt from "), where
                 else:
-                    assert where == f"agent at {agent.address}"
+                    assert where == f"agent at {agent.shown}"
                 for pack, right in enumerate(expected(id, rank, size)):
                     reader = remote.reader(id, rank, pack)
                     assert reader is not None and reader.size == len(right)

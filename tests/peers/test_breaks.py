@@ -20,7 +20,7 @@ from relight.arena import SharedMapping
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import subscribe
 from relight.peers import Remote
-from relight.peers.wire import split_address
+from relight.peers.wire import split_address, without_fingerprint
 
 
 class Cutter:
@@ -29,7 +29,8 @@ class Cutter:
     def __init__(self, to: str, draw: Callable[[], int | None]) -> None:
         self._to, self._draw = split_address(to), draw
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.shown = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = self.shown + to[len(without_fingerprint(to)) :]
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -70,7 +71,7 @@ class Cutter:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
-def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
+def test_connections_cut_anywhere_are_resumed(seed: int, tls: bool) -> None:
     """Connections between agents end after random numbers of bytes.
 
     All parts are protected in the end, and read back bit-exactly.
@@ -86,7 +87,7 @@ def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
     def draw() -> int | None:
         return rng.choices(kinds, [2, 3, 4, 3])[0]()
 
-    with several(4) as peers:
+    with several(4, tls=tls) as peers:
         cutters = [Cutter(peer.address, draw) for peer in peers]
         join(peers, 2, 2, [cutter.address for cutter in cutters])
         parts = [part_of("c1", 1, rank, 9 * MB + 1000 * rank) for rank in range(4)]
@@ -104,7 +105,7 @@ def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
             cutter.close()
 
 
-def test_readers_change_to_another_way_when_one_breaks() -> None:
+def test_readers_change_to_another_way_when_one_breaks(tls: bool) -> None:
     """A reader skips and reports agents with broken connections.
 
     It gets the right bytes from other agents while enough are left, then an error.
@@ -113,7 +114,7 @@ def test_readers_change_to_another_way_when_one_breaks() -> None:
     undo = subscribe(
         lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.unreachable" else None
     )
-    with several(6) as peers:
+    with several(6, tls=tls) as peers:
         join(peers, 4, 2)
         parts = [part_of("c1", 1, rank, 20 * MB) for rank in range(6)]
         for peer, (part, _) in zip(peers, parts):
@@ -124,9 +125,9 @@ def test_readers_change_to_another_way_when_one_breaks() -> None:
         cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner first, then an agent that rebuilds its part
         cutters[3] = Cutter(peers[3].address, lambda: 2 * MB)
         with contextlib.closing(Remote([cutter.address for cutter in cutters], TOKEN, 20.0)) as remote:
-            assert remote.has("c1", 0) == f"agent at {cutters[0].address}"
+            assert remote.has("c1", 0) == f"agent at {cutters[0].shown}"
             read_back(remote, part, data)
-            assert {cutters[0].address, cutters[3].address} == set(silent)
+            assert {cutters[0].shown, cutters[3].shown} == set(silent)
             assert remote.has("c1", 0) == "rebuilt from 4 of 6"
             for peer in peers[1:3]:
                 peer.close()
@@ -140,10 +141,10 @@ def test_readers_change_to_another_way_when_one_breaks() -> None:
     undo()
 
 
-def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> None:
+def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery, tls: bool) -> None:
     """After SIGKILL during sending no stripe of that sender is complete; the other stripes are."""
-    with contextlib.closing(nursery.town([[8 * MB]] * 4, 2, 1)) as town:
-        slow = nursery.agent(town.token, rate=1e6)
+    with contextlib.closing(nursery.town([[8 * MB]] * 4, 2, 1, tls=tls)) as town:
+        slow = nursery.agent(town.token, rate=1e6, tls=tls)
         slow.sizes = town.agents[3].sizes
         town.agents[3].close()
         town.agents[3] = slow
@@ -159,7 +160,7 @@ def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> No
         slow.kill()
         with contextlib.closing(town.remote()) as remote:
             assert remote.has("c1", 3) is None and held_bytes
-            assert all(remote.has("c1", rank) == f"agent at {town.agents[rank].address}" for rank in range(3))
+            assert all(remote.has("c1", rank) == f"agent at {town.agents[rank].shown}" for rank in range(3))
         events = [fields for agent in town.agents[:3] for fields in agent.call("events")]
         # of the four pieces the killed agent is a member of two, and holds one
         assert sum(name == "peers.complete" for name, _ in events) == 4 - 2 - 1
@@ -234,11 +235,11 @@ class Changing:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_change_after_the_last_check_is_detected(last: int) -> None:
+def test_a_change_after_the_last_check_is_detected(last: int, tls: bool) -> None:
     """If the slot changes while a piece of it is sent, also the last one, the holder stores nothing and
     ``peers.failed`` is emitted."""
     events: Events = []
-    with several(2, events) as peers:
+    with several(2, events, tls) as peers:
         part, _ = part_of("c1", 1, 0, 9 * MB)  # three pieces
         memory = Changing(part.memory, last)
         join(peers, 1, 1)
@@ -249,12 +250,12 @@ def test_a_change_after_the_last_check_is_detected(last: int) -> None:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
-def test_a_change_after_a_read_is_detected(last: int) -> None:
+def test_a_change_after_a_read_is_detected(last: int, tls: bool) -> None:
     """If the slot changes while its bytes are sent to a reader, the read fails.
 
     Reads that end before the change return the right bytes.
     """
-    with several(1) as peers:
+    with several(1, tls=tls) as peers:
         part, data = part_of("c1", 1, 0, 18 * MB)  # the second pack is three reads
         memory = Changing(part.memory, last)
         peers[0].offer(part._replace(memory=memory, is_there=memory.is_there))  # type: ignore[arg-type]
@@ -270,9 +271,9 @@ def test_a_change_after_a_read_is_detected(last: int) -> None:
                     reader.read_into(0, memoryview(room))
 
 
-def test_the_end_of_a_pack_is_the_end() -> None:
+def test_the_end_of_a_pack_is_the_end(tls: bool) -> None:
     """A read beyond a pack's end raises instead of returning the next pack's bytes. A missing pack has no reader."""
-    with several(1) as peers:
+    with several(1, tls=tls) as peers:
         part, data = part_of("c1", 1, 0, MB)
         peers[0].offer(part)
         with contextlib.closing(Remote([peers[0].address, "127.0.0.1:1", "nonsense"], TOKEN, 20.0)) as remote:
@@ -299,7 +300,7 @@ def test_no_room_at_a_holder_is_reported_and_the_rest_works(nursery: Nursery) ->
             assert name == "peers.failed" and "4.06 MB more" in message
             assert agent.call("memory")["held"] == 0
         with contextlib.closing(town.remote()) as remote:
-            assert all(remote.has("c1", rank) == f"agent at {agent.address}" for rank, agent in enumerate(town.agents))
+            assert all(remote.has("c1", rank) == f"agent at {agent.shown}" for rank, agent in enumerate(town.agents))
 
 
 def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
@@ -314,11 +315,11 @@ def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
         assert time.monotonic() - began > 1.0
 
 
-def test_nothing_is_left_when_it_is_closed() -> None:
+def test_nothing_is_left_when_it_is_closed(tls: bool) -> None:
     """After ``close`` no thread of Relight and no new descriptor is left."""
     gc.collect()
     threads, descriptors = threading.enumerate(), open_descriptors()
-    with several(3) as peers:
+    with several(3, tls=tls) as peers:
         join(peers, 1, 1)
         for rank, peer in enumerate(peers):
             part, _ = part_of("c1", 1, rank, MB)

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from in_process import MB, Events, join, part_of, several
-
-
-def until(true: Callable[[], object]) -> bool:
-    ends = time.monotonic() + 20
-    while not true() and time.monotonic() < ends:
-        time.sleep(0.01)
-    return bool(true())
+from in_process import MB, Events, join, part_of, several, until
 
 
 def test_nothing_is_missed_once_the_run_has_announced_its_end() -> None:

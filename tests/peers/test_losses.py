@@ -13,9 +13,11 @@ PAIRS = list(combinations(range(6), 2))
 SHORT_PAIRS = [(0, 1), (1, 4), (2, 5)]
 
 
-def check(nursery: Nursery, sizes: list[list[int]], data: int, parity: int, victims: tuple[int, ...]) -> None:
+def check(
+    nursery: Nursery, sizes: list[list[int]], data: int, parity: int, victims: tuple[int, ...], tls: bool = False
+) -> None:
     """Protect, kill, read."""
-    with contextlib.closing(nursery.town(sizes, data, parity)) as town:
+    with contextlib.closing(nursery.town(sizes, data, parity, tls=tls)) as town:
         town.protect("c1", 1)
         lost_is_read_back(town, "c1", victims)
 
@@ -59,11 +61,11 @@ def test_every_coding_and_every_loss(nursery: Nursery, agents: int, data: int, p
         check(nursery, [[MB + 12345 * number] for number in range(agents)], data, parity, victims)
 
 
-def test_parts_of_different_lengths_and_lanes(nursery: Nursery) -> None:
+def test_parts_of_different_lengths_and_lanes(nursery: Nursery, tls: bool) -> None:
     """Nodes with three ranks, one, none, and parts from nothing to some MB: the two with most of it may be lost."""
     sizes = [[3 * MB, 10, 700_001], [5 * MB], [], [0, 4096, 2 * MB], [1], [131_072 * 4, 131_073]]
-    check(nursery, sizes, 4, 2, (0, 1))
-    check(nursery, sizes, 4, 2, (3, 5))
+    check(nursery, sizes, 4, 2, (0, 1), tls)
+    check(nursery, sizes, 4, 2, (3, 5), tls)
 
 
 def test_a_third_loss_is_reported_and_never_made_up(nursery: Nursery) -> None:
@@ -89,12 +91,12 @@ def test_the_next_checkpoint_takes_the_place_of_the_one_before(nursery: Nursery)
         lost_is_read_back(town, "c4", (1, 2))
 
 
-def test_a_killed_agent_that_comes_back_is_protected_again(nursery: Nursery) -> None:
+def test_a_killed_agent_that_comes_back_is_protected_again(nursery: Nursery, tls: bool) -> None:
     """A new process in the place of a killed one joins with a new address: all are protected by the new ring, and another pair may go."""
-    with contextlib.closing(nursery.town([[MB]] * 6, 4, 2)) as town:
+    with contextlib.closing(nursery.town([[MB]] * 6, 4, 2, tls=tls)) as town:
         town.protect("c1", 1)
         town.agents[3].kill()
-        new = nursery.agent(town.token)
+        new = nursery.agent(town.token, tls=tls)
         new.sizes = town.agents[3].sizes
         new.call("fill", "c1", 1, new.sizes)
         new.call("offer")

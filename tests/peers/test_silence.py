@@ -15,10 +15,10 @@ from neighbours import Nursery, expected
 from relight.peers import Remote, sender
 
 
-def test_a_stopped_agent_is_left_out_in_time(nursery: Nursery) -> None:
+def test_a_stopped_agent_is_left_out_in_time(nursery: Nursery, tls: bool) -> None:
     """If an agent is stopped before a reader asks all agents, or between asking and reading, its parts are rebuilt in
     bounded time."""
-    with contextlib.closing(nursery.town([[MB]] * 4, 2, 1)) as town:
+    with contextlib.closing(nursery.town([[MB]] * 4, 2, 1, tls=tls)) as town:
         town.protect("c1", 1)
         addresses = [agent.address for agent in town.agents]
         with contextlib.closing(Remote(addresses, TOKEN, 2.0)) as early:
@@ -42,14 +42,17 @@ def test_a_stopped_agent_is_left_out_in_time(nursery: Nursery) -> None:
                 os.kill(town.agents[0].pid, signal.SIGCONT)
 
 
-def test_a_holder_that_hangs_is_given_up_and_the_others_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_hangs_is_given_up_and_the_others_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
     """If one of two holders accepts connections but sends nothing, the other gets its copy, and the failure names the
     first, in time."""
     monkeypatch.setattr(sender, "CALL_S", 0.5)
     monkeypatch.setattr(sender, "PATIENCE_S", 1.0)
     events: Events = []
-    with several(2, events) as peers, socket.create_server(("127.0.0.1", 0)) as silent:
-        join(peers, 1, 2, [*(peer.address for peer in peers), f"127.0.0.1:{silent.getsockname()[1]}"])
+    with several(2, events, tls) as peers, socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}" + ("#" + 64 * "0" if tls else "")
+        join(peers, 1, 2, [*(peer.address for peer in peers), address])
         part, data = part_of("c1", 1, 0, 5 * MB)
         peers[0].offer(part)
         assert peers[0].wait(30)
@@ -112,19 +115,34 @@ def test_a_part_that_the_roster_does_not_have_is_reported_at_once() -> None:
         assert [(name, fields["rank"]) for name, fields in events] == [("peers.failed", 7)]
 
 
-@pytest.mark.parametrize("address", ["", "x", "host:", ":0", "host:70000", "[::1", "host:-1", "host:１"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "x",
+        "host:",
+        ":0",
+        "host:70000",
+        "[::1",
+        "host:-1",
+        "host:１",
+        "127.0.0.1:1#",
+        "127.0.0.1:1#aa",
+        "127.0.0.1:1##" + 64 * "0",
+    ],
+)
 def test_an_invalid_address_is_left_out(address: str) -> None:
     """An invalid address from another agent counts as an agent that does not answer."""
     with contextlib.closing(Remote([address], TOKEN, 1.0)) as remote:
         assert remote.answered == ()
 
 
-def test_ipv6_addresses_work() -> None:
+def test_ipv6_addresses_work(tls: bool) -> None:
     """Addresses with brackets work if the machine has IPv6."""
     from relight.peers import PeerService
 
     try:
-        peers = PeerService("::1", token=TOKEN, memory=None, notify=lambda *_: None)
+        peers = PeerService("::1", token=TOKEN, memory=None, notify=lambda *_: None, tls=tls)
     except Exception as error:
         pytest.skip(f"no IPv6 here: {error}")
     assert peers.address.startswith("[::1]:")

@@ -83,6 +83,7 @@ def train(
     ckpt = relight.Checkpointer(url, model=model, signals=False, peers=peers, limits=relight.Limits(deadline_s=30))
     result["start"] = ckpt.restore()
     result["digest"] = hexdigest(b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.values()))
+    result["token"] = ckpt._hooks.peers._token.hex()
     reports.put((rank, result))
     for step in range(result["start"], result["start"] + saves):
         with torch.no_grad():

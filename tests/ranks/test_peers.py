@@ -31,10 +31,10 @@ def url(tmp_path: Path) -> Iterator[str]:
     ("world", "peers", "lost", "then"),
     [
         (4, relight.Peers(data=2, parity=2), {1, 2}, 4),
-        (3, relight.Peers(data=2, parity=1), {0}, 2),
+        (3, relight.Peers(data=2, parity=1, tls=True), {0}, 2),
         (2, relight.Peers(copies=1), {1}, 3),
     ],
-    ids=["two of four, parity", "one of three, fewer ranks then", "one of two, a copy, more ranks then"],
+    ids=["two of four, parity", "one of three, fewer ranks then, tls", "one of two, a copy, more ranks then"],
 )
 def test_lost_nodes_are_restored_from_the_others(
     url: str, world: int, peers: relight.Peers, lost: set[int], then: int
@@ -50,12 +50,13 @@ def test_lost_nodes_are_restored_from_the_others(
     assert {report["source"] for report in restores.values()} == {"peers"}, restores
 
 
-def test_ranks_that_end_by_an_error_leave_their_agents_and_what_these_hold(url: str) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+def test_ranks_that_end_by_an_error_leave_their_agents_and_what_these_hold(url: str, tls: bool) -> None:
     """If one rank is killed, the others end by an exception. The next incarnation restores from memory, and the lost node from its peer.
 
     Symptom: agents refused each other's connections, because the run seemed to be over.
     """
-    peers = relight.Peers(copies=1)
+    peers = relight.Peers(copies=1, tls=tls)
     protected_ranks.job(url, 2, peers, 1, raises=True)
     protected_ranks.lose(url, {1}, 2)
     restores = dict(protected_ranks.job(url, 2, peers, 0))
@@ -84,6 +85,7 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
         {"data": 40, "parity": 1},
         {"data": 4, "parity": 5},
         {"copies": 1, "bytes_per_second": 0},
+        {"copies": 1, "tls": "yes"},
     ):
         refuses(ConfigError, lambda options=options: relight.Peers(**options))
     copies = relight.Peers(copies=1)

@@ -12,7 +12,7 @@ from relight.commit.save import Participant, SaveInfo
 from relight.errors import known
 from relight.layout import Box
 
-PROTOCOL = 4
+PROTOCOL = 5
 MESSAGE_BYTES_MAX = 1 << 30
 
 
@@ -153,8 +153,8 @@ class HeldList(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Request to listen for agents of other nodes that know ``token``.
 
-    ``host``: the address to listen at, if given. ``memory``: bytes for their data. An agent that listens already keeps
-    its token unless ``change`` is set.
+    ``host``: the address to listen at, if given. ``memory``: bytes for their data. ``tls``: encrypt all connections, and
+    call no agent without a certificate. An agent that listens already keeps its token unless ``change`` is set.
     """
 
     token: bytes
@@ -162,10 +162,11 @@ class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     host: str = ""
     memory: int | None = None
     bytes_per_second: float | None = None
+    tls: bool = False
 
 
 class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Id of this agent, and the address at which peers reach it.
+    """Id of this agent, and the address at which peers reach it, with the fingerprint of its certificate.
 
     If they cannot, ``address`` is empty and ``why`` has the reason. If the agent has joined a roster, ``token`` and
     ``others``, the peers' addresses, are that roster's.

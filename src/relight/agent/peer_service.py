@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from relight.agent.messages import JoinPeers, ListenForPeers, PeerAddress
 from relight.arena import SharedMapping
 from relight.errors import RelightError
+from relight.keys.dumps import keep_out_of_core_dumps
 
 if TYPE_CHECKING:
     from relight.peers import PeerService  # loaded on demand: most agents have no peers
@@ -46,6 +47,8 @@ class AgentPeers:
 
         with self._lock:
             try:
+                if request.tls:  # this process has the certificate's private key
+                    keep_out_of_core_dumps(whole=True)
                 if self._peers is None:
                     self._peers = PeerService(
                         request.host,
@@ -53,11 +56,14 @@ class AgentPeers:
                         memory=request.memory,
                         notify=self._notify,
                         bytes_per_second=request.bytes_per_second,
+                        tls=request.tls,
                     )
                     self._token = request.token
-                elif request.change:
-                    self._peers.set_token(request.token)
-                    self._token = request.token
+                else:
+                    self._peers.use_tls(request.tls)
+                    if request.change:
+                        self._peers.set_token(request.token)
+                        self._token = request.token
             except RelightError as error:
                 return PeerAddress(self._id, "", str(error))
             return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)

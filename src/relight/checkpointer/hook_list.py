@@ -35,7 +35,7 @@ class Hooks:
             options.writer,
             session.wants_background,
             session.ranks,
-            session.store.url,
+            session.store,
             session.run,
             options.limits,
         )

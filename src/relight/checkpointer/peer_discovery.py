@@ -14,8 +14,9 @@ import msgspec
 from relight.agent import Agent, JoinPeers, ListenForPeers, PeerAddress, connect
 from relight.checkpointer.hooks import Hook
 from relight.checkpointer.options import check_peers
+from relight.comm.tls import need_tls_library
 from relight.commit import Attempt
-from relight.errors import RelightError
+from relight.errors import RelightError, StoreUnavailable
 from relight.log import History
 from relight.observe import emit
 from relight.peers import TOKEN_BYTES, Remote, rings
@@ -23,22 +24,44 @@ from relight.peers import Peer as RosterPeer
 from relight.policy import Limits, Peers
 from relight.ranks.group import RankGroup
 from relight.settings.environment import environment
+from relight.store import ByteStore
+from relight.store.encrypted import EncryptedStore
+from relight.store.wrapper import layer_of
 
 MEET_S = 30.0
 """Seconds that an agent may take to report its address."""
 ASK_S = 20.0
 """Seconds that a peer may take to answer."""
+_SEALED_AS = "peers-token"
+"""Name under which the token is sealed. No file of a store has it."""
 
 
 class PeerDiscovery(Hook):
     """Connects the ranks' agents with each other. All ranks make the same calls. Without ``wanted``, or with one rank,
-    it does nothing."""
+    it does nothing.
+
+    The ranks exchange the agents' addresses and token over their process group, which is not encrypted. In an encrypted
+    run the token is sealed with the store's key, so a reader of that network cannot call an agent.
+    """
 
     def __init__(
-        self, wanted: Peers | None, writer: str, background: bool, ranks: RankGroup, url: str, run: str, limits: Limits
+        self,
+        wanted: Peers | None,
+        writer: str,
+        background: bool,
+        ranks: RankGroup,
+        store: ByteStore,
+        run: str,
+        limits: Limits,
     ) -> None:
         self._wanted = check_peers(wanted, writer, background)
-        self._ranks, self._url, self._run, self._limits = ranks, url, run, limits
+        self._ranks, self._url, self._run, self._limits = ranks, store.url, run, limits
+        self._encryption = layer_of(store, EncryptedStore)
+        self._tls = False
+        if self._wanted is not None:
+            self._tls = self._encryption is not None if self._wanted.tls is None else self._wanted.tls
+        if self._tls:
+            need_tls_library()
         self._agent: Agent | None = None
         self._addresses: list[str] = []
         self._token = b""
@@ -64,14 +87,21 @@ class PeerDiscovery(Hook):
                 why="one rank",
             )
             return
-        candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "sharing the peers' token")
+        if self._encryption is not None and not self._tls and ranks.world.rank == 0:
+            text = "the peers of this encrypted run exchange its weights in the clear, because of Peers(tls=False)"
+            emit("peers.unencrypted", text)
+        sealed = ranks.run_on_rank0(lambda: self._sealed(secrets.token_bytes(TOKEN_BYTES)), "sharing the peers' token")
+        candidate = self._opened(sealed)
         met = self._reach(wanted, candidate)
         now = environment()
         host, rack = now.node or socket.gethostname(), now.rack
-        message = msgspec.msgpack.encode([met.id, met.address, met.token, met.others, host, rack])
+        token = self._sealed(met.token) if met.token else b""
+        message = msgspec.msgpack.encode([met.id, met.address, token, met.others, host, rack])
         answers = [msgspec.msgpack.decode(each) for each in ranks.world.gather(message, "sharing the peers' addresses")]
+        for each in answers:
+            each[2] = self._opened(each[2]) if each[2] else b""
         # Agents of nodes that have left the job still use the previous token, which most agents of the present nodes also know.
-        tokens = Counter(bytes(each[2]) for each in answers if each[0] and each[2])
+        tokens = Counter(each[2] for each in answers if each[0] and each[2])
         self._token = max(tokens, key=lambda each: (tokens[each], each)) if tokens else candidate
         agents: dict[str, tuple[str, str, str, str, list[int]]] = {}
         for rank, (agent_id, address, _, _, its_host, its_rack) in enumerate(answers):
@@ -79,11 +109,11 @@ class PeerDiscovery(Hook):
                 agents.setdefault(agent_id, (agent_id, its_host, its_rack, address, []))[4].append(rank)
         roster = list(agents.values())
         addresses = [each[3] for each in roster]
-        peers = {address for each in answers if each[0] and bytes(each[2]) == self._token for address in each[3]}
+        peers = {address for each in answers if each[0] and each[2] == self._token for address in each[3]}
         self._addresses = [*addresses, *sorted(peers - {*addresses})]
         with contextlib.suppress(RelightError):  # the next save or restore that needs a dead agent reports it
             if self._agent is not None:
-                self._agent.meet(ListenForPeers(self._token, change=True), MEET_S)
+                self._agent.meet(ListenForPeers(self._token, change=True, tls=self._tls), MEET_S)
         ranks.world.gather(b"", "meeting the peers")  # no agent gets another's address before that one knows the token
         with contextlib.suppress(RelightError):
             if self._agent is not None:
@@ -106,8 +136,8 @@ class PeerDiscovery(Hook):
     def remote(self) -> Remote | None:
         """Return access to all agents' memory, connected at the first use; None if there are no peers."""
         with self._lock:
-            if self._remote is None and self._addresses:
-                self._remote = Remote(self._addresses, self._token, ASK_S)
+            if self._remote is None and self._addresses and self._token:
+                self._remote = Remote(self._addresses, self._token, ASK_S, tls=self._tls)
             return self._remote
 
     def forget(self) -> None:
@@ -132,12 +162,28 @@ class PeerDiscovery(Hook):
             self._agent.close()
             self._agent = None
 
+    def _sealed(self, token: bytes) -> bytes:
+        """Return the token in the form that is sent to other ranks."""
+        return token if self._encryption is None else self._encryption.seal(_SEALED_AS, token)
+
+    def _opened(self, sealed: bytes) -> bytes:
+        """Return a token that another rank has sent; empty if it is not one of this store."""
+        with contextlib.suppress(RelightError):
+            token = sealed if self._encryption is None else self._encryption.unseal(_SEALED_AS, sealed)
+            if len(token) == TOKEN_BYTES:
+                return token
+        return b""
+
     def _reach(self, wanted: Peers, candidate: bytes) -> PeerAddress:
         """Start this node's agent and return its address. If that fails, report it and return an empty address."""
         try:
+            if not candidate:
+                raise StoreUnavailable("rank 0 sent a token that the key of this rank does not open")
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
             host = environment().peers_host
-            meet = ListenForPeers(candidate, host=host, memory=wanted.memory, bytes_per_second=wanted.bytes_per_second)
+            meet = ListenForPeers(
+                candidate, host=host, memory=wanted.memory, bytes_per_second=wanted.bytes_per_second, tls=self._tls
+            )
             met = self._agent.meet(meet, MEET_S)
             if met.address:
                 return met

@@ -161,6 +161,8 @@ EVENTS: dict[str, tuple[int, str]] = {
         "peers protect less than was requested: too few nodes, or too many of them in one place",
     ),
     "peers.unreachable": (logging.WARNING, "a peer did not answer, and is left out"),
+    "peers.refused": (logging.WARNING, "a caller of this node's agent did not prove that it belongs to the job"),
+    "peers.unencrypted": (logging.WARNING, "the peers of an encrypted run exchange its data in the clear"),
     "tier.unreachable": (logging.WARNING, "a tier did not answer"),
     "read.retried": (logging.WARNING, "bytes were damaged at the first read, and correct at the second"),
     "cache.read": (logging.DEBUG, "a file was read through the cache"),

@@ -202,6 +202,8 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "peers.failed": ("why", "checkpoint", "rank", "peer", "address"),
     "peers.degraded": ("agents",),
     "peers.unreachable": ("address", "why"),
+    "peers.refused": ("address", "why", "count"),
+    "peers.unencrypted": (),
     "tier.unreachable": ("tier", "kind"),
     "read.retried": ("where",),
     "cache.read": ("key", "hits", "misses", "hit_bytes", "missed_bytes"),

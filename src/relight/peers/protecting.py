@@ -7,13 +7,14 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from relight.comm.tls import TlsIdentity
 from relight.errors import ConfigError
 from relight.peers.holder import Holder
 from relight.peers.messages import Parity
 from relight.peers.parts import HeldPartFile, Parts
 from relight.peers.rings import Peer, PeerRing, Rings, rings
-from relight.peers.sender import Notify, Sender
-from relight.peers.server import PeerServer
+from relight.peers.sender import Sender
+from relight.peers.server import Notify, PeerServer
 from relight.peers.wire import check_token, join_address
 from relight.units import size_text
 
@@ -29,8 +30,9 @@ class PeerService:
 
     ``host``: the address to listen at and to publish; "" listens at all of this node's addresses, and publishes the one
     that routes to other nodes start from. ``port``: 0 for a free one. ``token``: 32 bytes, the same for all agents of a
-    job. ``memory``: most bytes for other agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events,
-    in other threads: name, sentence, fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
+    job. ``tls``: encrypt all connections, and call no agent without a certificate. ``memory``: most bytes for other
+    agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events, in other threads: name, sentence,
+    fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
     Threads: two, one for each connection from other agents, and up to four while it sends.
     """
 
@@ -43,6 +45,7 @@ class PeerService:
         memory: int | None,
         notify: Notify,
         bytes_per_second: float | None = None,
+        tls: bool = False,
     ) -> None:
         self._token, self._notify, self._me = check_token(token), notify, ""
         if bytes_per_second is not None and not 0 < bytes_per_second < float("inf"):
@@ -51,10 +54,22 @@ class PeerService:
         self._joined: tuple[PeerRing | None] | None = None
         self._parts = Parts()
         self._holder = Holder(memory, self._completed)
-        self._server = PeerServer(host, port, lambda: self._token, lambda: self._me, self._parts, self._holder)
-        self._sender = Sender(lambda: self._token, notify, bytes_per_second)
-        self.address = join_address(host or own_address(), self._server.port)
-        """Address at which other agents reach this agent."""
+        self._identity = TlsIdentity() if tls else None
+        self._server = PeerServer(
+            host, port, lambda: self._token, lambda: self._identity, lambda: self._me, self._parts, self._holder, notify
+        )
+        self._sender = Sender(lambda: self._token, lambda: self._identity is not None, notify, bytes_per_second)
+        self._host = host or own_address()
+
+    @property
+    def address(self) -> str:
+        """Address at which other agents reach this agent, with the fingerprint of its certificate."""
+        return join_address(self._host, self._server.port, self._identity)
+
+    @property
+    def refused(self) -> int:
+        """Return the number of callers that were refused."""
+        return self._server.refused
 
     @property
     def held_bytes(self) -> int:
@@ -65,6 +80,14 @@ class PeerService:
         """Use another token from now on. Connections with the old token are closed."""
         former, self._token = self._token, check_token(token)
         if former != token:
+            self._server.hang_up()
+
+    def use_tls(self, tls: bool) -> None:
+        """Encrypt connections from now on, or not. If that changes, sending stops and connections are closed until the
+        next ``join``, and ``address`` differs."""
+        if tls != (self._identity is not None):
+            self.leave()
+            self._identity = TlsIdentity() if tls else None
             self._server.hang_up()
 
     def join(self, roster: Sequence[Peer], me: str, data: int, parity: int) -> Rings:

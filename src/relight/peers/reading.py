@@ -16,7 +16,7 @@ from relight.observe import emit
 from relight.peers.decoding import CodedSource, KnownPart, Shelves
 from relight.peers.galois import BLOCK, accumulate
 from relight.peers.messages import PIECE_BYTES, Data, Inventory, PeerRefusal, ReadRequest, StatusRequest
-from relight.peers.wire import Caller, PeerLost, call, check_token
+from relight.peers.wire import Caller, PeerLost, call, check_token, without_fingerprint
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
 
@@ -36,12 +36,13 @@ class Remote:
     """The parts that the agents at ``addresses`` have in memory. Agents that do not answer are left out, with an event.
     Any thread.
 
-    ``timeout_s`` bounds every operation on a connection: connecting, and each answer plus its bytes at 1 MiB/s. Cost of
-    construction: one round trip to each agent, all at the same time. Close it when done.
+    ``timeout_s`` bounds every operation on a connection: connecting, and each answer plus its bytes at 1 MiB/s. ``tls``:
+    leave out agents without a certificate. Cost of construction: one round trip to each agent, all at the same time.
+    Close it when done.
     """
 
-    def __init__(self, addresses: Sequence[str], token: bytes, timeout_s: float) -> None:
-        self._token, self._timeout_s = check_token(token), timeout_s
+    def __init__(self, addresses: Sequence[str], token: bytes, timeout_s: float, *, tls: bool = False) -> None:
+        self._token, self._timeout_s, self._tls = check_token(token), timeout_s, tls
         self._lock = threading.Lock()
         self._idle: dict[str, list[Caller]] = {}
         self._rooms: list[tuple[memoryview, memoryview]] = []
@@ -132,18 +133,16 @@ class Remote:
             if new:
                 self._bad = self._bad | {bad}
         if new:
-            emit(
-                "peers.unreachable",
-                f"the peer at {address} failed while it was read from: {failed.why}",
-                address=address,
-                why=failed.why,
-            )
+            shown = without_fingerprint(address)
+            text = f"the peer at {shown} failed while it was read from: {failed.why}"
+            emit("peers.unreachable", text, address=shown, why=failed.why)
 
     def _copy(self, source: CodedSource, offset: int, into: memoryview) -> None:
         """Read a range of one source into ``into``, without another copy."""
         if offset + len(into) > source.length:
             raise CorruptCheckpoint(
-                f"the part ends at byte {source.length}, sooner than it should", where=source.address
+                f"the part ends at byte {source.length}, sooner than it should",
+                where=without_fingerprint(source.address),
             )
         with self._calling([source]) as (wire,):
             _pull(wire, source, offset, into)
@@ -209,7 +208,7 @@ class Remote:
                 idle = self._idle.get(address)
                 wire = idle.pop() if idle else None
             if wire is None:
-                return call(address, self._token, self._timeout_s)
+                return call(address, self._token, self._timeout_s, tls=self._tls)
             if not wire.ends():
                 return wire
             wire.close()
@@ -226,7 +225,7 @@ class Remote:
         why, ends = "", time.monotonic() + self._timeout_s
         for _ in range(BREAKS_MAX):
             try:
-                wire = call(address, self._token, self._timeout_s)
+                wire = call(address, self._token, self._timeout_s, tls=self._tls)
                 try:
                     wire.send(StatusRequest())
                     answer = wire.receive()
@@ -242,14 +241,15 @@ class Remote:
                 continue
             self._keep(address, wire)
             return answer
-        emit("peers.unreachable", f"the peer at {address} is left out: {why}", address=address, why=why)
+        shown = without_fingerprint(address)
+        emit("peers.unreachable", f"the peer at {shown} is left out: {why}", address=shown, why=why)
         return None
 
     def _how(self, id: str, rank: int, known: KnownPart) -> str | None:
         bad = self._bad
         whole = self._shelves.whole(id, rank, known, bad)
         if whole is not None:
-            return f"agent at {whole.address}"
+            return f"agent at {without_fingerprint(whole.address)}"
         length = max((start + size for start, size in zip(known.starts, known.sizes)), default=0) - min(
             known.starts, default=0
         )

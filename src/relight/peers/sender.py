@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relight.peers.galois import BLOCK
 from relight.peers.messages import (
@@ -28,10 +28,10 @@ from relight.peers.messages import (
 )
 from relight.peers.parts import HeldPartFile, cut
 from relight.peers.rings import Peer, PeerRing
-from relight.peers.wire import Caller, PeerLost, call
+from relight.peers.server import Notify
+from relight.peers.wire import Caller, PeerLost, call, without_fingerprint
 from relight.units import duration_text, size_text
 
-Notify = Callable[[str, str, dict[str, Any]], None]
 AT_ONCE = 4
 """Holders that parts are sent to at the same time."""
 CALL_S = 10.0
@@ -60,8 +60,14 @@ class Sender:
     ``offer`` and ``join`` return at once. ``notify`` is called in other threads with events of sent and failed parts.
     """
 
-    def __init__(self, token: Callable[[], bytes], notify: Notify, bytes_per_second: float | None = None) -> None:
-        self._token, self._notify = token, notify
+    def __init__(
+        self,
+        token: Callable[[], bytes],
+        tls: Callable[[], bool],
+        notify: Notify,
+        bytes_per_second: float | None = None,
+    ) -> None:
+        self._token, self._tls, self._notify = token, tls, notify
         self._pace = _ByteRate(bytes_per_second)
         self.step = (
             PIECE_BYTES
@@ -188,9 +194,8 @@ class Sender:
             self._notify("peers.sent", text, fields)
 
     def _fail(self, part: HeldPartFile, why: str, holder: Peer | None = None) -> None:
-        by, peer, address = (
-            ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
-        )
+        address = "" if holder is None else without_fingerprint(holder.address)
+        by, peer = ("peers", "") if holder is None else (f"the peer at {address}", holder.id)
         text = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
         self._notify(
             "peers.failed",
@@ -206,7 +211,7 @@ class Sender:
 
     def call(self, address: str) -> Caller:
         """Return a connection that is closed with the sender."""
-        wire = call(address, self._token(), CALL_S)
+        wire = call(address, self._token(), CALL_S, tls=self._tls())
         with self._changed:
             if self._closed:
                 wire.close()

@@ -3,7 +3,7 @@ connection.
 
 A caller has ``HANDSHAKE_S`` seconds to prove that it knows the token, and costs a thread and some hundred bytes until
 then. If too many callers have not proved it yet, the oldest connection is closed. The number of authenticated callers
-("friends") is bounded too.
+("friends") is bounded too. Callers that are refused are counted and reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+from relight.comm.tls import TlsIdentity
 from relight.errors import StoreUnavailable
 from relight.peers.holder import Holder, Refusal, Turn
 from relight.peers.messages import (
@@ -43,17 +45,35 @@ THREADS_MAX = MEMBERS_CONNECTED_MAX + 8 * UNPROVED_MAX
 IDLE_S = 300.0
 """Seconds that a connection may be silent between requests. A closed caller connects again when it needs to."""
 MESSAGE_S = 30.0
+REPORT_S = 60.0
+"""Seconds between two reports of refused callers: a stranger cannot flood the log."""
+Notify = Callable[[str, str, dict[str, Any]], None]
 _TICK_S = 0.25
 _THERE, _NOT_THERE = b"\1", b"\0"
 
 
 class PeerServer:
-    """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be bound."""
+    """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be bound.
+
+    ``identity`` returns the certificate for new connections, or None if they are not encrypted.
+    """
 
     def __init__(
-        self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder
+        self,
+        host: str,
+        port: int,
+        token: Callable[[], bytes],
+        identity: Callable[[], TlsIdentity | None],
+        me: Callable[[], str],
+        parts: Parts,
+        holder: Holder,
+        notify: Notify,
     ) -> None:
-        self._token, self._me, self._parts, self._holder = token, me, parts, holder
+        self._token, self._identity, self._notify = token, identity, notify
+        self._me, self._parts, self._holder = me, parts, holder
+        self.refused = 0
+        """Callers that were refused."""
+        self._report_from = 0.0
         self._lock = threading.Lock()
         self._unproved: list[socket.socket] = []
         self._members: set[socket.socket] = set()
@@ -94,13 +114,15 @@ class PeerServer:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection, _ = self._listener.accept()
+                connection, caller = self._listener.accept()
             except TimeoutError:
                 continue
             except OSError:  # probably no file descriptor is free: retry, some will be closed
                 time.sleep(_TICK_S)
                 continue
-            thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(connection, caller[0]), name="relight-peers-serve", daemon=True
+            )
             with self._lock:
                 if len(self._unproved) >= UNPROVED_MAX:
                     _disconnect(self._unproved.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
@@ -118,10 +140,14 @@ class PeerServer:
                     self._threads.discard(thread)
                 connection.close()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, caller: str) -> None:
         try:
             with contextlib.suppress(PeerLost):
-                wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
+                try:
+                    wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S, self._identity())
+                except PeerLost as error:
+                    self._refuse(caller, str(error))
+                    raise
                 with self._lock:
                     welcome = (
                         connection in self._unproved and len(self._members) < MEMBERS_CONNECTED_MAX and not self._closed
@@ -138,6 +164,17 @@ class PeerServer:
                 if connection in self._unproved:
                     self._unproved.remove(connection)
             connection.close()
+
+    def _refuse(self, caller: str, why: str) -> None:
+        """Count a refused caller. Report the first one at once, later ones every ``REPORT_S`` at most."""
+        with self._lock:
+            self.refused += 1
+            count, now = self.refused, time.monotonic()
+            if self._closed or now < self._report_from:
+                return
+            self._report_from = now + REPORT_S
+        text = f"a connection from {caller} was refused: {why}; {count} refused since the agent listens"
+        self._notify("peers.refused", text, {"address": caller, "why": why, "count": count})
 
 
 class _Session:

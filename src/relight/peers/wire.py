@@ -1,15 +1,22 @@
 """A TCP connection between two processes that know the same token. Every operation has a deadline.
 
-The handshake has a fixed length. Each side sends 32 random bytes, and proves by HMAC-SHA256 over both that it knows the
-token; the caller proves first. A caller without the token learns only that the port requires one. The messages after it
-are neither encrypted nor signed: bytes that are read are checked against the checkpoint's hashes. Do not use it in a
-network where others can change packets.
+An address is ``host:port``, or ``host:port#FINGERPRINT`` of an agent that uses TLS (``comm.tls``). The caller first
+compares the certificate with that fingerprint.
+
+The proof has a fixed length. Each side sends 32 random bytes, and proves by HMAC-SHA256 over both, and over the
+fingerprint, that it knows the token; the caller proves first. The token proves the caller, and not a certificate: a
+restoring trainer and an agent of a later attempt have none that the called agent knows. A caller without the token
+learns only that the port requires one.
+
+Without TLS the messages after the proof are neither encrypted nor signed: bytes that are read are checked against the
+checkpoint's hashes. Do not use it in a network where others can read or change packets.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import re
 import secrets
 import socket
 import time
@@ -17,6 +24,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from relight.comm.tls import TlsConnection, TlsIdentity, answer_tls, call_tls
 from relight.decode import msgpack_decoder
 from relight.errors import ConfigError
 from relight.peers.messages import ANSWER_BYTES_MAX, HEADER_BYTES_MAX, Answer, Request
@@ -26,7 +34,9 @@ BYTES_PER_SECOND_MIN = 1 << 20
 """A peer that is slower than this counts as hung."""
 _MAGIC = b"relight-peers-1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+Stream = socket.socket | TlsConnection
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -38,9 +48,7 @@ class PeerLost(ConnectionError):
 class PeerConnection(Generic[S, T]):
     """One connection, used by one thread: sends ``S``, receives ``T``. ``timeout_s`` is for each message; its bytes may take more."""
 
-    def __init__(
-        self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float
-    ) -> None:
+    def __init__(self, connection: Stream, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float) -> None:
         self._socket, self._decoder, self._limit, self._timeout_s = connection, decoder, limit, timeout_s
         self._encoder = msgspec.msgpack.Encoder()
         self._length = bytearray(4)
@@ -89,9 +97,14 @@ class PeerConnection(Generic[S, T]):
     def ends(self) -> bool:
         """Return whether the connection cannot take another request: the other end has closed it, or sent bytes that
         were not requested."""
+        raw = self._socket
+        if isinstance(raw, TlsConnection):
+            if raw.has_input:
+                return True
+            raw = raw.raw
         try:
-            self._socket.settimeout(0.0)
-            return self._socket.recv(1, socket.MSG_PEEK) is not None
+            raw.settimeout(0.0)
+            return raw.recv(1, socket.MSG_PEEK) is not None
         except BlockingIOError:
             return False
         except OSError:
@@ -127,43 +140,59 @@ _answers: msgspec.msgpack.Decoder[Answer] = msgpack_decoder(Answer)
 _requests: msgspec.msgpack.Decoder[Request] = msgpack_decoder(Request)
 
 
-def call(address: str, token: bytes, timeout_s: float) -> Caller:
-    """Connect and authenticate both sides. ``PeerLost`` if no agent answers there, or if it does not know the token."""
-    ends = time.monotonic() + timeout_s
+def call(address: str, token: bytes, timeout_s: float, *, tls: bool = False) -> Caller:
+    """Connect and authenticate both sides. ``PeerLost`` if no agent answers there, or if it does not know the token.
+
+    An address with a fingerprint is called with TLS. ``tls``: refuse an address without one.
+    """
+    ends, shown = time.monotonic() + timeout_s, without_fingerprint(address)
+    fingerprint = address[len(shown) :].removeprefix("#")
+    if (fingerprint or tls) and _FINGERPRINT.fullmatch(fingerprint) is None:
+        raise PeerLost(f"{shown}: it announced no certificate, and this run's peers use TLS")
     try:
-        connection = socket.create_connection(split_address(address), timeout_s)
+        raw = socket.create_connection(split_address(address), timeout_s)
     except OSError as error:
-        raise PeerLost(f"{address}: {error}") from error
+        raise PeerLost(f"{shown}: {error}") from error
     try:
-        _prepare(connection)
+        _prepare(raw)
+        connection: Stream = call_tls(raw, fingerprint, ends) if fingerprint else raw
         theirs = _take(connection, len(_MAGIC) + _NONCE_BYTES, ends)
         if not theirs.startswith(_MAGIC):
-            raise PeerLost(f"{address}: not an agent of this version")
+            raise PeerLost(f"{shown}: not an agent of this version")
         theirs, own = theirs[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
-        _give(connection, own + _proof(token, b"caller", theirs, own), ends)
-        if not hmac.compare_digest(_take(connection, _PROOF_BYTES, ends), _proof(token, b"called", theirs, own)):
-            raise PeerLost(f"{address}: it does not know the token")
-    except BaseException:
-        connection.close()
+        _give(connection, own + _proof(token, b"caller", theirs, own, fingerprint), ends)
+        proof = _take(connection, _PROOF_BYTES, ends)
+        if not hmac.compare_digest(proof, _proof(token, b"called", theirs, own, fingerprint)):
+            raise PeerLost(f"{shown}: it does not know the token")
+    except BaseException as error:
+        raw.close()
+        if isinstance(error, OSError) and not isinstance(error, PeerLost):
+            raise PeerLost(f"{shown}: {error}") from error
         raise
     return PeerConnection(connection, _answers, ANSWER_BYTES_MAX, timeout_s)
 
 
-def answer(connection: socket.socket, token: bytes, timeout_s: float, patience_s: float) -> Called:
+def answer(
+    raw: socket.socket, token: bytes, timeout_s: float, patience_s: float, identity: TlsIdentity | None = None
+) -> Called:
     """Authenticate a caller: the other side of ``call``. ``PeerLost`` if it does not prove the token within
     ``patience_s``.
 
-    After an error the caller of this function must close the connection.
+    With ``identity`` the caller must use TLS. After an error the caller of this function must close ``raw``.
     """
-    ends = time.monotonic() + patience_s
-    _prepare(connection)
+    ends, fingerprint = time.monotonic() + patience_s, "" if identity is None else identity.fingerprint
+    _prepare(raw)
+    try:
+        connection: Stream = raw if identity is None else answer_tls(raw, identity, ends)
+    except OSError as error:
+        raise PeerLost(str(error)) from error
     own = secrets.token_bytes(_NONCE_BYTES)
     _give(connection, _MAGIC + own, ends)
     theirs = _take(connection, _NONCE_BYTES + _PROOF_BYTES, ends)
     theirs, proof = theirs[:_NONCE_BYTES], theirs[_NONCE_BYTES:]
-    if not hmac.compare_digest(proof, _proof(token, b"caller", own, theirs)):
+    if not hmac.compare_digest(proof, _proof(token, b"caller", own, theirs, fingerprint)):
         raise PeerLost("the caller does not know the token")
-    _give(connection, _proof(token, b"called", own, theirs), ends)
+    _give(connection, _proof(token, b"called", own, theirs, fingerprint), ends)
     return PeerConnection(connection, _requests, HEADER_BYTES_MAX, timeout_s)
 
 
@@ -177,19 +206,26 @@ def check_token(token: bytes) -> bytes:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[v6]:port``. ``PeerLost`` for anything else: addresses come from other nodes."""
-    host, colon, port = address.rpartition(":")
+    """Split ``host:port`` or ``[v6]:port``, with or without a fingerprint. ``PeerLost`` for anything else: addresses
+    come from other nodes."""
+    host, colon, port = without_fingerprint(address).rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise PeerLost(f"{address[:80]!r} is not an address")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def join_address(host: str, port: int) -> str:
-    """Return ``host:port``, or ``[v6]:port``."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def join_address(host: str, port: int, identity: TlsIdentity | None = None) -> str:
+    """Return ``host:port``, or ``[v6]:port``, with the fingerprint of the certificate there."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address if identity is None else f"{address}#{identity.fingerprint}"
 
 
-def fill(connection: socket.socket, room: memoryview, ends: float) -> None:
+def without_fingerprint(address: str) -> str:
+    """Return ``host:port`` of an address, for messages."""
+    return address.partition("#")[0]
+
+
+def fill(connection: Stream, room: memoryview, ends: float) -> None:
     """Fill ``room``.
 
     ``PeerLost`` if it is not full at ``ends`` (``time.monotonic``), even if bytes still arrive slowly.
@@ -218,17 +254,19 @@ def _prepare(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _proof(token: bytes, role: bytes, of_called: bytes, of_caller: bytes) -> bytes:
-    return hmac.digest(token, _MAGIC + role + of_called + of_caller, "sha256")
+def _proof(token: bytes, role: bytes, of_called: bytes, of_caller: bytes, fingerprint: str) -> bytes:
+    """Return the proof of one side. It counts only for the certificate that the caller saw: an attacker between both
+    sides, with another certificate, cannot pass it on."""
+    return hmac.digest(token, _MAGIC + role + of_called + of_caller + fingerprint.encode(), "sha256")
 
 
-def _take(connection: socket.socket, count: int, ends: float) -> bytes:
+def _take(connection: Stream, count: int, ends: float) -> bytes:
     room = bytearray(count)
     fill(connection, memoryview(room), ends)
     return bytes(room)
 
 
-def _give(connection: socket.socket, data: bytes, ends: float) -> None:
+def _give(connection: Stream, data: bytes, ends: float) -> None:
     try:
         connection.settimeout(max(0.001, ends - time.monotonic()))
         connection.sendall(data)

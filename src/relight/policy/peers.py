@@ -16,13 +16,15 @@ class Peers:
     With ``copies``, that many other nodes have a copy of each node's snapshot. With ``data`` and ``parity``, any
     ``parity`` of ``data + parity`` nodes may be lost with their memory; this takes ``parity/data`` of a snapshot on
     each node. Groups are formed from nodes of different racks (``RELIGHT_RACK``) and hosts. ``memory`` (``"64GB"``)
-    limits the memory that a node uses for others, ``bytes_per_second`` what it sends.
+    limits the memory that a node uses for others, ``bytes_per_second`` what it sends. ``tls``: whether nodes encrypt what
+    they exchange; None: if the run is encrypted.
     """
 
     data: int
     parity: int
     memory: int | None
     bytes_per_second: float | None
+    tls: bool | None
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Peers:
         parity: int | None = None,
         memory: str | int | None = None,
         bytes_per_second: float | None = None,
+        tls: bool | None = None,
     ) -> None:
         if (copies is None) == (data is None and parity is None):
             hint = "relight.Peers(copies=1), relight.Peers(data=4, parity=2)"
@@ -39,5 +42,5 @@ class Peers:
         checked = checked_arguments(PeersSettings, locals(), "Peers({}=…)")
         for name, value in (("data", checked["data"]), ("parity", checked["copies"] or checked["parity"])):
             object.__setattr__(self, name, value or 1)
-        for name in ("memory", "bytes_per_second"):
+        for name in ("memory", "bytes_per_second", "tls"):
             object.__setattr__(self, name, checked[name])

@@ -89,6 +89,7 @@ class PeersSettings(SettingsTable, frozen=True):
     parity: Annotated[kinds.UpTo4, about("how many nodes of data + parity may be lost", "1")] = NOT_SET
     memory: Annotated[kinds.Size, about("memory that a node uses for other nodes' snapshots", "what is there")] = NOT_SET
     bytes_per_second: Annotated[kinds.Rate, about("limit of the bytes that a node sends", "no bound")] = NOT_SET
+    tls: Annotated[kinds.YesNo, about("whether nodes encrypt what they exchange", "true if the run is encrypted")] = NOT_SET
 
 
 class TierSettings(SettingsTable, frozen=True):

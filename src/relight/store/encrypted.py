@@ -134,6 +134,16 @@ class EncryptedStore(StoreWrapper):
                 invalidate_cache(self.inner, key)
         raise AssertionError("it is read at least once")
 
+    def seal(self, name: str, data: bytes) -> bytes:
+        """Return ``data`` encrypted as a file of that name, which is not stored: a message to processes with a key."""
+        return encrypt_file(self._new_cipher(name), data)
+
+    def unseal(self, name: str, sealed: bytes) -> bytes:
+        """Return the data of a message that ``seal`` made under the same name, for the same store."""
+        if not is_encrypted(sealed):
+            raise CorruptCheckpoint("a message that is not encrypted", where=name)
+        return self._decrypted(name, sealed, len(sealed))
+
     def _decrypted(self, key: str, data: bytes, limit: int) -> bytes:
         if not data or (self.takes_plain and not is_encrypted(data)):
             return data
