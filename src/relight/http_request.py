@@ -7,6 +7,7 @@ a deadline. An error names the server and the path, never users, passwords or pa
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import time
 import urllib.error
@@ -82,7 +83,8 @@ def request(
     except (OSError, ValueError, http.client.HTTPException) as error:
         more = ""
         if isinstance(error, urllib.error.HTTPError):
-            more = " ".join(error.read(500).decode(errors="replace").split())[:200]
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                more = " ".join(error.read(500).decode(errors="replace").split())[:200]
         why = why_no_answer(error, timeout_s) + (f": {more}" if more else "")
         raise StoreUnavailable(f"{what} did not answer the request: {why}", where=url_shown(url)) from None
     return bytes(body)

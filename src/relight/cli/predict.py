@@ -221,7 +221,7 @@ def _runs_of(history: HistoryOptions) -> Iterator[tuple[str, RecordedRun]]:
     """Yield the runs of the histories, and the set of each."""
     from relight.prediction.dcgm import DcgmFiles
     from relight.prediction.imported import NodeHistory, imported
-    from relight.prediction.prometheus import PrometheusHistory, TimeRange
+    from relight.prediction.prometheus import PrometheusHistory, HistoryRange
 
     if history.url is None and not history.files:
         return
@@ -236,7 +236,7 @@ def _runs_of(history: HistoryOptions) -> Iterator[tuple[str, RecordedRun]]:
         begin, end = now - _seconds(history.since, "--since"), now - _seconds(history.until, "--until")
         if begin >= end:
             raise ConfigError("--since is a longer time than --until", where=f"{history.since}, {history.until}")
-        time_range = TimeRange(begin, end, history.step_s)
+        time_range = HistoryRange(begin, end, history.step_s)
         sources.append(PrometheusHistory(history.url, time_range, history.auth, history.node_label))
     for source in sources:
         yield from imported(source, failures, _report)

@@ -17,7 +17,7 @@ from relight.decode import from_json_bytes
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.http_request import basic_auth, request, url_shown, without_user
 from relight.prediction.dcgm import BY_METRIC, FIELDS, NODE_LABELS, accelerator_of, node_of
-from relight.prediction.imported import ACCELERATORS_MAX, ROOM, Piece, PieceTable, finite
+from relight.prediction.imported import ACCELERATORS_MAX, ROOM, Piece, PieceTable, finite, short_name
 from relight.settings.secret_text import secret_text
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ class _SeriesAnswer(msgspec.Struct):
     data: list[dict[str, str]]
 
 
-class TimeRange(NamedTuple):
+class HistoryRange(NamedTuple):
     """Seconds since 1970, and the seconds between samples."""
 
     begin: float
@@ -85,7 +85,7 @@ class TimeRange(NamedTuple):
 class PrometheusHistory:
     """The histories of all nodes in a Prometheus."""
 
-    def __init__(self, url: str, time_range: TimeRange, auth: str = "", node_label: str = "") -> None:
+    def __init__(self, url: str, time_range: HistoryRange, auth: str = "", node_label: str = "") -> None:
         """``auth``: ``env:NAME`` or ``file:PATH`` with ``USER:PASSWORD`` or with a token."""
         self._url, user = without_user(url.rstrip("/"))
         self._headers = _auth_header(auth) if auth else user
@@ -101,13 +101,19 @@ class PrometheusHistory:
                 node = node_of(labels, self._label)
                 if node:
                     name = self._label or next(name for name in NODE_LABELS if labels.get(name))
-                    self._selectors.setdefault(_without_port(node), {})[metric] = f"{name}={_quoted(node)}"
+                    self._add(node, metric, f"{name}={_quoted(node)}")
         if not self._selectors:
             hint = "dcgm-exporter or node_exporter must be scraped there; --node-label names the label with the node"
             raise ConfigError(
                 f"there is no series of {' or '.join(_FOUND_BY)} in that time", where=url_shown(self._url), hint=hint
             )
         return dict.fromkeys(self._selectors, (self._range.begin, self._range.end))
+
+    def _add(self, node: str, metric: str, selector: str) -> None:
+        """Record how a node's series are selected. Exporters name one node with and without domain and port."""
+        known = self._selectors.get(short_name(node), {})
+        name = short_name(node) if known.get(metric, selector) == selector else node
+        self._selectors.setdefault(name, {})[metric] = selector
 
     def read(self, node: str, piece: Piece) -> PieceTable:
         """Return the values of a piece."""
@@ -170,11 +176,6 @@ def _auth_header(spec: str) -> dict[str, str]:
     secret = secret_text(spec, "password or token for Prometheus")
     user, colon, password = secret.partition(":")
     return basic_auth(user, password) if colon else {"Authorization": f"Bearer {secret}"}
-
-
-def _without_port(node: str) -> str:
-    host, colon, port = node.rpartition(":")
-    return host if colon and port.isdecimal() and ("]" in host or ":" not in host) else node
 
 
 def _quoted(text: str) -> str:
