@@ -245,7 +245,8 @@ def test_a_redirect_is_not_followed(late: RunSeen) -> None:
     with alertmanager("Bearer hunter2") as posts:
         posts.status = 307
         (sent,) = send(
-            trial_message(), [AlertTarget(f"alertmanager://127.0.0.1:{posts.port}/prefix?+Authorization=Bearer%20hunter2")]
+            trial_message(),
+            [AlertTarget(f"alertmanager://127.0.0.1:{posts.port}/prefix?+Authorization=Bearer%20hunter2")],
         )
     assert not sent.ok and "redirect" in sent.why and not posts.alerts
 

@@ -164,7 +164,11 @@ def test_saves_restores_tiers_and_incidents_arrive(
     assert restore.about["source"] == "memory" and restore.about["rank"] == 0
     recovered, stopped = sorted(collector.named("incident"), key=lambda span: -span.seconds)
     assert recovered.good and recovered.seconds == pytest.approx(9.0)
-    assert (recovered.about["kind"], recovered.about["action"], recovered.about["steps_lost"]) == ("hang", "restart", 20)
+    assert (recovered.about["kind"], recovered.about["action"], recovered.about["steps_lost"]) == (
+        "hang",
+        "restart",
+        20,
+    )
     assert not stopped.good and stopped.seconds == 0.0 and stopped.about["action"] == "stop"
     assert len({span.id for span in collector.spans}) == len(collector.spans) == traces.sent and traces.dropped == 0
     assert {span.resource["service.name"] for span in collector.spans} == {"trainer"}
@@ -290,9 +294,7 @@ def test_variables_that_request_no_traces(
     assert [why in reason for reason in reasons] == ([True] if why else [])
 
 
-def test_variables_that_request_traces(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_that_request_traces(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver alone, the exporter otlp alone, and the protocol that is supported start the thread."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     for names in (

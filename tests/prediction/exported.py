@@ -62,7 +62,9 @@ def exposition(step_s: float, *, names: str = ".*", stamp: str = "ms", nodes: tu
             for name, labels, value in series(node, at):
                 if re.fullmatch(names, name):
                     pairs = ",".join(f'{label}="{text}"' for label, text in labels.items())
-                    yield f"{name}{{{pairs}}} {value:g}{time}\n" if stamp != "s" else f"{name}{{{pairs}}} {value}{time}\n"
+                    yield (
+                        f"{name}{{{pairs}}} {value:g}{time}\n" if stamp != "s" else f"{name}{{{pairs}}} {value}{time}\n"
+                    )
 
 
 class PrometheusStub:
@@ -98,7 +100,10 @@ class PrometheusStub:
             return 400, {"status": "error", "errorType": "bad_data", "error": error}
         self.points = max(self.points, count)
         times = [begin + index * step for index in range(count)]
-        return 200, {"status": "success", "data": {"resultType": "matrix", "result": self.matrix(asked["query"], times)}}
+        return 200, {
+            "status": "success",
+            "data": {"resultType": "matrix", "result": self.matrix(asked["query"], times)},
+        }
 
     def matrix(self, query: str, times: list[float]) -> list[dict[str, Any]]:
         """Return the result of one of the queries that are asked."""
@@ -132,7 +137,9 @@ def prometheus_stub() -> Iterator[PrometheusStub]:
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             stub.auth.add(self.headers.get("Authorization", ""))
-            status, body = stub.instead or stub.answer(parts.path, {name: texts[0] for name, texts in parse_qs(parts.query).items()})
+            status, body = stub.instead or stub.answer(
+                parts.path, {name: texts[0] for name, texts in parse_qs(parts.query).items()}
+            )
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             if 300 <= status < 400:

@@ -30,7 +30,7 @@ from relight.prediction.imported import (
     pieces_of,
     short_name,
 )
-from relight.prediction.prometheus import PrometheusHistory, HistoryRange
+from relight.prediction.prometheus import HistoryRange, PrometheusHistory
 from relight.prediction.trace import Happened, SampleTrace
 
 RANGE = HistoryRange(BEGIN, END, 15.0)
@@ -66,7 +66,12 @@ def same_host(trace: SampleTrace) -> None:
     assert column(trace, "host.memory_size_bytes") == pytest.approx(100 * GB)
     assert column(trace, "host.load")[-10:] == pytest.approx(2.0 / CORES)
     assert column(trace, "room0.free_bytes") == pytest.approx(40 * GB)
-    for name, value in {"major_faults": 3.0, "psi_memory_some": 2.0, "psi_memory_full": 1.0, "psi_io_some": 0.0}.items():
+    for name, value in {
+        "major_faults": 3.0,
+        "psi_memory_some": 2.0,
+        "psi_memory_full": 1.0,
+        "psi_io_some": 0.0,
+    }.items():
         assert column(trace, f"host.{name}")[8:] == pytest.approx(value, rel=0.01), name
     assert column(trace, "host.cpu")[8:] == pytest.approx(0.3, rel=0.01)
 
@@ -111,12 +116,16 @@ def test_queries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         trace = history.read("gpu-1", WHOLE).trace(FAILURE)
         same_history(trace)
         assert stub.points == 500 and len(trace.at) == 7200 / 5 + 1
-        spans = [float(asked["end"]) - float(asked["start"]) for path, asked in stub.asked if path.endswith("query_range")]
+        spans = [
+            float(asked["end"]) - float(asked["start"]) for path, asked in stub.asked if path.endswith("query_range")
+        ]
         assert len(spans) == 4 * 3 and max(spans) <= 2500
 
 
 @pytest.mark.parametrize(
-    ("secret", "header"), [("me:hunter2", "Basic bWU6aHVudGVyMg=="), ("hunter2\n", "Bearer hunter2")], ids=["basic", "token"]
+    ("secret", "header"),
+    [("me:hunter2", "Basic bWU6aHVudGVyMg=="), ("hunter2\n", "Bearer hunter2")],
+    ids=["basic", "token"],
 )
 def test_a_password_or_token_is_sent(tmp_path: Path, secret: str, header: str) -> None:
     """``USER:PASSWORD`` is basic authentication, and another text is a token."""
@@ -132,7 +141,11 @@ def test_a_password_or_token_is_sent(tmp_path: Path, secret: str, header: str) -
     ("instead", "error", "text"),
     [
         ((401, b""), StoreUnavailable, "HTTP status 401: it requires a token or a login"),
-        ((422, b'{"status":"error","errorType":"execution","error":"query timed out"}'), StoreUnavailable, "query timed out"),
+        (
+            (422, b'{"status":"error","errorType":"execution","error":"query timed out"}'),
+            StoreUnavailable,
+            "query timed out",
+        ),
         ((302, b""), StoreUnavailable, "a redirect to http://127.0.0.1:1/, which is not followed"),
         ((200, b"<html>a login page</html>"), CorruptCheckpoint, "that is not a response of Prometheus"),
         ((200, b'{"status":"success","data":{"resultType":"matrix"}}'), CorruptCheckpoint, "that is not a response"),

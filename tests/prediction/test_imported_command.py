@@ -75,7 +75,10 @@ def test_only_failures_of_the_node_are_labels(tmp_path: Path) -> None:
         (["--from-prometheus", "http://127.0.0.1:1"], "Prometheus did not answer"),
         (["--from-prometheus", "http://127.0.0.1:1", "--since", "soon"], "a time such as"),
         (["--from-prometheus", "http://127.0.0.1:1", "--since", "1h", "--until", "2h"], "longer time than --until"),
-        (["--from-prometheus", "http://127.0.0.1:1", "--auth", "env:NOT_THERE_AT_ALL"], "there is no password or token"),
+        (
+            ["--from-prometheus", "http://127.0.0.1:1", "--auth", "env:NOT_THERE_AT_ALL"],
+            "there is no password or token",
+        ),
         (["--from-dcgm", "none.prom"], "No such file"),
         (["--from-dcgm", "none.prom", "--step", "90"], "90"),
     ],

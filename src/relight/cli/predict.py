@@ -195,9 +195,7 @@ def evaluate_model(
     read, costs_ = (without_model() if model is None else read_model(model)), _costs(**costs)
     results_by_history = {}
     if runs:
-        results_by_history["simulated"] = evaluate(
-            read, unseen(seed, runs, _report), precision, costs_
-        )
+        results_by_history["simulated"] = evaluate(read, unseen(seed, runs, _report), precision, costs_)
     if recordings is not None:
         results_by_history["recorded"] = evaluate(read, unseen_recordings(recordings, read), precision, costs_)
     if not results_by_history:
@@ -221,7 +219,7 @@ def _runs_of(history: HistoryOptions) -> Iterator[tuple[str, RecordedRun]]:
     """Yield the runs of the histories, and the set of each."""
     from relight.prediction.dcgm import DcgmFiles
     from relight.prediction.imported import NodeHistory, imported
-    from relight.prediction.prometheus import PrometheusHistory, HistoryRange
+    from relight.prediction.prometheus import HistoryRange, PrometheusHistory
 
     if history.url is None and not history.files:
         return

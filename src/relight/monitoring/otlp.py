@@ -84,7 +84,9 @@ def spans_of(trace: SaveTrace, *, root: bool = True) -> list[Any]:
     spans = []
     if root:
         first = trace.spans[0].host
-        spans.append(_span("save", save, trace.start + wall, end + wall, first, "save", {**common, **slowest}, trace.committed))
+        spans.append(
+            _span("save", save, trace.start + wall, end + wall, first, "save", {**common, **slowest}, trace.committed)
+        )
     critical = {(leg.part, leg.rank) for leg in trace.path}
     for span in trace.spans:
         attributes = {
@@ -163,7 +165,11 @@ def _span(
 def _plain(fields: dict[str, Any], *names: str) -> dict[str, Any]:
     """Return those fields of an event that are numbers or short texts, with their names as attributes."""
     given = {f"relight.{name}": fields.get(name) for name in names}
-    return {name: value for name, value in given.items() if type(value) in (int, float) or isinstance(value, str) and len(value) < 200}
+    return {
+        name: value
+        for name, value in given.items()
+        if type(value) in (int, float) or (isinstance(value, str) and len(value) < 200)
+    }
 
 
 def _trace_id(text: str) -> int:

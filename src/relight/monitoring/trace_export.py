@@ -84,7 +84,13 @@ class TraceExport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``exporter``: OpenTelemetry's. ``of_process``: the id of the process that writes events of the runs to send."""
-        self._exporter, self._pid, self._poll_s, self._settle_s, self._clock = exporter, of_process, poll_s, settle_s, clock
+        self._exporter, self._pid, self._poll_s, self._settle_s, self._clock = (
+            exporter,
+            of_process,
+            poll_s,
+            settle_s,
+            clock,
+        )
         self._began = time.time()
         self._files = EventFiles(events, changed_since=self._began - 1.0)  # a file's time is some milliseconds old
         self._runs: set[Run] = set()

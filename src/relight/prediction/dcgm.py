@@ -195,7 +195,11 @@ def _of_sample(line: str, where: str, node: str, node_label: str) -> Iterator[Dc
             if time_s is not None and time_s < _SECONDS_FROM:  # the parser takes milliseconds; OpenMetrics has seconds
                 time_s *= 1000
             yield DcgmReading(
-                time_s, node_of(sample.labels, node_label) or node, accelerator, BY_METRIC[sample.name], float(sample.value)
+                time_s,
+                node_of(sample.labels, node_label) or node,
+                accelerator,
+                BY_METRIC[sample.name],
+                float(sample.value),
             )
 
 

@@ -111,7 +111,9 @@ def imported(
     ]
     chosen = chosen_pieces(every)
     failed = sum(piece.failure is not None for _, piece in every)
-    report(f"{len(spans)} nodes, {len(chosen)} of {len(every)} pieces of up to six hours, {failed} of them end at a failure")
+    report(
+        f"{len(spans)} nodes, {len(chosen)} of {len(every)} pieces of up to six hours, {failed} of them end at a failure"
+    )
     count = 0
     for number, (node, piece) in enumerate(chosen):
         if number and number % 50 == 0:
@@ -121,7 +123,9 @@ def imported(
             count += 1
             yield part_of(name), run
     if not count:
-        raise ConfigError("there is no history of ten minutes without a gap", hint="a longer time range, or another --step")
+        raise ConfigError(
+            "there is no history of ten minutes without a gap", hint="a longer time range, or another --step"
+        )
 
 
 def pieces_of(begin: float, end: float, failures: Sequence[Happened]) -> Iterator[Piece]:
