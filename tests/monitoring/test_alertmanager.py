@@ -169,11 +169,13 @@ def test_an_end_that_is_not_taken_is_posted_again(late: RunSeen) -> None:
         one.update([fine(late)], now + 75)
         posts.status = 200
         one.update([late], now + 90)
-        assert seconds(posts.latest["endsAt"]) == pytest.approx(now + 90 + ENDS_AFTER_S, abs=0.01)
+        one.update([late], now + 60 + REPEAT_S)
+        assert len(posts.alerts) == 4, "it never ended there, and is repeated after a minute"
+        assert seconds(posts.latest["endsAt"]) == pytest.approx(now + 60 + REPEAT_S + ENDS_AFTER_S, abs=0.01)
         posts.status = 503
-        one.update([fine(late)], now + 105)
+        one.update([fine(late)], now + 135)
         posts.status, count = 200, len(posts.alerts)
-        one.update([fine(late)], now + 106 + KEPT_S)
+        one.update([fine(late)], now + 136 + KEPT_S)
         assert len(posts.alerts) == count
 
 

@@ -60,7 +60,7 @@ class Collector:
         """Decode a request."""
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-        assert path == "/v1/traces" and headers["Content-Type"] == "application/x-protobuf"
+        assert path == "/v1/traces" and headers["content-type"] == "application/x-protobuf"
         request = ExportTraceServiceRequest()
         request.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
         self.headers.append(headers)
@@ -88,7 +88,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
                 receiver.ends.wait(60)
                 return
             if receiver.status == 200:
-                receiver.take(self.path, dict(self.headers), body)
+                receiver.take(self.path, {name.lower(): text for name, text in self.headers.items()}, body)
             with contextlib.suppress(OSError):
                 self.send_response(receiver.status)
                 self.send_header("Content-Length", "0")
@@ -146,7 +146,7 @@ def test_saves_restores_tiers_and_incidents_arrive(
         {"event": "run.decision", "action": "stop", "time": now + 12},
         name="2", role="supervisor",
     )  # fmt: skip
-    until(lambda: collector.named("save"))
+    until(lambda: collector.named("save"), 20)
     drained = {"event": "drain.done", "id": id_of(0), "step": 100, "tier": "cold", "seconds": 3.0, "bytes": 5}
     keep_events(events, url, {**drained, "time": time.time()})
     until(lambda: collector.named("drain"))
@@ -207,7 +207,7 @@ def test_a_save_that_fails_or_never_ends_is_an_error(tmp_path: Path, collector: 
     events, url = tmp_path / "events", str(tmp_path / "runs")
     traces = started(events)
     keep_events(events, url, *stages(0)[:2], {"event": "save.failed", "id": id_of(0), "time": time.time()})
-    until(lambda: collector.named("save"))
+    until(lambda: collector.named("save"), 20)
     keep_events(events, url, *stages(1)[:1])
     time.sleep(0.7)
     assert len(collector.named("save")) == 1
