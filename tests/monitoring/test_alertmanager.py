@@ -127,8 +127,8 @@ def seconds(text: str) -> float:
 def test_an_alert_is_posted_repeated_and_ended(late: RunSeen) -> None:
     """A firing alert has name, run, store, severity, texts and a link. It is repeated each minute, and its end is posted once."""
     with alertmanager() as posts:
-        one, now = alarms(f"alertmanager://127.0.0.1:{posts.port}/prefix", dashboard=DASHBOARD), time.time()
-        one.update([late], now)
+        sender, now = alarms(f"alertmanager://127.0.0.1:{posts.port}/prefix", dashboard=DASHBOARD), time.time()
+        sender.update([late], now)
         alert = posts.latest
         assert alert["labels"] == {
             "alertname": "RelightNoGoodCheckpoint", "severity": "critical", "store": late.store, "run": RUN,
@@ -141,41 +141,41 @@ def test_an_alert_is_posted_repeated_and_ended(late: RunSeen) -> None:
         assert seconds(alert["startsAt"]) == pytest.approx(now, abs=0.01)
         assert seconds(alert["endsAt"]) == pytest.approx(now + ENDS_AFTER_S, abs=0.01)
         for later in range(15, int(REPEAT_S), 15):
-            one.update([late], now + later)
+            sender.update([late], now + later)
         assert len(posts.alerts) == 1
-        one.update([late], now + REPEAT_S)
+        sender.update([late], now + REPEAT_S)
         assert len(posts.alerts) == 2 and posts.latest["startsAt"] == alert["startsAt"]
         assert posts.latest["labels"] == alert["labels"], "another label would be another alert"
-        one.update([fine(late)], now + 75)
+        sender.update([fine(late)], now + 75)
         assert posts.latest["labels"] == alert["labels"] and posts.latest["startsAt"] == alert["startsAt"]
         assert seconds(posts.latest["endsAt"]) == pytest.approx(now + 75, abs=0.01)
-        one.update([fine(late)], now + 90)
+        sender.update([fine(late)], now + 90)
         assert len(posts.alerts) == 3
 
 
 def test_an_end_that_is_not_taken_is_posted_again(late: RunSeen) -> None:
     """While the Alertmanager fails, the end of an alert waits, for a quarter of an hour. One that fires again has no end."""
     with alertmanager() as posts:
-        one, now = alarms(f"alertmanager://127.0.0.1:{posts.port}/prefix"), time.time()
-        one.update([late], now)
+        sender, now = alarms(f"alertmanager://127.0.0.1:{posts.port}/prefix"), time.time()
+        sender.update([late], now)
         posts.status = 503
-        one.update([fine(late)], now + 15)
-        one.update([fine(late)], now + 30)
+        sender.update([fine(late)], now + 15)
+        sender.update([fine(late)], now + 30)
         posts.status = 200
-        one.update([fine(late)], now + 45)
+        sender.update([fine(late)], now + 45)
         assert len(posts.alerts) == 2 and seconds(posts.latest["endsAt"]) == pytest.approx(now + 15, abs=0.01)
-        one.update([late], now + 60)
+        sender.update([late], now + 60)
         posts.status = 503
-        one.update([fine(late)], now + 75)
+        sender.update([fine(late)], now + 75)
         posts.status = 200
-        one.update([late], now + 90)
-        one.update([late], now + 60 + REPEAT_S)
+        sender.update([late], now + 90)
+        sender.update([late], now + 60 + REPEAT_S)
         assert len(posts.alerts) == 4, "it never ended there, and is repeated after a minute"
         assert seconds(posts.latest["endsAt"]) == pytest.approx(now + 60 + REPEAT_S + ENDS_AFTER_S, abs=0.01)
         posts.status = 503
-        one.update([fine(late)], now + 135)
+        sender.update([fine(late)], now + 135)
         posts.status, count = 200, len(posts.alerts)
-        one.update([fine(late)], now + 136 + KEPT_S)
+        sender.update([fine(late)], now + 136 + KEPT_S)
         assert len(posts.alerts) == count
 
 
@@ -200,12 +200,12 @@ def test_quiet_times_and_repeats_are_the_alertmanagers(late: RunSeen) -> None:
         alarms(address, min_severity="critical", rules=rules).update([late], now)
         assert len(posts.alerts) == 1
         escalating = {"escalate_to": [f"alertmanager://127.0.0.1:{later.port}/prefix"], "escalate_after_s": 100}
-        one = alarms(address, **escalating)
-        one.update([late], now)
+        sender = alarms(address, **escalating)
+        sender.update([late], now)
         assert not later.alerts
-        one.update([late], now + 100)
+        sender.update([late], now + 100)
         assert later.latest["labels"]["run"] == RUN
-        one.update([fine(late)], now + 115)
+        sender.update([fine(late)], now + 115)
         assert seconds(later.latest["endsAt"]) == pytest.approx(now + 115, abs=0.01)
 
 
@@ -227,13 +227,13 @@ def test_user_or_token_are_sent_and_shown_nowhere(
         monkeypatch.setenv("ALERTS_URL", form.format(posts.port))
         assert send(trial_message(), [AlertTarget("env:ALERTS_URL")])[0].ok
         assert posts.latest["labels"] == {"alertname": "RelightTest", "severity": "info"}
-        one = alarms("env:ALERTS_URL")
-        one.update([late], time.time())
+        sender = alarms("env:ALERTS_URL")
+        sender.update([late], time.time())
         assert len(posts.alerts) == 2
         posts.auth = "Basic other"
-        one = alarms("env:ALERTS_URL")
+        sender = alarms("env:ALERTS_URL")
         for poll in range(TRIES + 3):
-            one.update([late], time.time() + poll)
+            sender.update([late], time.time() + poll)
         (sent,) = send(trial_message(), [AlertTarget("env:ALERTS_URL")])
     undo()
     unsent = [line for line in seen if '"alert.unsent"' in line]
@@ -311,15 +311,15 @@ def test_a_real_alertmanager_takes_alerts_and_their_end(late: RunSeen, tmp_path:
 
     try:
         until(lambda: listed() is not None)
-        one, now = alarms(f"alertmanager://127.0.0.1:{port}", dashboard=DASHBOARD), time.time()
-        one.update([late], now)
+        sender, now = alarms(f"alertmanager://127.0.0.1:{port}", dashboard=DASHBOARD), time.time()
+        sender.update([late], now)
         (alert,) = until(listed)
         assert alert["labels"]["alertname"] == "RelightNoGoodCheckpoint" and alert["labels"]["run"] == RUN
         assert seconds(alert["endsAt"]) == pytest.approx(now + ENDS_AFTER_S, abs=1)
         assert alert["generatorURL"] == DASHBOARD and alert["status"]["state"] in ("active", "unprocessed")
-        one.update([late], now + REPEAT_S)
+        sender.update([late], now + REPEAT_S)
         assert len(until(listed)) == 1, "a repeated alert is the same alert"
-        one.update([fine(late)], time.time())
+        sender.update([fine(late)], time.time())
         until(lambda: listed() == [])
     finally:
         process.kill()

@@ -256,7 +256,7 @@ def test_a_job_that_ends_does_not_wait_for_a_receiver_that_hangs(tmp_path: Path,
 
 
 def test_memory_is_bounded(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many saves that never end, only the newest wait. The others are sent as they are."""
+    """Of many saves that never end, only the newest wait. The others are sent incomplete."""
     monkeypatch.setattr(trace_export, "OPEN_MAX", 3)
     events, url = tmp_path / "events", str(tmp_path / "runs")
     traces = started(events)

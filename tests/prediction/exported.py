@@ -22,7 +22,7 @@ NODES = ("gpu-0", "gpu-1")
 Labels = dict[str, str]
 
 
-def series(node: str, at: float) -> Iterator[tuple[str, Labels, float]]:
+def series(node: str, time_s: float) -> Iterator[tuple[str, Labels, float]]:
     """Yield the metrics of a node at a time."""
     dcgm = {"Hostname": node, "instance": f"10.0.0.{node[-1]}:9400", "job": "dcgm"}
     for gpu in ("0", "1"):
@@ -32,34 +32,34 @@ def series(node: str, at: float) -> Iterator[tuple[str, Labels, float]]:
         yield "DCGM_FI_DEV_SM_CLOCK", labels, 1755.0
         yield "DCGM_FI_DEV_POWER_USAGE", labels, 400.5
         yield "DCGM_FI_DEV_FB_USED", labels, 1024.0
-        yield "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", labels, math.floor((at - BEGIN) / 600)
+        yield "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", labels, math.floor((time_s - BEGIN) / 600)
         yield "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", labels, 0.0
     host = {"instance": f"{node}.cluster.local:9100", "job": "node"}
-    leaked = max(0.0, min(1.0, 1 - (FAILS - at) / LEAK_S)) if node == "gpu-1" and at <= FAILS else 0.0
+    leaked = max(0.0, min(1.0, 1 - (FAILS - time_s) / LEAK_S)) if node == "gpu-1" and time_s <= FAILS else 0.0
     yield "node_memory_MemAvailable_bytes", host, (1 - leaked) * 50 * GB
     yield "node_memory_MemTotal_bytes", host, 100 * GB
     yield "node_load1", host, 2.0
     for mount, free in (("/", 40.0), ("/boot", 0.1)):
         for name, value in (("avail", free * GB), ("size", 100 * GB)):
             yield f"node_filesystem_{name}_bytes", {**host, "mountpoint": mount, "fstype": "ext4"}, value
-    yield "node_vmstat_pgmajfault", host, 3 * (at - BEGIN)
-    yield "node_pressure_memory_waiting_seconds_total", host, 0.02 * (at - BEGIN)
-    yield "node_pressure_memory_stalled_seconds_total", host, 0.01 * (at - BEGIN)
+    yield "node_vmstat_pgmajfault", host, 3 * (time_s - BEGIN)
+    yield "node_pressure_memory_waiting_seconds_total", host, 0.02 * (time_s - BEGIN)
+    yield "node_pressure_memory_stalled_seconds_total", host, 0.01 * (time_s - BEGIN)
     yield "node_pressure_io_waiting_seconds_total", host, 0.0
     yield "node_pressure_io_stalled_seconds_total", host, 0.0
     yield "node_pressure_cpu_waiting_seconds_total", host, 0.0
     for cpu in range(CORES):
         for mode, share in (("idle", 0.7), ("user", 0.3)):
-            yield "node_cpu_seconds_total", {**host, "cpu": str(cpu), "mode": mode}, share * (at - BEGIN)
+            yield "node_cpu_seconds_total", {**host, "cpu": str(cpu), "mode": mode}, share * (time_s - BEGIN)
 
 
 def exposition(step_s: float, *, names: str = ".*", stamp: str = "ms", nodes: tuple[str, ...] = NODES) -> Iterator[str]:
     """Yield lines of the text exposition format, scrape after scrape. ``stamp``: unit of the times, empty for none."""
     for index in range(int((END - BEGIN) / step_s) + 1):
-        at = BEGIN + index * step_s
-        time = {"ms": f" {int(at * 1000)}", "s": f" {at:.3f}", "": ""}[stamp]
+        time_s = BEGIN + index * step_s
+        time = {"ms": f" {int(time_s * 1000)}", "s": f" {time_s:.3f}", "": ""}[stamp]
         for node in nodes:
-            for name, labels, value in series(node, at):
+            for name, labels, value in series(node, time_s):
                 if re.fullmatch(names, name):
                     pairs = ",".join(f'{label}="{text}"' for label, text in labels.items())
                     yield (
@@ -110,9 +110,9 @@ class PrometheusStub:
         (label, wanted) = re.search(r',(\w+)="([^"]*)"', query).groups()  # type: ignore[union-attr]
         names = re.search(r'__name__=~"([^"]*)"', query)
         values: dict[str, tuple[Labels, list[Any]]] = {}
-        for at in times:
-            for node in NODES if BEGIN <= at <= END else ():
-                for name, labels, value in series(node, at):
+        for time_s in times:
+            for node in NODES if BEGIN <= time_s <= END else ():
+                for name, labels, value in series(node, time_s):
                     if labels.get(label) != wanted or (names and name not in names[1].split("|")):
                         continue
                     if not names:  # the processors: what the expression gives
@@ -123,8 +123,8 @@ class PrometheusStub:
                     key = name + json.dumps(labels)
                     own = labels if not name else {"__name__": name, **labels}
                     points = values.setdefault(key, (own, []))[1]
-                    if not points or points[-1][0] < at:
-                        points.append([at, f"{value:g}"])
+                    if not points or points[-1][0] < time_s:
+                        points.append([time_s, f"{value:g}"])
         return [{"metric": labels, "values": points} for labels, points in values.values()]
 
 

@@ -95,8 +95,8 @@ def test_a_node_is_read_from_prometheus() -> None:
 def test_runs_end_at_failures_and_show_signs() -> None:
     """A failure ends a run of its node, and the windows before it are marked. The other node has one run without a failure."""
     with prometheus_stub() as stub:
-        found = runs(PrometheusHistory(stub.url, RANGE), {"gpu-1": [FAILURE]})
-    by_node = {node: [run for name, run in found.items() if name.startswith(f"{node}@")] for node in NODES}
+        by_name = runs(PrometheusHistory(stub.url, RANGE), {"gpu-1": [FAILURE]})
+    by_node = {node: [run for name, run in by_name.items() if name.startswith(f"{node}@")] for node in NODES}
     assert [run.failed for run in by_node["gpu-0"]] == [None]
     failed, after = sorted(by_node["gpu-1"], key=lambda run: run.failed is None)
     assert failed.failed == FAILURE and after.failed is None
@@ -168,7 +168,7 @@ def test_what_is_wrong_with_a_server_is_reported(
 
 
 def test_a_closed_port_and_an_invalid_address_are_reported() -> None:
-    """No server, and a text that is no address."""
+    """No server, and an invalid address."""
     with pytest.raises(StoreUnavailable, match="Connection refused"):
         PrometheusHistory(f"http://127.0.0.1:{free_port()}", RANGE).nodes()
     for wrong in ("prom:9090", "ftp://prom", "http://", "http://prom:x"):
@@ -246,16 +246,16 @@ def test_text_exposition_is_read(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "timed", "csv"])
 def test_output_of_dmon_is_read(tmp_path: Path, form: str) -> None:
-    """``dcgmi dmon`` gives the same columns: as it is, with a time in each row, and with commas. Other rows are skipped."""
+    """``dcgmi dmon`` gives the same columns: unchanged, with a time in each row, and with commas. Other rows are skipped."""
     path = tmp_path / "gpu-1.txt"
     header = "#Entity   TMPTR   GPUTL   SMCLK   POWER     FBUSD   ESVTL   EDVTL   XXXXX\nID        C\n"
     lines: list[str] = []
     for index in range(int((END - BEGIN) / 15) + 1):
-        at = BEGIN + 15 * index
+        time_s = BEGIN + 15 * index
         lines += [header] if index % 7 == 0 else []
         for gpu in (0, 1):
-            row = f"GPU {gpu}     {60 + gpu}   90   1755   400.500   1024   {int((at - BEGIN) // 600)}   0   N/A\n"
-            lines.append(f"{at:.3f} {row}" if form == "timed" else row)
+            row = f"GPU {gpu}     {60 + gpu}   90   1755   400.500   1024   {int((time_s - BEGIN) // 600)}   0   N/A\n"
+            lines.append(f"{time_s:.3f} {row}" if form == "timed" else row)
         lines.append("GPU-I 0   1   2   3   4   5   6   7   8\n")
     lines.append("GPU 0    60\n")
     text = "".join(lines)

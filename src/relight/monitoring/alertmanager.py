@@ -133,7 +133,7 @@ class AlertmanagerFeed:
         self._posted: dict[Key, float] = {}
         """When each firing alert was taken last."""
         self._over: dict[Key, Alert] = {}
-        """Alerts that are over, and whose end was not taken yet."""
+        """Alerts that are over. The Alertmanager has not taken their end yet."""
 
     def due(self, firing: Iterable[Alert], changes: Iterable[Alert], now: float) -> list[Alert]:
         """Return the alerts to post now: new ones, ones that were not posted for a minute, and ones that are over."""

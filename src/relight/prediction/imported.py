@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 class PieceTable:
-    """Values of one node on a grid of times, whose last one is the end of the piece."""
+    """Values of one node on a grid of times. The last time is the end of the piece."""
 
     def __init__(self, piece: Piece, step_s: float) -> None:
         if not 0 < step_s <= STEP_MAX_S:
@@ -54,9 +54,9 @@ class PieceTable:
         """Set the column's values at the nearest times of the grid. A known value stays: the first series counts."""
         rows = np.rint((times - self.times[0]) / self._step_s)
         kept = (rows >= 0) & (rows < len(self.times)) & np.isfinite(values)
-        at = rows[kept].astype(np.int64)
+        indexes = rows[kept].astype(np.int64)
         known = self._columns.setdefault(column, np.full(len(self.times), np.nan, np.float32))
-        known[at] = np.where(np.isnan(known[at]), values[kept], known[at])
+        known[indexes] = np.where(np.isnan(known[indexes]), values[kept], known[indexes])
 
     def put_rate(self, column: str, times: Array, totals: Array, factor: float = 1.0) -> None:
         """Set the column to the growth of a total in a second. A total that fell has restarted from 0."""
@@ -143,7 +143,7 @@ def pieces_of(begin: float, end: float, failures: Sequence[Happened]) -> Iterato
 
 
 def chosen_pieces(pieces: Iterable[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
-    """Return at most ``PIECES_MAX`` pieces: those that end at a failure first, the others in an order that looks random."""
+    """Return at most ``PIECES_MAX`` pieces: those that end at a failure first, the others in pseudorandom order."""
 
     def order(entry: tuple[str, Piece]) -> tuple[bool, bytes]:
         node, piece = entry

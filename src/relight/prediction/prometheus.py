@@ -44,7 +44,7 @@ _TOTALS = {
 """Counters, and the factor from their growth in a second to the column's unit."""
 _CORES = "host.cores"
 _FOUND_BY = (FIELDS[0].metric, "node_load1")
-"""Metrics whose series name the nodes."""
+"""Metrics: the labels of their series name the nodes."""
 
 
 class _Series(msgspec.Struct):
