@@ -294,6 +294,17 @@ def test_variables_that_request_no_traces(
     assert [why in reason for reason in reasons] == ([True] if why else [])
 
 
+def test_a_missing_library_is_named(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without OpenTelemetry the job runs, and an event names what to install."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setenv("RELIGHT_EVENTS", "events")
+    reasons: list[str] = []
+    undo = subscribe(lambda event: reasons.append(event.fields["why"]) if event.name == "traces.off" else None)
+    assert start_traces(of_this_job=True) is None
+    undo()
+    assert len(reasons) == 1 and "relight[traces]" in reasons[0]
+
+
 def test_variables_that_request_traces(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver alone, the exporter otlp alone, and the protocol that is supported start the thread."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))

@@ -16,6 +16,7 @@ import numpy as np
 from relight.errors import ConfigError
 from relight.prediction.history import GAP_S, RecordedRun, part_of, runs_of
 from relight.prediction.trace import Happened, SampleTrace
+from relight.units import duration_text
 
 Array = np.ndarray[Any, Any]
 PIECE_S = 6 * 3600.0
@@ -44,7 +45,9 @@ class PieceTable:
 
     def __init__(self, piece: Piece, step_s: float) -> None:
         if not 0 < step_s <= STEP_MAX_S:
-            raise ConfigError(f"the time between samples is above 0 and at most {STEP_MAX_S:g} s", where="--step")
+            raise ConfigError(
+                f"the time between samples is above 0 and at most {duration_text(STEP_MAX_S)}", where="--step"
+            )
         rows = int((piece.end - piece.begin) / step_s) + 1
         self.times = piece.end - step_s * np.arange(rows - 1, -1, -1)
         self._step_s = step_s
