@@ -60,6 +60,7 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/python -m relight.config.schema docs/relight.schema.json
 	$(BIN)/python -m relight.doctor.page docs/doctor.md
 	$(BIN)/python tests/house/test_monitoring_page.py
+	$(BIN)/python -m relight.monitoring.generated deploy
 	$(BIN)/python tests/house/test_http_api_page.py
 	$(BIN)/python -m tests.slips.page
 	$(BIN)/python tests/house/prose.py --lower

@@ -86,6 +86,7 @@ def test_metrics_are_printed_and_generated(ask: Any, runs: Path, tmp_path: Path)
     } <= BY_NAME.keys()
     shown = ask("metrics", "--grafana", tmp_path / "made", "--rules", tmp_path / "made")
     assert shown.code == 0 and sorted(path.name for path in (tmp_path / "made").iterdir()) == [
+        "prometheusrule.yaml",
         "relight.json",
         "relight.rules.yml",
     ]

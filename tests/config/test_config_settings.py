@@ -54,6 +54,8 @@ VALUES: dict[str, Any] = {
     "supervise.lr_cut": 0.5, "supervise.pause": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",
+    "alerts.dashboard": "https://host:8443/", "environment.otlp_endpoint": "http://host:4318",
+    "environment.otlp_traces_endpoint": "http://host:4318/v1/traces",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ MODELS = {
     "TrainJob": kubeflow.TrainerV1alpha1TrainJob,
     "TrainingRuntime": kubeflow.TrainerV1alpha1TrainingRuntime,
     "PodMonitor": prometheus.PodMonitor,
+    "PrometheusRule": prometheus.PrometheusRule,
 }
 
 

@@ -160,5 +160,6 @@ def test_all_kinds_of_manifests_exist() -> None:
         "Deployment",
         "Service",
         "PodMonitor",
+        "PrometheusRule",
     }
     assert ROOT.is_dir() and TRAINERS and WITH_PODS

@@ -10,23 +10,26 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import relight
 from relight.monitoring.generated import (
     alert_rules,
-    camel,
     dashboard,
     expression,
     metrics_in,
     write_dashboard,
+    write_deploy,
+    write_operator_rules,
     write_rules,
 )
-from relight.monitoring.rules import KINDS, AlertRule, usual_rules
+from relight.monitoring.rules import KINDS, AlertRule, alert_name, usual_rules
 from relight.monitoring.settings import Alerting
 from relight.observe import EVENTS
 from relight.observe.fields import CARRIES, FIELDS
 from relight.observe.metrics import BY_NAME, COUNTER, METRICS, ROWS
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
 SOURCES = sorted(Path(relight.__file__).parent.rglob("*.py"))
 
 
@@ -263,7 +266,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
         inputs = [{"series": line.rsplit(" ", 1)[0], "values": f"{line.rsplit(' ', 1)[1]}x10"} for line in series]
         tests = [
             {
-                "expr": f'count(ALERTS{{alertname="{camel(kind)}",alertstate="firing"}}) or vector(0)',
+                "expr": f'count(ALERTS{{alertname="{alert_name(kind)}",alertstate="firing"}}) or vector(0)',
                 "eval_time": "5m",
                 "exp_samples": [{"labels": "{}", "value": int(kind == name)}],
             }
@@ -277,6 +280,27 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
         ["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_files_in_deploy_equal_the_definitions(tmp_path: Path) -> None:
+    """The dashboard and both files of rules in deploy/ are those that the code writes."""
+    for path in write_deploy(tmp_path):
+        kept = DEPLOY / path.relative_to(tmp_path)
+        text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
+        assert text == path.read_text(encoding="utf-8"), "python -m relight.monitoring.generated deploy writes it"
+
+
+def test_the_operators_resource_has_the_same_rules(tmp_path: Path) -> None:
+    """A PrometheusRule has the groups of the file of rules. Every value of its labels and annotations is a text."""
+    settings = Alerting(rules=usual_rules())
+    resource = yaml.safe_load(write_operator_rules(tmp_path, settings).read_text())
+    assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert resource["spec"] == yaml.safe_load(write_rules(tmp_path, settings).read_text()) == alert_rules(settings)
+    rules = resource["spec"]["groups"][0]["rules"]
+    assert {rule["alert"] for rule in rules} == {alert_name(kind) for kind in KINDS}
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert all(isinstance(text, str) for text in [*rule["labels"].values(), *rule["annotations"].values()])
 
 
 def test_a_rule_of_some_runs_asks_for_these_alone() -> None:

@@ -30,7 +30,7 @@ def command(path: str, which: str | None, as_json: bool) -> int:
       relight incidents runs/demo
       relight incidents runs/demo latest
     """
-    incidents = _read(path)
+    incidents = incidents_at(path)
     if which is not None:
         incidents = (
             [incidents[-1]]
@@ -55,7 +55,8 @@ def command(path: str, which: str | None, as_json: bool) -> int:
     return 0
 
 
-def _read(path: str) -> list[Incident]:
+def incidents_at(path: str) -> list[Incident]:
+    """Return the incidents of a run, or of a directory of ``relight run``, oldest first."""
     if Path(path).is_dir() and (incidents := incidents_in(Path(path))):
         return incidents
     opened = open_run_at(path, warnings=False)

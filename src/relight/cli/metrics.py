@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--rules",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write Prometheus' alert rules there.",
+    help="Write Prometheus' alert rules there, also as a PrometheusRule.",
 )
 @json_option
 def command(
@@ -87,25 +87,31 @@ def command(
     collector = Collector(watcher.poll)
     if listen is not None:
         from relight.monitoring.http import serve
+        from relight.monitoring.trace_export import start_traces
 
         alert_loop = _alarmed(watcher, settings) if alerts else None
+        traces = start_traces(of_this_job=False)
         try:
             serve(collector, listen, lambda line: click.echo(escape(line), err=True), hosts)
         finally:
             if alert_loop is not None:
                 alert_loop.stop()
+            if traces is not None:
+                traces.close()
         return 0
     click.echo(collector.text().decode(), nl=False)
     return 0
 
 
 def _generate(grafana: Path | None, rules: Path | None, settings: Path | None) -> None:
-    from relight.monitoring.generated import write_dashboard, write_rules
+    from relight.monitoring.generated import write_dashboard, write_operator_rules, write_rules
 
     if grafana is not None:
         click.echo(f"the dashboard is in {escape(write_dashboard(grafana))}", err=True)
     if rules is not None:
-        click.echo(f"the rules are in {escape(write_rules(rules, read_alerting(settings)))}", err=True)
+        alerting = read_alerting(settings)
+        written = f"{escape(write_rules(rules, alerting))} and {escape(write_operator_rules(rules, alerting))}"
+        click.echo(f"the rules are in {written}", err=True)
 
 
 def _alarmed(watcher: Watcher, settings: Path | None) -> AlertLoop:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,7 +18,9 @@ from relight.errors import ConfigError
 from relight.units import duration_text, parse_duration
 
 if TYPE_CHECKING:
+    from relight.prediction.history import RecordedRun
     from relight.prediction.score import AlarmCosts, Result
+    from relight.prediction.trace import Happened
 
 
 @click.group("predict")
@@ -60,6 +64,45 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class HistoryOptions(NamedTuple):
+    """Options of histories that other tools have measured."""
+
+    url: str | None
+    files: tuple[Path, ...]
+    incidents: tuple[str, ...]
+    since: str
+    until: str
+    step_s: float
+    auth: str
+    node_label: str
+
+
+def _history_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        return function(*args, history=HistoryOptions(*(given.pop(name) for name in HistoryOptions._fields)), **given)
+
+    for option in (
+        click.option("--from-prometheus", "url", metavar="URL", help="Also use metrics of nodes in this Prometheus."),
+        click.option(
+            "--from-dcgm", "files", type=click.Path(dir_okay=False, path_type=Path), multiple=True, metavar="FILE",
+            help="Also use a file of dcgm-exporter or dcgmi dmon. Repeatable.",
+        ),
+        click.option(
+            "--incidents", multiple=True, metavar="PATH", help="Failures in these: a run, or a directory. Repeatable."
+        ),
+        click.option("--since", metavar="TIME", default="7d", show_default=True, help="Begin of metrics, before now."),
+        click.option("--until", metavar="TIME", default="0s", show_default=True, help="End of metrics, before now."),
+        click.option(
+            "--step", "step_s", type=click.FloatRange(1, 60), default=15.0, show_default=True, help="Seconds between samples."
+        ),
+        click.option("--auth", metavar="SPEC", default="", help="USER:PASSWORD or token, by env:NAME or file:PATH."),
+        click.option("--node-label", metavar="NAME", default="", help="Label that names the node of a metric."),
+    ):  # fmt: skip
+        call = option(call)
+    return call
+
+
 @command.command("train")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--runs", type=click.IntRange(0, 20000), default=600, show_default=True, help="Number of simulated runs.")
@@ -74,6 +117,7 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     "--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Training epochs of the network."
 )
 @click.option("--if-older", metavar="TIME", help="Train only if the model is older, such as 24h.")
+@_history_options
 @_shared
 def train_model(
     model: Path,
@@ -85,28 +129,33 @@ def train_model(
     seed: int,
     precision: float,
     as_json: bool,
+    history: HistoryOptions,
     **costs: float,
 ) -> None:
-    """Train on simulated runs and recordings, and write MODEL.
+    """Train on simulated runs, recordings and other histories, and write MODEL.
 
     Three fifths of the runs train the detectors, one fifth sets each detector's threshold for the required precision, and one fifth is held
     out: MODEL contains the results on these. relight run reloads a model when its file changes.
 
+    Histories are metrics of dcgm-exporter and node_exporter in a Prometheus, or files of DCGM. Failures in them are those of --incidents.
+
     \b
-    Example:
+    Examples:
       relight predict train nodes.model --recordings incidents --if-older 24h
+      relight predict train nodes.model --from-prometheus http://prom:9090 \\
+        --since 14d --incidents runs/demo
     """
     from relight.prediction.learn import LearningPlan, train
     from relight.prediction.model import age_s
 
-    if if_older is not None and age_s(model) <= _seconds(if_older):
+    if if_older is not None and age_s(model) <= _seconds(if_older, "--if-older"):
         emit_json({"model": str(model), "trained": False}) if as_json else click.echo(
             "nothing to do: the model is recent enough"
         )
         return
     names = tuple(name.strip() for name in detectors.split(",") if name.strip())
     plan = LearningPlan(runs, recordings, seed, precision, names, _costs(**costs), epochs)
-    made, results = train(plan, lambda text: click.echo(text, err=True))
+    made, results = train(plan, _report, _runs_of(history))
     made.write(model)
     if as_json:
         emit_json({"model": str(model), "trained": True, "held_out": [result.to_dict() for result in results]})
@@ -146,9 +195,7 @@ def evaluate_model(
     read, costs_ = (without_model() if model is None else read_model(model)), _costs(**costs)
     results_by_history = {}
     if runs:
-        results_by_history["simulated"] = evaluate(
-            read, unseen(seed, runs, lambda text: click.echo(text, err=True)), precision, costs_
-        )
+        results_by_history["simulated"] = evaluate(read, unseen(seed, runs, _report), precision, costs_)
     if recordings is not None:
         results_by_history["recorded"] = evaluate(read, unseen_recordings(recordings, read), precision, costs_)
     if not results_by_history:
@@ -166,6 +213,50 @@ def evaluate_model(
 
         draw(next(iter(results_by_history.values())), plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)
+
+
+def _runs_of(history: HistoryOptions) -> Iterator[tuple[str, RecordedRun]]:
+    """Yield the runs of the histories, and the set of each."""
+    from relight.prediction.dcgm import DcgmFiles
+    from relight.prediction.imported import NodeHistory, imported
+    from relight.prediction.prometheus import HistoryRange, PrometheusHistory
+
+    if history.url is None and not history.files:
+        return
+    failures = _failures(history.incidents)
+    if not failures:
+        _report("no failures: without --incidents, the histories are examples of healthy nodes only")
+    sources: list[NodeHistory] = []
+    if history.files:
+        sources.append(DcgmFiles(history.files, history.step_s, history.node_label))
+    if history.url is not None:
+        now = time.time()
+        begin, end = now - _seconds(history.since, "--since"), now - _seconds(history.until, "--until")
+        if begin >= end:
+            raise ConfigError("--since is a longer time than --until", where=f"{history.since}, {history.until}")
+        time_range = HistoryRange(begin, end, history.step_s)
+        sources.append(PrometheusHistory(history.url, time_range, history.auth, history.node_label))
+    for source in sources:
+        yield from imported(source, failures, _report)
+
+
+def _failures(paths: tuple[str, ...]) -> dict[str, list[Happened]]:
+    """Return the failures of each node, by its short name. A failure of the script has no kind: it only ends a run of the node."""
+    from relight.cli.incidents import incidents_at
+    from relight.prediction.imported import short_name
+    from relight.prediction.predictor import OF_THE_SCRIPT
+    from relight.prediction.trace import Happened
+
+    failures: dict[str, list[Happened]] = {}
+    for incident in [incident for path in paths for incident in incidents_at(path)]:
+        is_here = incident.rank in (None, *(worker.get("rank") for worker in incident.workers))
+        kind = incident.kind if is_here and incident.kind not in OF_THE_SCRIPT else ""
+        failures.setdefault(short_name(incident.host), []).append(Happened(incident.time_s, kind))
+    return failures
+
+
+def _report(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _print(results: list[Result], costs: AlarmCosts) -> None:
@@ -204,8 +295,8 @@ def _costs(save_seconds: float, every_seconds: float, failures_per_day: float) -
     return AlarmCosts(save_seconds, every_seconds, failures_per_day)
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, option: str) -> float:
     value = parse_duration(text)
     if value is None:
-        raise ConfigError(f"a time such as 30m, 24h or 7d, not {text[:40]!r}", where="--if-older")
+        raise ConfigError(f"a time such as 30m, 24h or 7d, not {text[:40]!r}", where=option)
     return value

@@ -37,6 +37,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
       RELIGHT_JOB_SECRET=file:job.key relight run --nnodes 2:4 \\
         --rdzv-backend c10d --rdzv-endpoint head train.py
     """
+    from relight.settings.environment import OTEL, text_of
     from relight.settings.file import PLACE, take_environment
     from relight.supervise.launch import SAVED, UNSAVED, launch, parse
     from relight.supervise.settings import read_settings
@@ -49,9 +50,16 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     logging.getLogger("relight").propagate = False
     logging.getLogger("relight").addHandler(logging.NullHandler())
     undo = subscribe(_print_event)
+    traces = None
+    if any(map(text_of, OTEL.values())):
+        from relight.monitoring.trace_export import start_traces
+
+        traces = start_traces(of_this_job=True)
     try:
         ended = launch(options, supervision, incidents)
     finally:
+        if traces is not None:
+            traces.close()
         undo()
     click.echo(f"relight: {escape(ended.message)}", err=True)
     if ended.code == 1:
@@ -64,7 +72,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
 
 
 def _print_event(event: Event) -> None:
-    shown = ("run.", "prediction.", "rendezvous.", "spare.", "agent.hung")
+    shown = ("run.", "prediction.", "rendezvous.", "spare.", "agent.hung", "traces.")
     followed = ("run.hang", "prediction.scored")  # another event of the same cause follows
     if event.name.startswith(shown) and event.name not in followed:
         click.echo(f"relight: {escape(event.fields.get('message', event.name))}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,7 +54,9 @@ class _Tail:
 class EventFiles:
     """The event files of one directory; by default, this user's on this machine. One thread at a time."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, changed_since: float = 0.0) -> None:
+        """``changed_since``: files that did not change since then, in seconds since 1970, are not read."""
+        self._changed_since = changed_since
         self.directory = directory if directory is not None else events_directory()
         self.unreadable = 0
         """Number of lines that were not events."""
@@ -65,6 +68,8 @@ class EventFiles:
         """Yield the events since the last call, file by file, each file's in their order."""
         bytes_left = CALL_BYTES_MAX
         for name in self._names():
+            if name not in self._tails and not self._is_current(name):
+                continue
             tail = self._tails.setdefault(name, _Tail())
             while bytes_left > 0:
                 data = self._read(name, tail.offset)
@@ -73,6 +78,12 @@ class EventFiles:
                 bytes_left -= len(data)
                 tail.offset += len(data)
                 yield from self._events(tail, data)
+
+    def runs_of(self, pid: int) -> set[tuple[str, str]]:
+        """Return store and run of the events that a process of this machine writes, as far as its files were read."""
+        host = socket.gethostname()[:64]
+        heads = [tail.head for tail in self._tails.values()]
+        return {(head.store, head.run) for head in heads if (head.pid, head.host) == (pid, host) and head.run}
 
     def _names(self) -> list[str]:
         self.why = ""
@@ -92,6 +103,13 @@ class EventFiles:
             names = []
         self._tails = {name: tail for name, tail in self._tails.items() if name in set(names)}
         return names
+
+    def _is_current(self, name: str) -> bool:
+        assert self.directory is not None
+        try:
+            return not self._changed_since or (self.directory / name).stat().st_mtime >= self._changed_since
+        except OSError:
+            return False
 
     def _read(self, name: str, offset: int) -> bytes:
         assert self.directory is not None

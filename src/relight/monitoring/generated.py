@@ -1,22 +1,27 @@
-"""Grafana's dashboard and Prometheus' alert rules, made from the definitions of metrics and of alerts."""
+"""Grafana's dashboard and Prometheus' alert rules, made from the definitions of metrics and of alerts.
+
+``python -m relight.monitoring.generated deploy`` writes the files in ``deploy``, with the default rules.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from relight.errors import ConfigError
-from relight.monitoring.rules import KINDS, AlertRule
+from relight.monitoring.rules import KINDS, AlertRule, alert_name, usual_rules
 from relight.monitoring.settings import Alerting
 from relight.observe.metrics import COUNTER, HISTOGRAM, METRICS, ROWS, Metric
 
-DASHBOARD_FILE, RULES_FILE = "relight.json", "relight.rules.yml"
+DASHBOARD_FILE, RULES_FILE, OPERATOR_FILE = "relight.json", "relight.rules.yml", "prometheusrule.yaml"
 SCHEMA_VERSION = 39
 """Schema version of Grafana 10.4's dashboards, which all later versions read."""
+_HEADER = "# Generated from the definitions of alerts. With your settings: relight metrics --rules DIR"
 _UNITS = {"seconds": "s", "bytes": "bytes", "ratio": "percentunit", "": "short"}
 _WIDTH, _HEIGHT = 8, 7
 _SELECTED = 'store=~"$store",run=~"$run"'
@@ -93,7 +98,7 @@ def alert_rules(settings: Alerting) -> dict[str, Any]:
 
 def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     kind = KINDS[rule.kind]
-    alert: dict[str, Any] = {"alert": camel(rule.kind), "expr": expression(rule)}
+    alert: dict[str, Any] = {"alert": alert_name(rule.kind), "expr": expression(rule)}
     if rule.for_s:
         alert["for"] = f"{rule.for_s:g}s" if rule.for_s >= 1 else "1s"
     where = "{{ $labels.store }}/{{ $labels.run }}"
@@ -103,6 +108,7 @@ def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     alert["annotations"] = {
         "summary": f"{where}{about}: {kind.summary}",
         "description": f"{kind.summary}: {where}{about}.{value}",
+        "hint": kind.hint.replace("RUN", where),
     }
     return alert
 
@@ -128,11 +134,6 @@ def metrics_in(text: str) -> set[str]:
     return {name if name in known else re.sub(r"_(bucket|sum|count)\Z", "", name) for name in names}
 
 
-def camel(name: str) -> str:
-    """Return a rule's name in Prometheus: ``RelightNoGoodCheckpoint`` for ``no_good_checkpoint``."""
-    return "Relight" + "".join(part.capitalize() for part in name.split("_"))
-
-
 def write_dashboard(directory: Path) -> Path:
     """Write Grafana's dashboard into ``directory``."""
     return _write(directory / DASHBOARD_FILE, json.dumps(dashboard(), indent=2) + "\n")
@@ -140,7 +141,28 @@ def write_dashboard(directory: Path) -> Path:
 
 def write_rules(directory: Path, settings: Alerting) -> Path:
     """Write Prometheus' rules into ``directory``."""
-    return _write(directory / RULES_FILE, "\n".join(_yaml(alert_rules(settings))) + "\n")
+    return _write(directory / RULES_FILE, _yaml_text(alert_rules(settings)))
+
+
+def write_operator_rules(directory: Path, settings: Alerting) -> Path:
+    """Write the same rules into ``directory`` as a ``PrometheusRule``, which the Prometheus operator reads."""
+    resource = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "relight", "labels": {"app.kubernetes.io/name": "relight"}},
+        "spec": alert_rules(settings),
+    }
+    return _write(directory / OPERATOR_FILE, _yaml_text(resource))
+
+
+def write_deploy(directory: Path) -> list[Path]:
+    """Write the files in ``deploy`` that are made from the definitions: the dashboard, and the default rules in both formats."""
+    settings = Alerting(rules=usual_rules())
+    return [
+        write_dashboard(directory / "grafana"),
+        write_rules(directory / "prometheus", settings),
+        write_operator_rules(directory / "kubernetes" / "monitoring", settings),
+    ]
 
 
 def _write(path: Path, text: str) -> Path:
@@ -152,6 +174,10 @@ def _write(path: Path, text: str) -> Path:
     except OSError as error:
         raise ConfigError(f"it cannot be written: {error.strerror}", where=str(path)) from None
     return path
+
+
+def _yaml_text(value: Any) -> str:
+    return "\n".join([_HEADER, *_yaml(value), ""])
 
 
 def _yaml(value: Any, indent: int = 0) -> Iterable[str]:
@@ -195,3 +221,7 @@ def _variable(name: str, of: str) -> dict[str, Any]:
         "query": {"query": f"label_values({of}, {name})", "refId": name}, "refresh": 2, "includeAll": True, "multi": True,
         "current": {"text": "All", "value": "$__all"}, "sort": 1,
     }  # fmt: skip
+
+
+if __name__ == "__main__":
+    write_deploy(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Sends alerts through apprise: Slack, e-mail, PagerDuty, webhooks and a hundred more.
+"""Sends alerts: to Alertmanagers by their API, and through apprise to Slack, e-mail, PagerDuty, webhooks and a hundred more.
 
 Addresses never reach logs or texts.
 """
@@ -6,15 +6,17 @@ Addresses never reach logs or texts.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError
 from relight.monitoring.alert_delivery import Ledger, Message, clean, line_of, plan_messages
+from relight.monitoring.alertmanager import AlertmanagerFeed, is_alertmanager, post_message, receiver_of
+from relight.monitoring.hushed import hushed
 from relight.monitoring.overview import RunSeen
-from relight.monitoring.rules import FIRING, Alert, AlertChanges, State, judge
+from relight.monitoring.rules import FIRING, SEVERITIES, Alert, AlertChanges, State, judge
 from relight.monitoring.settings import Alerting, AlertTarget
 from relight.observe import emit
 from relight.run_names import run_name
@@ -22,6 +24,7 @@ from relight.run_names import run_name
 TRIES = 5
 """Tries for each message, one at each poll, before it is discarded."""
 UNSENT_MAX = 100
+_LIBRARIES = ("apprise", "urllib3", "requests")
 
 
 class Sent(NamedTuple):
@@ -39,12 +42,13 @@ class _Unsent(NamedTuple):
 
 
 def check_targets(targets: Sequence[AlertTarget]) -> None:
-    """Raise ``ConfigError`` for the first address that apprise does not know.
+    """Raise ``ConfigError`` for the first address that is neither an Alertmanager's nor known to apprise.
 
     Without apprise the error names the extra to install.
     """
     for target in targets:
-        _notifier(target)
+        if receiver_of(target) is None:
+            _notifier(target)
 
 
 def send(message: Message, targets: Sequence[AlertTarget]) -> list[Sent]:
@@ -52,15 +56,20 @@ def send(message: Message, targets: Sequence[AlertTarget]) -> list[Sent]:
     results = []
     for target in targets:
         try:
+            receiver = receiver_of(target)
+            if receiver is not None:
+                post_message(receiver, message, time.time())
+                results.append(Sent(target.shown, True))
+                continue
             notifier = _notifier(target)
-            with _hushed():
+            with hushed(*_LIBRARIES):
                 ok = bool(
                     notifier.notify(
                         body=message.body, title=message.title, notify_type=_kind(message), interpret_escapes=False
                     )
                 )
             results.append(Sent(target.shown, ok, "" if ok else "it was refused, or the target did not answer"))
-        except ConfigError as error:
+        except RelightError as error:
             results.append(Sent(target.shown, False, error.what))
         except Exception as error:  # noqa: BLE001 (a plug-in's error; reported without its text, which may contain the address)
             results.append(Sent(target.shown, False, type(error).__name__))
@@ -83,6 +92,12 @@ class Alarms:
         """Pending and firing alerts. Pass them to the next ``Alarms``, so that it does not send them again."""
         self.ledger = ledger or Ledger()
         self._unsent: list[_Unsent] = []
+        self._feeds = [
+            AlertmanagerFeed(target, escalated=escalated, dashboard=settings.dashboard)
+            for targets, escalated in ((settings.to, False), (settings.escalate_to, True))
+            for target in targets
+            if is_alertmanager(target)
+        ]
         self._lock = threading.Lock()
 
     @property
@@ -111,15 +126,37 @@ class Alarms:
                 about=alert.about,
             )
         self._deliver(messages)
+        self._feed(judged, now)
         with contextlib.suppress(RelightError):
             self._keeps(self.state, self.ledger, now)
         return judged
 
+    def _feed(self, judged: AlertChanges, now: float) -> None:
+        """Post to the Alertmanagers what is due. They group, mute and repeat: only the least severity is checked here."""
+        least = SEVERITIES.index(self._settings.min_severity)
+        firing = [
+            alert
+            for alert in judged.state.values()
+            if alert.state == FIRING and SEVERITIES.index(alert.severity) >= least
+        ]
+        for feed in self._feeds:
+            alerts = [alert for alert in firing if not feed.escalated or alert.key in self.ledger.escalated]
+            why = feed.update(alerts, judged.changes, now)
+            if why and feed.failed == TRIES:
+                emit(
+                    "alert.unsent",
+                    f"{feed.target.shown} does not get alerts: {why}; they are posted again at each poll",
+                    target=feed.target.shown,
+                    why=why,
+                )
+
     def _deliver(self, messages: Sequence[Message]) -> None:
+        fed = {id(feed.target) for feed in self._feeds}
         new = [
             _Unsent(message, target, 0)
             for message in messages
             for target in (self._settings.escalate_to if message.escalated else self._settings.to)
+            if id(target) not in fed
         ]
         retried = []
         for unsent in [*self._unsent, *new]:
@@ -144,7 +181,7 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
     except ModuleNotFoundError:
         raise ConfigError("alerts need apprise", hint="pip install 'relight[alerts]'") from None
     notifier = apprise.Apprise()
-    with _hushed():
+    with hushed(*_LIBRARIES):
         is_known = notifier.add(target.address())
     if not is_known:
         raise ConfigError(
@@ -157,17 +194,3 @@ def _kind(message: Message) -> str:
     if message.resolved:
         return "success"
     return {"critical": "failure", "warning": "warning"}.get(message.severity, "info")
-
-
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Disable the loggers of apprise and its transport: their lines may contain addresses."""
-    loggers = [logging.getLogger(name) for name in ("apprise", "urllib3", "requests")]
-    before = [(logger, logger.disabled) for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, disabled in before:
-            logger.disabled = disabled

@@ -32,6 +32,8 @@ class RuleKind(NamedTuple):
     of: Callable[[RunSeen, float, float], Found]
     expr: str
     """Equivalent expression for Prometheus, with ``LIMIT`` in place of the number."""
+    hint: str
+    """The command to begin with, with ``RUN`` in place of the run."""
     usual: RuleSettings
     """The default rule."""
 
@@ -239,29 +241,29 @@ def _unreadable(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 NO_GOOD, UNREADABLE = "no_good_checkpoint", "unreadable"
-_KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str]] = {
+_KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str, str]] = {
     NO_GOOD: (
         "no good checkpoint for too long", _no_good,
-        "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1",
+        "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1", "relight doctor RUN",
     ),
-    "saves_failing": ("saves fail in a row", _failing, "relight_saves_failed_in_a_row >= LIMIT"),
-    "slow_save": ("a save took too long", _slow, "relight_save_last_seconds > LIMIT"),
-    "tier_full": ("a tier is nearly full", _full, "relight_tier_full_ratio > LIMIT"),
+    "saves_failing": ("saves fail in a row", _failing, "relight_saves_failed_in_a_row >= LIMIT", "relight doctor RUN"),
+    "slow_save": ("a save took too long", _slow, "relight_save_last_seconds > LIMIT", "relight trace RUN"),
+    "tier_full": ("a tier is nearly full", _full, "relight_tier_full_ratio > LIMIT", "relight ls RUN --tiers"),
     "tier_behind": (
         "a further tier lacks new checkpoints", _lagging,
-        "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
+        "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1", "relight ls RUN --tiers",
     ),
-    "damaged": ("a checkpoint is damaged", _damaged, "relight_checkpoints_damaged > LIMIT"),
-    "risk": ("a failure is predicted", _risky, "relight_risk_ratio > LIMIT"),
-    "job_given_up": ("relight run stopped the job", _given_up, "relight_job_given_up >= LIMIT"),
-    "node_excluded": ("a node has left the job", _excluded, "relight_nodes_excluded >= LIMIT"),
-    "rolled_back": ("the run was rolled back", _went_back, "relight_recent_roll_backs >= LIMIT"),
-    "hardware_failure": ("hardware has failed", _hardware, "relight_recent_hardware_failures >= LIMIT"),
-    "crash_loop": ("failures within an hour", _loops, "relight_recent_failures >= LIMIT"),
+    "damaged": ("a checkpoint is damaged", _damaged, "relight_checkpoints_damaged > LIMIT", "relight verify RUN"),
+    "risk": ("a failure is predicted", _risky, "relight_risk_ratio > LIMIT", "relight top RUN"),
+    "job_given_up": ("relight run stopped the job", _given_up, "relight_job_given_up >= LIMIT", "relight incidents RUN latest"),
+    "node_excluded": ("a node has left the job", _excluded, "relight_nodes_excluded >= LIMIT", "relight incidents RUN"),
+    "rolled_back": ("the run was rolled back", _went_back, "relight_recent_roll_backs >= LIMIT", "relight incidents RUN"),
+    "hardware_failure": ("hardware has failed", _hardware, "relight_recent_hardware_failures >= LIMIT", "relight incidents RUN latest"),
+    "crash_loop": ("failures within an hour", _loops, "relight_recent_failures >= LIMIT", "relight incidents RUN"),
     "retention_blocked": (
-        "old checkpoints cannot be removed", _blocked, "relight_retention_failed >= LIMIT"
+        "old checkpoints cannot be removed", _blocked, "relight_retention_failed >= LIMIT", "relight doctor RUN",
     ),
-    UNREADABLE: ("the run cannot be read", _unreadable, "relight_store_up == LIMIT"),
+    UNREADABLE: ("the run cannot be read", _unreadable, "relight_store_up == LIMIT", "relight doctor RUN"),
 }  # fmt: skip
 KINDS = {name: RuleKind(*row, default_rule(name)) for name, row in _KINDS.items()}
 """Every kind of alert."""
@@ -270,6 +272,11 @@ KINDS = {name: RuleKind(*row, default_rule(name)) for name, row in _KINDS.items(
 def usual_rules() -> tuple[AlertRule, ...]:
     """Return the default rule of each kind."""
     return tuple(AlertRule.from_settings(name, kind.usual) for name, kind in KINDS.items())
+
+
+def alert_name(kind: str) -> str:
+    """Return the name of a kind of alert in Prometheus: ``RelightNoGoodCheckpoint`` for ``no_good_checkpoint``."""
+    return "Relight" + "".join(part.capitalize() for part in kind.split("_"))
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from datetime import datetime, time
 from pathlib import Path
@@ -14,6 +13,7 @@ from relight.monitoring.rules import AlertRule
 from relight.settings.alert_settings import DEFAULTS, AlertSettings, rules_of
 from relight.settings.error_location import located
 from relight.settings.file import checked
+from relight.settings.secret_text import secret_text
 from relight.settings.validation import decode
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -35,7 +35,7 @@ class MuteWindow(NamedTuple):
 
 
 class AlertTarget:
-    """Target of alerts: an address of apprise, or better ``env:NAME`` or ``file:PATH``, which contains it.
+    """Target of alerts: an address of apprise or of an Alertmanager, or better ``env:NAME`` or ``file:PATH``, which contains it.
 
     Its text is secret.
     """
@@ -61,23 +61,9 @@ class AlertTarget:
 
         Raise ``ConfigError``, without the secret, if its variable or file does not contain one.
         """
-        kind, _, name = self._spec.partition(":")
-        try:
-            if kind == "env":
-                address = os.environ.get(name, "")
-            elif kind == "file":
-                with open(os.path.expanduser(name), encoding="utf-8") as file:
-                    address = file.read(1 << 16)
-            else:
-                return self._spec
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"an address for alerts cannot be read there: {why}", where=self.shown) from None
-        if not address.strip():
-            raise ConfigError(
-                "there is no address for alerts", where=self.shown, hint="such as slack://…, mailto://…, json://…"
-            )
-        return address.strip().splitlines()[0].strip()
+        if not self._spec.startswith(("env:", "file:")):
+            return self._spec
+        return secret_text(self._spec, "address for alerts", "such as slack://…, mailto://…, alertmanager://…")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +78,7 @@ class Alerting:
     escalate_after_s: float = DEFAULTS.escalate_after_s
     quiet: tuple[MuteWindow, ...] = ()
     timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
+    dashboard: str = DEFAULTS.dashboard
     rules: tuple[AlertRule, ...] = ()
 
     def is_quiet(self, now: float) -> bool:
@@ -125,6 +112,7 @@ def alerting_of(table: Any, where: str) -> Alerting:
         escalate_after_s=given.escalate_after_s,
         quiet=tuple(map(_window, given.quiet)),
         timezone=timezone,
+        dashboard=given.dashboard,
         rules=tuple(
             AlertRule.from_settings(name, rule) for name, rule in rules_of(given.rules).items() if rule.enabled
         ),

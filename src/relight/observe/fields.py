@@ -222,6 +222,8 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "alert.fired": ("kind", "severity", "store", "run", "about"),
     "alert.resolved": ("kind", "severity", "store", "run", "about"),
     "alert.unsent": ("target", "why"),
+    "traces.off": ("why",),
+    "traces.lost": ("count",),
     "events.lost": ("count",),
     "environment.differs": ("differences",),
 }

@@ -3,7 +3,8 @@
 Invariants: a detector gets feature windows in order and returns a score with its reason. Its alarms count only if it was
 precise enough on runs that it was not trained on. Data is split by run, never by window. No file that is read can
 execute code. This room does not know jobs, checkpoints or processes: the owner of a ``FailurePredictor`` passes samples.
-May import ``store`` (to write a file durably), ``observe`` and ``errors``; torch and scikit-learn only for training.
+May import ``store`` (to write a file durably), ``observe``, ``settings``, ``http_request`` and ``errors``; torch and
+scikit-learn only for training.
 """
 
 from relight.prediction.host import HostGauges, rss_bytes

@@ -64,9 +64,13 @@ class LearningPlan:
             )
 
 
-def train(plan: LearningPlan, report: Report) -> tuple[DetectorModel, list[Result]]:
-    """Train a model. Return it, and its detectors' results on held-out runs."""
+def train(
+    plan: LearningPlan, report: Report, history: Iterable[tuple[str, RecordedRun]] = ()
+) -> tuple[DetectorModel, list[Result]]:
+    """Train a model. Return it, and its detectors' results on held-out runs. ``history``: further runs, and the set of each."""
     parts: dict[str, list[RecordedRun]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
+    for part, run in history:  # first: a server that does not answer is reported before minutes of simulation
+        parts[part].append(run)
     for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, report):
         parts[part].append(run)
     for part, run in recorded(plan.recordings) if plan.recordings is not None else ():

@@ -38,7 +38,7 @@ _HELD_OUT_COUNTS = 2
 """Weight of the held-out precision, in alarms of this job."""
 _RELOAD_CHECK_S = 60.0
 """Seconds between checks of the model's file, so that a running job uses a newly trained model."""
-_OF_THE_SCRIPT = ("user", "fenced", "preemption", "numerical", "data")
+OF_THE_SCRIPT = ("user", "fenced", "preemption", "numerical", "data")
 """Kinds of failures that a node shows no sign of: a detector cannot miss them."""
 
 
@@ -205,7 +205,7 @@ class FailurePredictor:
         time_s = self._clock() if failed_at is None else failed_at
         self.recorder.note(Happened(time_s, kind, cause))
         for watcher in self._watchers:
-            watcher.failed(time_s, shows=kind not in _OF_THE_SCRIPT)
+            watcher.failed(time_s, shows=kind not in OF_THE_SCRIPT)
         self._begin()
 
     def discard_alarm(self, alarm: Alarm) -> None:

@@ -79,6 +79,7 @@ class AlertSettings(SettingsTable, frozen=True):
     escalate_after_s: Annotated[kinds.MonthSeconds, about("after which a critical alert is also sent to escalate_to")] = (1800.0)
     quiet: Annotated[kinds.QuietTimes, about("when only critical alerts are sent; others wait until the end", "never")] = ()
     timezone: Annotated[kinds.Zone, about("time zone of quiet")] = "UTC"
+    dashboard: Annotated[kinds.WebAddress, about("address of relight serve, to which alerts at an Alertmanager link")] = ""
     rules: AlertRulesSettings = AlertRulesSettings()
 
 

@@ -1,4 +1,4 @@
-"""The table ``[environment]``, and the only place that reads ``RELIGHT_*`` settings from the environment."""
+"""The table ``[environment]``, and the only place that reads ``RELIGHT_*`` and ``OTEL_*`` settings from the environment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ PROCESS_VARIABLES = (
 )  # fmt: skip
 """Variables that are not settings of the file: one names the file, ``relight run`` sets the others for the processes it
 starts."""
+
+OTEL = {
+    "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_traces_endpoint": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "otlp_headers": "OTEL_EXPORTER_OTLP_HEADERS", "otlp_protocol": "OTEL_EXPORTER_OTLP_PROTOCOL",
+    "otlp_traces_protocol": "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "otel_traces_exporter": "OTEL_TRACES_EXPORTER",
+    "otel_service_name": "OTEL_SERVICE_NAME", "otel_resource_attributes": "OTEL_RESOURCE_ATTRIBUTES",
+    "otel_sdk_disabled": "OTEL_SDK_DISABLED",
+}  # fmt: skip
+"""Settings that have OpenTelemetry's variables. Its exporter reads these and further ones itself."""
 
 
 # fmt: off
@@ -58,6 +67,29 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     keys_over_http: Annotated[kinds.YesNo, about("whether key services on other machines are asked without TLS", named=True)] = False
     debug: Annotated[kinds.YesNo, about("whether commands show tracebacks, as with relight --debug")] = False
     log: Annotated[kinds.LogLevel, about("which events go to stderr if no logging is configured")] = "default"
+    otlp_endpoint: Annotated[
+        kinds.WebAddress, about("the OpenTelemetry receiver that gets traces, by /v1/traces", variable=OTEL["otlp_endpoint"], named=True)
+    ] = ""
+    otlp_traces_endpoint: Annotated[
+        kinds.WebAddress, about("the same with its whole path", variable=OTEL["otlp_traces_endpoint"], named=True)
+    ] = ""
+    otlp_headers: Annotated[
+        kinds.Pairs, about("headers for the receiver of traces", variable=OTEL["otlp_headers"], secret=True, named=True)
+    ] = ""
+    otlp_protocol: Annotated[
+        kinds.Name, about("how traces are sent: only http/protobuf is supported", "http/protobuf", variable=OTEL["otlp_protocol"])
+    ] = ""
+    otlp_traces_protocol: Annotated[
+        kinds.Name, about("the same, of traces alone", "http/protobuf", variable=OTEL["otlp_traces_protocol"])
+    ] = ""
+    otel_traces_exporter: Annotated[
+        kinds.Name, about("otlp to send traces, none to send none", "otlp with a receiver", variable=OTEL["otel_traces_exporter"])
+    ] = ""
+    otel_service_name: Annotated[kinds.Name, about("the service's name in traces", "relight", variable=OTEL["otel_service_name"])] = ""
+    otel_resource_attributes: Annotated[
+        kinds.Pairs, about("attributes of the resource in traces", variable=OTEL["otel_resource_attributes"])
+    ] = ""
+    otel_sdk_disabled: Annotated[kinds.YesNo, about("whether no traces are sent", variable=OTEL["otel_sdk_disabled"])] = False
 # fmt: on
 
 
@@ -67,7 +99,7 @@ def variable_of(name: str, given: str = "") -> str:
     return given or PREFIX + name.removeprefix("environment.").replace(".", "__").upper()
 
 
-_KEYS = {key: variable_of(f"environment.{key}") for key in EnvironmentSettings.__struct_fields__}
+_KEYS = {key: variable_of(f"environment.{key}", OTEL.get(key, "")) for key in EnvironmentSettings.__struct_fields__}
 _WORDS = {"yes": "true", "no": "false"}
 _usual: dict[str, str] = {}
 """Defaults of this process. They are not in the environment, so that child processes do not inherit them."""
@@ -118,6 +150,22 @@ def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentSetting
     """Return the settings of ``[environment]`` that this process has now. Reading an invalid one raises ``ConfigError``."""
     texts = {key: variables.get(variable, "").strip() for key, variable in _KEYS.items()}
     return cast(EnvironmentSettings, _Snapshot({key: text or _usual.get(key, "") for key, text in texts.items()}))
+
+
+def wants_traces(settings: EnvironmentSettings) -> bool:
+    """Return whether the variables of OpenTelemetry request traces. Raise ``ConfigError`` for one that cannot be followed."""
+    exporters = [name.strip() for name in settings.otel_traces_exporter.split(",") if name.strip()]
+    has_receiver = bool(settings.otlp_endpoint or settings.otlp_traces_endpoint)
+    if settings.otel_sdk_disabled or not ("otlp" in exporters if exporters else has_receiver):
+        return False
+    for key in ("otlp_traces_protocol", "otlp_protocol"):
+        protocol = getattr(settings, key)
+        if protocol not in ("", "http/protobuf"):
+            hint = f"{OTEL['otlp_traces_protocol']}=http/protobuf"
+            raise ConfigError(f"traces cannot be sent by {shown(protocol)}", where=OTEL[key], hint=hint)
+        if protocol:
+            break
+    return True
 
 
 def text_of(variable: str) -> str:

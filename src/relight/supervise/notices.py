@@ -13,12 +13,12 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relight.comm import new_threads
 from relight.errors import ConfigError
+from relight.http_request import NoRedirect, why_no_answer
 from relight.observe import emit
-from relight.units import duration_text
 
 EVERY_S = 5.0
 _TIMEOUT_S = 2.0
@@ -50,11 +50,7 @@ CLOUDS = {
 }  # fmt: skip
 _QUIET = ("", "none", "false", "no", "0", "null", "{}", "[]")
 _TAKEN = ("preempt", "terminate")
-_HINTS = {
-    401: "it requires a token or a login",
-    403: "it refuses this client; the metadata service may be disabled, or its hop limit too small for a container",
-    407: "a proxy requires a login",
-}
+_FORBIDDEN = "the metadata service may be disabled, or its hop limit too small for a container"
 
 
 class NoNotice(ValueError):
@@ -96,13 +92,6 @@ def announcement_of(body: str) -> str:
     return " ".join(text.split())[:200]
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Raises an error for a redirect, because its target is not the source."""
-
-    def redirect_request(self, *args: Any, **more: Any) -> None:
-        """Refuse."""
-
-
 class Notices:
     """Polls the sources in its own thread. ``announcement`` is the announcement; empty until one is received."""
 
@@ -114,7 +103,7 @@ class Notices:
         self._failed: dict[str, tuple[int, str]] = {}
         """For each address that does not answer properly: failed polls in a row, and the reason that was reported."""
         # no proxy: the sources are addresses of this machine's own network
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect())
         if self._sources:
             new_threads.start(threading.Thread(target=self._ask, name="relight-notices", daemon=True))
 
@@ -128,7 +117,7 @@ class Notices:
                 try:
                     announced = announcement_of(self._body(source))
                 except (OSError, ValueError, http.client.HTTPException) as error:
-                    self._note_failed_poll(source, why_no_answer(error))
+                    self._note_failed_poll(source, why_no_answer(error, _TIMEOUT_S, _FORBIDDEN))
                     continue
                 self._answered(source)
                 if announced:
@@ -174,19 +163,3 @@ class Notices:
         _, reported = self._failed.pop(source.url, (0, ""))
         if reported:
             emit("run.notices", f"{source.url} answers again: notices are received from it", url=source.url, why="")
-
-
-def why_no_answer(error: Exception) -> str:
-    """Return the reason in words, without numbers that differ between polls, so that one reason is reported once."""
-    if isinstance(error, urllib.error.HTTPError):
-        target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
-        more = (
-            f"a redirect to {target[:100]}, which is not followed" if target else _HINTS.get(error.code, error.reason)
-        )
-        return f"HTTP status {error.code}: {more}"
-    if isinstance(error, urllib.error.URLError):
-        error = error.reason if isinstance(error.reason, Exception) else error
-    if isinstance(error, TimeoutError):
-        return f"no answer within {duration_text(_TIMEOUT_S)}"
-    why = error.strerror if isinstance(error, OSError) else None
-    return (why or str(error) or type(error).__name__)[:160]
