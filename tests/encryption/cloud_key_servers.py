@@ -50,7 +50,9 @@ def service_account(folder: Path, address: str) -> Path:
 
 
 @contextmanager
-def _serving(service: Service, reply: Callable[[str, str, dict[str, str], bytes], tuple[int, object]]) -> Iterator[Service]:
+def _serving(
+    service: Service, reply: Callable[[str, str, dict[str, str], bytes], tuple[int, object]]
+) -> Iterator[Service]:
     """Serve. ``reply`` takes method, path, headers (in lower case) and body, and returns a status and a value."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -154,7 +156,12 @@ def azure_vault(*names: str) -> Iterator[Service]:
         if parts.path == "/identity":
             assert headers["x-identity-header"] == "one-of-this-machine"
             assert query["resource"] == ["https://vault.azure.net"]
-            token = {"access_token": service.token, "expires_on": "4102444800", "resource": query["resource"][0], "token_type": "Bearer"}
+            token = {
+                "access_token": service.token,
+                "expires_on": "4102444800",
+                "resource": query["resource"][0],
+                "token_type": "Bearer",
+            }
             return (200, token) if service.gives_token else (400, {"error": "no identity"})
         if service.broken is not None:
             return service.broken[:2]

@@ -105,7 +105,10 @@ def test_azure_key_vault(azure: Service) -> None:
 def either(request: pytest.FixtureRequest) -> tuple[Service, str]:
     """Start one of both services. Return it and the spec of its key."""
     service: Service = request.getfixturevalue(request.param)
-    return service, f"gcpkms:{GOOGLE_KEY}" if request.param == "google" else f"azurekeyvault:{service.address}/keys/store"
+    return (
+        service,
+        f"gcpkms:{GOOGLE_KEY}" if request.param == "google" else f"azurekeyvault:{service.address}/keys/store",
+    )
 
 
 BROKEN: dict[str, tuple[type[Exception], int, bytes, dict[str, str]]] = {
@@ -174,7 +177,9 @@ def test_specs_that_name_no_key(spec: str) -> None:
     assert error.hint.startswith("use ")
 
 
-@pytest.mark.parametrize(("spec", "extra"), [(f"gcpkms:{GOOGLE_KEY}", "gcpkms"), ("azurekeyvault:a.vault.azure.net/keys/k", "azurekeyvault")])
+@pytest.mark.parametrize(
+    ("spec", "extra"), [(f"gcpkms:{GOOGLE_KEY}", "gcpkms"), ("azurekeyvault:a.vault.azure.net/keys/k", "azurekeyvault")]
+)
 def test_without_the_library_the_error_names_the_extra(spec: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a cloud's library is not installed, the hint has the command that installs it."""
 

@@ -101,7 +101,9 @@ def gcs(name: str) -> Iterator[Bucket]:
             end = min(len(data), int(span[2]) + 1) if span[1] and span[2] else len(data)
             if start >= len(data):
                 return self._answer(416)
-            return self._answer(206, data[start:end], {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"})
+            return self._answer(
+                206, data[start:end], {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
+            )
 
         def _answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
             self.send_response(status)

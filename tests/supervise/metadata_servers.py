@@ -79,7 +79,7 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
             with contextlib.suppress(OSError, ValueError):  # the client has ended the connection
                 first = self.rfile.readline().decode()
                 headers = {}
-                while (line := self.rfile.readline().decode().strip()):
+                while line := self.rfile.readline().decode().strip():
                     name, _, value = line.partition(":")
                     headers[name.lower()] = value.strip()
                 method, path, _ = first.split(" ", 2)
@@ -116,7 +116,9 @@ class Case(NamedTuple):
     why: str = ""
 
 
-def _token(then: Callable[[Script, Request, socket.socket], bytes | None], **issued: float) -> Callable[..., bytes | None]:
+def _token(
+    then: Callable[[Script, Request, socket.socket], bytes | None], **issued: float
+) -> Callable[..., bytes | None]:
     """Require a session token, as IMDSv2 does; then do as ``then``."""
 
     def play(script: Script, request: Request, connection: socket.socket) -> bytes | None:
@@ -206,7 +208,9 @@ def _restarts(script: Script, request: Request, connection: socket.socket) -> by
     return _google(lambda script: "TRUE" if script.has_notice else "FALSE")(script, request, connection)
 
 
-def _azure(kind: str, after_s: float = 30.0, machine: str = OWN_NAME, name_status: int = 200) -> Callable[..., bytes | None]:
+def _azure(
+    kind: str, after_s: float = 30.0, machine: str = OWN_NAME, name_status: int = 200
+) -> Callable[..., bytes | None]:
     """Answer as Azure's server does; once there is a notice, with an event of a machine of the scale set."""
     event = {
         "EventId": "1", "EventType": kind, "ResourceType": "VirtualMachine", "Resources": ["trainer_1", machine],

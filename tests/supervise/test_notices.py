@@ -123,7 +123,9 @@ def outcomes() -> Iterator[dict[str, Outcome]]:
         for script in scripts.values():
             script.has_notice = True
         published, after_s = time.monotonic(), dict[str, float]()
-        while time.monotonic() - published < 10.0:  # beyond the event of the slowest one, to see that it is the only one
+        while (
+            time.monotonic() - published < 10.0
+        ):  # beyond the event of the slowest one, to see that it is the only one
             for name, notices in polled.items():
                 if notices.announcement and name not in after_s:
                     after_s[name] = time.monotonic() - published

@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the files, as long as they exist."""
         raise NotImplementedError
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
+    def do_GET(self) -> None:
         """Send an object, or a range of one."""
         files, name = self.files_now(), unquote(self.path.partition("?")[0]).lstrip("/")
         if not hmac.compare_digest(self.headers.get(_HEADER, "").encode(), self.secret.encode()):
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
                 except RelightError:
                     self._answer(409)
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def _send(self, files: Files, name: str) -> None:
         where = files.where(name)

@@ -69,7 +69,7 @@ class MetadataServer:
     Not thread-safe: one thread polls a server.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], token_path: str = "") -> None:  # noqa: S107 - a path
+    def __init__(self, url: str, headers: Mapping[str, str], token_path: str = "") -> None:
         self._url, self._headers, self._token_path = url, headers, token_path
         self._token, self._token_until = "", 0.0
 

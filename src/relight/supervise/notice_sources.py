@@ -103,9 +103,9 @@ def _azure_event(events: Sequence[Any], name: Callable[[], str]) -> Notice | Non
         if kind.lower() not in (*_ENDS_NOW, *_ENDS_THEN):
             continue
         resources = event.get("Resources")
-        if isinstance(resources, list) and resources and (own := name()):
-            if own.lower() not in [str(resource).rpartition("/")[2].lower() for resource in resources]:
-                continue
+        machines = {str(machine).lower() for machine in resources} if isinstance(resources, list) else set()
+        if machines and (own := name().lower()) and own not in machines:
+            continue
         at = None
         with contextlib.suppress(TypeError, ValueError):  # no time, or not a valid one: it may begin at once
             if kind.lower() in _ENDS_THEN:
