@@ -109,7 +109,8 @@ def google_kms(*names: str) -> Iterator[Service]:
         if path.startswith("/computeMetadata/v1/project/project-id"):
             return 200, b"p-1"
         if method == "GET":
-            return 200, b""  # a machine's metadata server is recognized by its header
+            # a machine's metadata server is recognized by its header
+            return (200, b"") if path == "/" else (404, b"")
         if service.broken is not None:
             return service.broken[:2]
         if headers.get("authorization") != f"Bearer {service.token}":

@@ -39,7 +39,6 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     with azure_vault("store", "other") as service:
         for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
         monkeypatch.setenv("IDENTITY_ENDPOINT", f"{service.address}/identity")
         monkeypatch.setenv("IDENTITY_HEADER", "one-of-this-machine")
         yield service

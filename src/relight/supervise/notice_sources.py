@@ -106,11 +106,11 @@ def _azure_event(events: Sequence[Any], name: Callable[[], str]) -> Notice | Non
         machines = {str(machine).lower() for machine in resources} if isinstance(resources, list) else set()
         if machines and (own := name().lower()) and own not in machines:
             continue
-        at = None
-        with contextlib.suppress(TypeError, ValueError):  # no time, or not a valid one: it may begin at once
-            if kind.lower() in _ENDS_THEN:
-                at = parsedate_to_datetime(event["NotBefore"]).timestamp() if event.get("NotBefore") else None
-        ends.append(Notice(f"{kind} at {event['NotBefore']}" if at else kind, at))
+        when, at = str(event.get("NotBefore") or ""), None
+        if when and kind.lower() in _ENDS_THEN:
+            with contextlib.suppress(ValueError, OverflowError):  # without a valid time it may begin at once
+                at = parsedate_to_datetime(when).timestamp()
+        ends.append(Notice(f"{kind} at {when[:40]}" if at else kind, at))
     return min(ends, key=lambda notice: notice.at or 0.0, default=None)
 
 
