@@ -36,7 +36,7 @@ class Service:
 
 
 def service_account(folder: Path, address: str) -> Path:
-    """Write the file of a service account whose tokens are issued at ``address``, and return its path."""
+    """Write the file of a service account, which gets its tokens at ``address``. Return the file's path."""
     key = rsa.generate_private_key(65537, 2048)
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     value = {
@@ -140,7 +140,7 @@ def _url_text(data: bytes) -> str:
 
 @contextmanager
 def azure_vault(*names: str) -> Iterator[Service]:
-    """Serve keys of these names, of which ``rotate`` makes a new version; tokens of a managed identity at ``/identity``."""
+    """Serve keys of these names; tokens of a managed identity at ``/identity``. ``rotate`` makes new versions."""
     service = Service()
     versions: dict[str, dict[str, rsa.RSAPrivateKey]] = {name: {} for name in names}
 

@@ -1,4 +1,4 @@
-"""Metadata servers that follow a script: real servers, of which each speaks HTTP well or badly in one way."""
+"""Metadata servers that follow a script: real servers; each speaks HTTP well or badly in one way."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
 
 
 class Case(NamedTuple):
-    """One server. ``source`` names a cloud; ``heard``: the notice is received; ``why``: words of the one event."""
+    """One server. ``source`` names a cloud; ``received``: the notice is received; ``why``: words of the one event."""
 
     source: str
     play: Callable[[Script, Request, socket.socket], bytes | None]
-    heard: bool = False
+    received: bool = False
     why: str = ""
 
 
@@ -233,18 +233,18 @@ def _text(data: bytes) -> Callable[..., bytes | None]:
 
 
 CASES = {
-    "IMDSv2": Case("aws", _token(_action), heard=True),
-    "IMDSv2, tokens of a second": Case("aws", _token(_action, granted_s=1), heard=True),
-    "IMDSv2, tokens end too early": Case("aws", _token(_action, lives_s=0.5), heard=True),
-    "IMDSv2, slow": Case("aws", _slow, heard=True),
+    "IMDSv2": Case("aws", _token(_action), received=True),
+    "IMDSv2, tokens of a second": Case("aws", _token(_action, granted_s=1), received=True),
+    "IMDSv2, tokens end too early": Case("aws", _token(_action, lives_s=0.5), received=True),
+    "IMDSv2, slow": Case("aws", _slow, received=True),
     "IMDSv2, chunked": Case(
-        "aws", _token(lambda script, *_: chunked(ACTION[:9], ACTION[9:]) if script.has_notice else answer(404)), heard=True
+        "aws", _token(lambda script, *_: chunked(ACTION[:9], ACTION[9:]) if script.has_notice else answer(404)), received=True
     ),
-    "IMDSv1, tokens are 403": Case("aws", _version_1(403), heard=True),
-    "IMDSv1, tokens are 404": Case("aws", _version_1(404), heard=True),
-    "IMDSv1, tokens are 405": Case("aws", _version_1(405), heard=True),
-    "IMDSv1, then IMDSv2": Case("aws", _becomes_required, heard=True),
-    "rebalance": Case("aws-rebalance", _token(lambda script, *_: script.notice(REBALANCE)), heard=True),
+    "IMDSv1, tokens are 403": Case("aws", _version_1(403), received=True),
+    "IMDSv1, tokens are 404": Case("aws", _version_1(404), received=True),
+    "IMDSv1, tokens are 405": Case("aws", _version_1(405), received=True),
+    "IMDSv1, then IMDSv2": Case("aws", _becomes_required, received=True),
+    "rebalance": Case("aws-rebalance", _token(lambda script, *_: script.notice(REBALANCE)), received=True),
     "tokens fail": Case("aws", _token_answer(answer(500)), why="HTTP status 500 of the session token"),
     "tokens are silent": Case("aws", _silent_token, why="no answer within 2 s"),
     "tokens are elsewhere": Case("aws", _token_answer(answer(302, Location="/login")), why="a redirect to /login"),
@@ -266,26 +266,26 @@ CASES = {
     "silent": Case("aws", _silent, why="no answer within 2 s"),
     "drips headers": Case("aws", drips(b"HTTP/1.1 200 so\r\n" + b"X: y\r\n" * 500), why="no answer within 2 s"),
     "drips a body": Case("aws", _token(drips(answer(200, ACTION + " " * 500))), why="no answer within 2 s"),
-    "huge": Case("aws", _once(answer(200, " " * (4 << 20) + ACTION)), why="longer than 64 KiB"),
-    "endless": Case("aws", _token(_endless), why="longer than 64 KiB"),
+    "huge": Case("aws", _once(answer(200, " " * (4 << 20) + ACTION)), why="longer than 64 kB"),
+    "endless": Case("aws", _token(_endless), why="longer than 64 kB"),
     "many headers": Case("aws", _once(b"HTTP/1.1 200 so\r\n" + b"X: y\r\n" * 500 + b"\r\n"), why="headers"),
-    "preempted": Case("gcp", _google(lambda script: "TRUE" if script.has_notice else "FALSE"), heard=True),
-    "out of service at times": Case("gcp", _restarts, heard=True),
+    "preempted": Case("gcp", _google(lambda script: "TRUE" if script.has_notice else "FALSE"), received=True),
+    "out of service at times": Case("gcp", _restarts, received=True),
     "out of service": Case("gcp", lambda *_: answer(503), why="HTTP status 503"),
     "no such address": Case("gcp", lambda *_: answer(404, **FLAVOR), why="HTTP status 404"),
     "not Google's": Case("gcp", lambda *_: answer(200, "TRUE"), why="another server"),
     "another word": Case("gcp", _google(lambda script: "PERHAPS"), why="neither TRUE nor FALSE"),
-    "maintenance": Case("gcp-maintenance", _google(lambda script: "TERMINATE_ON_HOST_MAINTENANCE" if script.has_notice else "NONE"), heard=True),
+    "maintenance": Case("gcp-maintenance", _google(lambda script: "TERMINATE_ON_HOST_MAINTENANCE" if script.has_notice else "NONE"), received=True),
     "live migration": Case("gcp-maintenance", _google(lambda script: "MIGRATE_ON_HOST_MAINTENANCE")),
-    "Preempt": Case("azure", _azure("Preempt"), heard=True),
-    "Terminate": Case("azure", _azure("Terminate", 900.0), heard=True),
-    "Redeploy, soon": Case("azure", _azure("Redeploy", 60.0), heard=True),
+    "Preempt": Case("azure", _azure("Preempt"), received=True),
+    "Terminate": Case("azure", _azure("Terminate", 900.0), received=True),
+    "Redeploy, soon": Case("azure", _azure("Redeploy", 60.0), received=True),
     "Reboot, later": Case("azure", _azure("Reboot", 900.0), why="Reboot at"),
     "Freeze": Case("azure", _azure("Freeze")),
     "of another machine": Case("azure", _azure("Preempt", machine="trainer_4")),
-    "of a machine without a name": Case("azure", _azure("Preempt", machine="trainer_4", name_status=500), heard=True),
+    "of a machine without a name": Case("azure", _azure("Preempt", machine="trainer_4", name_status=500), received=True),
     "an old version": Case("azure", lambda *_: answer(400), why="HTTP status 400"),
-    "an address": Case("", _text(answer(200, "it ends")), heard=True),
-    "an address of AWS": Case("/latest/meta-data/spot/termination-time", _token(lambda script, *_: script.notice("2026-11-28")), heard=True),
+    "an address": Case("", _text(answer(200, "it ends")), received=True),
+    "an address of AWS": Case("/latest/meta-data/spot/termination-time", _token(lambda script, *_: script.notice("2026-11-28")), received=True),
     "an address with binary data": Case("", _text(answer(200, "a\x00b")), why="binary data"),
 }  # fmt: skip

@@ -116,7 +116,8 @@ def outcomes() -> Iterator[dict[str, Outcome]]:
             if source is not None:
                 parts = urlsplit(source.url)
                 patch.setitem(CLOUDS, name, source._replace(url=f"{address}{parts.path}?{parts.query}".rstrip("?")))
-            (urls[name],) = [one.url for one in sources_of([name if source else f"{address}{case.source}"])]
+            (polled_source,) = sources_of([name if source else f"{address}{case.source}"])
+            urls[name] = polled_source.url
             polled[name] = Notices([name if source else urls[name]])
             stack.callback(polled[name].close)
         time.sleep(2.5)
@@ -145,7 +146,7 @@ def outcomes() -> Iterator[dict[str, Outcome]]:
 def test_each_notice_is_received_or_its_absence_explained(name: str, outcomes: dict[str, Outcome]) -> None:
     """A notice is announced within 2 s. Where it cannot be received, one event states the reason and what to do."""
     case, outcome = CASES[name], outcomes[name]
-    if case.heard:
+    if case.received:
         assert outcome.after_s is not None and outcome.after_s < 2.0, outcome
         assert "announces" in outcome.announcement and not outcome.events
         return
@@ -181,7 +182,7 @@ def test_azures_first_event_counts() -> None:
         {"EventType": "Freeze", "NotBefore": ""},
     ]
     notice = parse(json.dumps({"Events": events}), lambda: "")
-    assert notice is not None and notice.text.startswith("Redeploy at Mon") and notice.at is not None
+    assert notice is not None and notice.text.startswith("Redeploy at Mon") and notice.ends_at is not None
     for when in ("", "soon", None, 7):
         started = parse(json.dumps({"Events": [*events, {"EventType": "Reboot", "NotBefore": when}]}), lambda: "")
         assert started == Notice("Reboot")

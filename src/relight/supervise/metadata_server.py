@@ -18,9 +18,11 @@ from email.message import Message
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
+from relight.units import size_text
+
 LIMIT_S = 2.0
 """Seconds for a whole request; a name that cannot be resolved may take longer."""
-BYTES_MAX = 64 << 10
+BYTES_MAX = 64_000
 _TTL, _TOKEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
 _TTL_S = 21600
 _EARLY_S = 60.0
@@ -130,14 +132,14 @@ def request(url: str, headers: Mapping[str, str], method: str = "GET") -> Metada
                 return MetadataAnswer(answer.status, answer.headers, "")
             data = answer.read(BYTES_MAX + 1)
             if len(data) > BYTES_MAX:
-                raise NoNotice(f"its answer is longer than {BYTES_MAX >> 10} KiB")
+                raise NoNotice(f"its answer is longer than {size_text(BYTES_MAX)}")
             if answer.length:
                 raise http.client.IncompleteRead(data, answer.length)
             return MetadataAnswer(answer.status, answer.headers, data.decode(errors="replace"))
 
 
 class _TimedSocket(socket.socket):
-    """A socket of which all calls together end at ``ends``. A socket's own timeout begins again with each byte."""
+    """A socket that ends all its calls at ``ends``. A socket's own timeout begins again with each byte."""
 
     ends = math.inf
 

@@ -20,14 +20,14 @@ _TOKEN_PATH = "/latest/api/token"  # noqa: S105 - an address
 _AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _QUIET = ("", "none", "false", "no", "0", "null", "{}", "[]")
 _ENDS_NOW, _ENDS_THEN = ("preempt", "terminate"), ("reboot", "redeploy")
-"""Azure's events that end a machine. The first take it for good; the second leave it as it is until their time."""
+"""Azure's events that end a machine. The first take it for good; the second leave it unchanged until their time."""
 
 
 class Notice(NamedTuple):
-    """The end of the machine. ``at``: seconds since the epoch, if the job may continue until shortly before; else None."""
+    """The end of the machine. ``ends_at``: seconds since the epoch, if the job may continue until shortly before; else None."""
 
     text: str
-    at: float | None = None
+    ends_at: float | None = None
 
 
 Parser = Callable[[str, Callable[[], str]], Notice | None]
@@ -106,12 +106,12 @@ def _azure_event(events: Sequence[Any], name: Callable[[], str]) -> Notice | Non
         machines = {str(machine).lower() for machine in resources} if isinstance(resources, list) else set()
         if machines and (own := name().lower()) and own not in machines:
             continue
-        when, at = str(event.get("NotBefore") or ""), None
+        when, ends_at = str(event.get("NotBefore") or ""), None
         if when and kind.lower() in _ENDS_THEN:
             with contextlib.suppress(ValueError, OverflowError):  # without a valid time it may begin at once
-                at = parsedate_to_datetime(when).timestamp()
-        ends.append(Notice(f"{kind} at {when[:40]}" if at else kind, at))
-    return min(ends, key=lambda notice: notice.at or 0.0, default=None)
+                ends_at = parsedate_to_datetime(when).timestamp()
+        ends.append(Notice(f"{kind} at {when[:40]}" if ends_at else kind, ends_at))
+    return min(ends, key=lambda notice: notice.ends_at or 0.0, default=None)
 
 
 def any_notice(body: str, name: Callable[[], str]) -> Notice | None:

@@ -75,7 +75,7 @@ class _Poller:
         if notice is None:
             return ""
         announced = f"{source.url.split('/')[2]} announces: {notice.text}"
-        if notice.at is None or notice.at - time.time() <= BEFORE_S:
+        if notice.ends_at is None or notice.ends_at - time.time() <= BEFORE_S:
             return announced
         if notice.text != self._later:
             self._later = notice.text
