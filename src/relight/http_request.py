@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from relight.errors import ConfigError, StoreUnavailable
 from relight.units import duration_text, size_text
 
-_HINTS = {
+STATUS_MEANINGS = {
     401: "it requires a token or a login",
     403: "it refuses this client",
     407: "a proxy requires a login",
@@ -98,7 +98,9 @@ def why_no_answer(error: Exception, timeout_s: float, forbidden: str = "") -> st
     if isinstance(error, urllib.error.HTTPError):
         target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
         more = (
-            f"a redirect to {target[:100]}, which is not followed" if target else _HINTS.get(error.code, error.reason)
+            f"a redirect to {target[:100]}, which is not followed"
+            if target
+            else STATUS_MEANINGS.get(error.code, error.reason)
         )
         return f"HTTP status {error.code}: {more}" + (f"; {forbidden}" if forbidden and error.code == 403 else "")
     if isinstance(error, urllib.error.URLError):

@@ -24,7 +24,6 @@ from relight.errors import (
     CheckpointNotFound,
     ConfigError,
     CorruptCheckpoint,
-    IncompatibleState,
     NoSpace,
     StoreUnavailable,
     UnsafeContent,
@@ -218,12 +217,13 @@ def test_orbax_is_read_in_place(form: str, tmp_path: Path, s3: str) -> None:
     assert not list((tmp_path / "new").glob("other/*-e*"))
 
 
-def test_a_bucket_that_tensorstore_does_not_read_is_refused() -> None:
-    """tensorstore has no Azure: the error states what to do instead."""
+def test_tensorstores_names_of_buckets() -> None:
+    """Google Cloud Storage is read by tensorstore's driver, and Azure through the gateway, as tensorstore has no driver."""
     files = BucketFiles(Listing("az://container/old", {"_METADATA": Version(3, "x")}), "", is_folder=True)
-    with pytest.raises(IncompatibleState, match="bucket of az") as error:
-        kvstore_of(files, "")
-    assert "copy this folder" in error.value.hint
+    spec = kvstore_of(files, "")
+    assert (spec["driver"], spec["path"]) == ("http", "/") and kvstore_of(files, "") == spec
+    assert files.gateway is not None
+    files.gateway.close()
     gcs = BucketFiles(Listing("gs://bucket/old", {"3/_METADATA": Version(3, "x")}), "", is_folder=True)
     assert kvstore_of(gcs, "3") == {"driver": "gcs", "bucket": "bucket", "path": "old/3/"}
 

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
 
 import pytest
+from tests.encryption.test_keys import private_authority
+from tests.supervise.metadata_servers import CASES, TOKEN, Script, answer, drips, serving
 from tests.supervise.test_run import Job
 
 from relight.errors import ConfigError
 from relight.observe import subscribe
 from relight.supervise.launch import SAVED
-from relight.supervise.notices import CLOUDS, NoticeEndpoint, Notices, announcement_of, endpoints_of
+from relight.supervise.metadata_server import LIMIT_S, request
+from relight.supervise.notice_sources import CLOUDS, Notice, any_notice, sources_of
+from relight.supervise.notices import Notices
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """A metadata server. It has no notice until ``answer`` is set."""
+    """A metadata server. It has no notice until ``answer`` is set. ``status`` replaces the status of its answers."""
 
     answer: str | None = None
+    status = 0
+    asked = 0
 
     def do_GET(self) -> None:
+        Metadata.asked += 1
         data = (self.answer or "").encode()
-        self.send_response(200 if self.answer is not None else 404)
+        self.send_response(self.status or (200 if self.answer is not None else 404))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -38,7 +49,7 @@ class Metadata(BaseHTTPRequestHandler):
 @pytest.fixture
 def metadata() -> Iterator[str]:
     """Start a metadata server. Yield its address."""
-    Metadata.answer = None
+    Metadata.answer, Metadata.status, Metadata.asked = None, 0, 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/spot"
@@ -48,12 +59,12 @@ def metadata() -> Iterator[str]:
 
 @pytest.mark.parametrize(("body", "is_notice"), [
     ('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}', True), ("TRUE", True), ("FALSE", False), ("", False), ("NONE\n", False),
-    ('{"DocumentIncarnation": 1, "Events": []}', False), ('{"Events": [{"EventType": "Reboot"}]}', False),
+    ('{"DocumentIncarnation": 1, "Events": []}', False), ('{"Events": [{"EventType": "Reboot"}]}', True),
     ('{"Events": [{"EventType": "Freeze"}, {"EventType": "Preempt", "NotBefore": "x"}]}', True), ('{"Events": [4, {}]}', False), ("{", True),  # a truncated notice counts
 ])  # fmt: skip
 def test_answers_of_clouds(body: str, is_notice: bool) -> None:
     """Return a reason for notices of three clouds, and nothing for their usual answers."""
-    assert bool(announcement_of(body)) is is_notice
+    assert bool(any_notice(body, lambda: "")) is is_notice
 
 
 def test_an_announcement_is_received(metadata: str) -> None:
@@ -69,56 +80,6 @@ def test_an_announcement_is_received(metadata: str) -> None:
     notices.close()
 
 
-class Odd(BaseHTTPRequestHandler):
-    """A source with an answer that depends on the first part of the path."""
-
-    tokens: tuple[str, ...] = ()
-    asked = 0
-
-    def do_GET(self) -> None:
-        Odd.asked += 1
-        kind = self.path.split("/")[1]
-        answers = {
-            "status401": (401, b""), "status500": (500, b"oops"), "html": (200, b"<html>log in</html>"), "binary": (200, b"\x00\xff\x01"),
-            "error": (200, b'{"error": "unauthorized"}'), "gone": (404, b""), "redirect": (302, b""),
-        }  # fmt: skip
-        if kind == "imds2":
-            status, body = (
-                (401, b"")
-                if self.headers.get("X-aws-ec2-metadata-token") not in self.tokens
-                else (200, b'{"action": "stop"}')
-            )
-        else:
-            status, body = answers[kind]
-        self.send_response(status)
-        if kind == "redirect":
-            self.send_header("Location", "/html/login")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_PUT(self) -> None:
-        Odd.tokens = ("one token",) if self.headers.get("X-aws-ec2-metadata-token-ttl-seconds") else ()
-        self.send_response(200)
-        self.send_header("Content-Length", "9")
-        self.end_headers()
-        self.wfile.write(b"one token")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def odd() -> Iterator[str]:
-    """Start a server with odd answers. Yield its address."""
-    Odd.tokens, Odd.asked = (), 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.fixture
 def reports() -> Iterator[list[dict[str, Any]]]:
     """Collect the fields of ``run.notices`` events."""
@@ -128,65 +89,156 @@ def reports() -> Iterator[list[dict[str, Any]]]:
     undo()
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("status401", "HTTP status 401"), ("status500", "HTTP status 500"), ("html", "HTML"), ("binary", "binary"), ("error", "unauthorized"),
-        ("redirect", "redirect to /html/login"), ("gone", ""), ("closed", "refused"),
-    ],
-)  # fmt: skip
-def test_a_source_that_answers_with_an_error_is_reported_once(
-    odd: str, reports: list[dict[str, Any]], kind: str, why: str
-) -> None:
-    """An answer that is neither a notice nor its absence is reported once with the reason, and never counts as a
-    notice."""
-    url = f"{odd}/{kind}/spot" if kind != "closed" else "http://127.0.0.1:9/none"
-    notices = Notices([url], 0.01)
-    ends = time.monotonic() + 10
-    while time.monotonic() < ends and (Odd.asked < 8 if kind != "closed" else not reports):
-        time.sleep(0.01)
-    notices.close()
-    assert not notices.announcement
-    assert ([why in event["why"] and event["url"] == url for event in reports] == [True]) if why else not reports
+class Outcome(NamedTuple):
+    """How a case ended: seconds from the notice to the announcement (None: there was none), and the events."""
+
+    announcement: str
+    after_s: float | None
+    events: list[dict[str, Any]]
+    script: Script
 
 
-def test_a_source_that_answers_again_is_reported(
-    metadata: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a reported failure the first valid answer is reported too, and a notice is detected."""
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[dict[str, Outcome]]:
+    """Poll all servers of ``CASES`` at the same time, publish their notices, and return how each case ended."""
+    events: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            patch.setenv(name, "http://127.0.0.1:9")  # would be refused
+        stack.callback(
+            subscribe(lambda event: events.append(dict(event.fields)) if event.name == "run.notices" else None)
+        )
+        scripts, polled, urls = {}, {}, {}
+        for name, case in CASES.items():
+            scripts[name] = Script(case.play)
+            address = stack.enter_context(serving(scripts[name]))
+            source = CLOUDS.get(case.source)
+            if source is not None:
+                parts = urlsplit(source.url)
+                patch.setitem(CLOUDS, name, source._replace(url=f"{address}{parts.path}?{parts.query}".rstrip("?")))
+            (polled_source,) = sources_of([name if source else f"{address}{case.source}"])
+            urls[name] = polled_source.url
+            polled[name] = Notices([name if source else urls[name]])
+            stack.callback(polled[name].close)
+        time.sleep(2.5)
+        for script in scripts.values():
+            script.has_notice = True
+        published, after_s = time.monotonic(), dict[str, float]()
+        while (
+            time.monotonic() - published < 10.0
+        ):  # beyond the event of the slowest one, to see that it is the only one
+            for name, notices in polled.items():
+                if notices.announcement and name not in after_s:
+                    after_s[name] = time.monotonic() - published
+            time.sleep(0.01)
+        yield {
+            name: Outcome(
+                polled[name].announcement,
+                after_s.get(name),
+                [event for event in events if event["url"] == urls[name]],
+                scripts[name],
+            )
+            for name in CASES
+        }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_notice_is_received_or_its_absence_explained(name: str, outcomes: dict[str, Outcome]) -> None:
+    """A notice is announced within 2 s. Where it cannot be received, one event states the reason and what to do."""
+    case, outcome = CASES[name], outcomes[name]
+    if case.received:
+        assert outcome.after_s is not None and outcome.after_s < 2.0, outcome
+        assert "announces" in outcome.announcement and not outcome.events
+        return
+    assert not outcome.announcement
+    assert [case.why in event["why"] for event in outcome.events] == ([True] if case.why else []), outcome.events
+    assert len(outcome.script.requests) > 3, "it is polled further"
+    for event in outcome.events:
+        hint = CLOUDS[case.source].hint if case.source in CLOUDS else "correct the address"
+        assert hint in event["message"] or "is asked to end" in event["message"]
+
+
+def test_session_tokens_are_used_as_documented(outcomes: dict[str, Outcome]) -> None:
+    """A token is renewed before it ends, so that no request is refused, and is otherwise used again.
+
+    If the token's address fails, no request is sent without a token.
+    """
+    methods = [request.method for request in outcomes["IMDSv2"].script.requests]
+    assert methods.count("PUT") == 1 and methods[0] == "PUT"
+    assert all(TOKEN in request.headers for request in outcomes["IMDSv2"].script.requests[1:])
+    short = outcomes["IMDSv2, tokens of a second"].script
+    assert 401 not in short.statuses and len(short.tokens) > 1
+    assert 401 in outcomes["IMDSv2, tokens end too early"].script.statuses
+    for name in ("tokens fail", "tokens are silent", "tokens are elsewhere", "tokens are empty"):
+        assert {request.method for request in outcomes[name].script.requests} == {"PUT"}, name
+
+
+def test_azures_first_event_counts() -> None:
+    """Of several events the first end counts. An event that has begun, or has no valid time, ends the job at once."""
+    parse = CLOUDS["azure"].parse
+    events = [
+        {"EventType": "Reboot", "NotBefore": "Mon, 30 Nov 2026 10:00:00 GMT"},
+        {"EventType": "Redeploy", "NotBefore": "Mon, 30 Nov 2026 09:00:00 GMT"},
+        {"EventType": "Freeze", "NotBefore": ""},
+    ]
+    notice = parse(json.dumps({"Events": events}), lambda: "")
+    assert notice is not None and notice.text.startswith("Redeploy at Mon") and notice.ends_at is not None
+    for when in ("", "soon", None, 7):
+        started = parse(json.dumps({"Events": [*events, {"EventType": "Reboot", "NotBefore": when}]}), lambda: "")
+        assert started == Notice("Reboot")
+    assert parse('{"Events": [4, {}]}', lambda: "") is None
+
+
+def test_a_source_that_answers_again_is_reported(metadata: str, reports: list[dict[str, Any]]) -> None:
+    """After a reported failure the first valid answer is reported too, and a notice is detected.
+
+    Two reasons by turns are reported once each.
+    """
     notices = Notices([metadata], 0.01)
-    get = Notices._get
-    monkeypatch.setattr(Notices, "_get", lambda self, source: (_ for _ in ()).throw(OSError(111, "Connection refused")))
-    ends = time.monotonic() + 10
-    while not reports and time.monotonic() < ends:
+    ends = time.monotonic() + 20
+    for round_ in range(3):
+        for status in (500, 403):
+            Metadata.status = status
+            asked = Metadata.asked
+            while (Metadata.asked < asked + 6 or (not round_ and len(reports) < 1)) and time.monotonic() < ends:
+                time.sleep(0.01)
+    Metadata.status = 404
+    while len(reports) < 3 and time.monotonic() < ends:
         time.sleep(0.01)
-    monkeypatch.setattr(Notices, "_get", get)
-    while len(reports) < 2 and time.monotonic() < ends:
-        time.sleep(0.01)
-    Metadata.answer = "TRUE"
+    Metadata.status, Metadata.answer = 200, "TRUE"
     while not notices.announcement and time.monotonic() < ends:
         time.sleep(0.01)
-    assert [bool(event["why"]) for event in reports] == [True, False] and "TRUE" in notices.announcement
+    assert [event["why"][:15] for event in reports] == ["HTTP status 500", "HTTP status 403", ""]
+    assert "TRUE" in notices.announcement
 
 
-def test_a_server_that_wants_a_session_token_gets_one(
-    odd: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With IMDSv2 the first answer is 401; a token is fetched and the notice is detected."""
-    monkeypatch.setitem(CLOUDS, "aws", NoticeEndpoint(f"{odd}/imds2/spot", {}, f"{odd}/token"))
-    notices = Notices(["aws"], 0.01)
-    ends = time.monotonic() + 10
-    while not notices.announcement and time.monotonic() < ends:
-        time.sleep(0.01)
-    notices.close()
-    assert "stop" in notices.announcement and not reports
+def test_a_source_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An https address is read if its certificate is valid. The limit of time holds there, too."""
+    ca = private_authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ca, tmp_path / "key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
+    for play, notice in ((lambda *_: answer(200, "it ends"), "it ends"), (drips(answer(200, " " * 500)), "")):
+        with serving(Script(play), tls=context) as address:
+            began = time.monotonic()
+            if notice:
+                assert request(f"https://localhost:{address.rpartition(':')[2]}/", {}).body == notice
+            else:
+                with pytest.raises(TimeoutError):
+                    request(f"https://localhost:{address.rpartition(':')[2]}/", {})
+                assert time.monotonic() - began < 2 * LIMIT_S
+            monkeypatch.delenv("SSL_CERT_FILE")
+            with pytest.raises(ssl.SSLCertVerificationError):
+                request(f"https://localhost:{address.rpartition(':')[2]}/", {})
+            monkeypatch.setenv("SSL_CERT_FILE", str(ca))
 
 
 def test_names_of_clouds_and_nonsense() -> None:
     """relight.toml takes names of clouds and http URLs."""
-    assert [source.url for source in endpoints_of(["aws", "http://x/y"])] == [CLOUDS["aws"].url, "http://x/y"]
+    assert [source.url for source in sources_of(["aws", "http://x/y"])] == [CLOUDS["aws"].url, "http://x/y"]
+    assert urljoin(CLOUDS["aws"].url, CLOUDS["aws"].token_path) == "http://169.254.169.254/latest/api/token"
     with pytest.raises(ConfigError, match="notices"):
-        endpoints_of(["ftp://x"])
+        sources_of(["ftp://x"])
 
 
 def test_a_job_ends_when_its_end_is_announced(tmp_path: Path, metadata: str) -> None:

@@ -33,7 +33,8 @@ def command() -> None:
     """Manage the keys of an encrypted store.
 
     A key is given by a spec, never by its value: file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER,
-    kms:KEY, vault:MOUNT/KEY. RELIGHT_KEY has the specs to use, separated by spaces; the first encrypts new data.
+    kms:KEY (AWS), vault:MOUNT/KEY, gcpkms:projects/…/cryptoKeys/KEY (Google Cloud), azurekeyvault:NAME.vault.azure.net/keys/KEY.
+    RELIGHT_KEY has the specs to use, separated by spaces; the first encrypts new data.
 
     \b
     Examples:

@@ -42,7 +42,7 @@ _SCHEMES = {
     "http": "obstore",
     "https": "obstore",
 }
-_SPECS = {"kms": "boto3", "vault": "hvac"}
+_SPECS = {"kms": "boto3", "vault": "hvac", "gcpkms": "google-auth", "azurekeyvault": "azure-identity"}
 _PAGES_MAX = 4096
 
 

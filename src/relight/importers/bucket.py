@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, UnsafeContent
 from relight.format import Digest
 from relight.importers.files import ENTRIES_MAX, Files, Handle, Stamp
+from relight.importers.http_gateway import BucketGateway
 from relight.store import ObjectStore, Reader, Version
 from relight.units import size_text
 
@@ -75,6 +76,8 @@ class BucketFiles(Files):
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._staged: tuple[tuple[str, int, int], mmap.mmap] | None = None
         self._lock = threading.Lock()
+        self.gateway: BucketGateway | None = None
+        """The server by which tensorstore reads these objects, if it has no driver for the bucket."""
         if not is_folder:
             self.stamps[""] = _stamp(listing.versions[name])
             return

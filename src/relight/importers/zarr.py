@@ -19,6 +19,7 @@ from relight.errors import CorruptCheckpoint, IncompatibleState, StoreUnavailabl
 from relight.format import DTYPES
 from relight.importers.bucket import BucketFiles
 from relight.importers.files import LEVELS_MAX, SLAB_BYTES, Files
+from relight.importers.http_gateway import BucketGateway
 from relight.importers.tensors import AssembledTensor
 from relight.store.object_client import Bucket
 from relight.units import duration_text, size_text
@@ -153,7 +154,8 @@ def require_tensorstore(where: str) -> None:
 def kvstore_of(files: Files, folder: str) -> dict[str, Any]:
     """Return tensorstore's name for a folder of ``files``. All files below it count as read.
 
-    Raise ``UnsafeContent`` if one is a link, ``IncompatibleState`` if tensorstore cannot read this kind of bucket.
+    tensorstore has drivers for S3 and Google Cloud Storage. It reads other buckets through a ``BucketGateway``.
+    Raise ``UnsafeContent`` if a file is a link.
     """
     below = f"{folder}/" if folder else ""
     if any(name.startswith(below) and name.count("/") >= LEVELS_MAX for name in files.folders):
@@ -172,11 +174,8 @@ def kvstore_of(files: Files, folder: str) -> dict[str, Any]:
     if bucket.scheme == "gs":
         return {"driver": "gcs", **target}
     if bucket.scheme != "s3":
-        raise IncompatibleState(
-            f"zarr arrays in a bucket of {bucket.scheme}, which tensorstore does not read",
-            where=files.where(folder),
-            hint="copy this folder to a file system, or mount the bucket, and import it from there",
-        )
+        files.gateway = files.gateway or BucketGateway(files)
+        return files.gateway.kvstore(below)
     for key, names in (
         ("endpoint", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
         ("aws_region", ("AWS_REGION", "AWS_DEFAULT_REGION")),
@@ -184,4 +183,6 @@ def kvstore_of(files: Files, folder: str) -> dict[str, Any]:
         given = next((value for name in names if (value := os.environ.get(name))), None)
         if given:
             target[key] = given
+    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):  # a public bucket
+        target["aws_credentials"] = {"type": "anonymous"}
     return {"driver": "s3", **target}

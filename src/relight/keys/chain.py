@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from relight.errors import ConfigError
 from relight.format.cipher import Secret
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.keys.files import parse_key, read_small_file
 from relight.keys.providers import HeldKey, Passphrase, Provider
-from relight.keys.services import KmsKey, VaultKey
+from relight.keys.services import AzureKey, GoogleKmsKey, KmsKey, VaultKey
 from relight.settings.environment import environment, variable_of
 
 SETTING = variable_of("environment.key")
 _KNOWN = (
-    "file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER, kms:KEY, vault:MOUNT/KEY"
+    "file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER, kms:KEY, vault:MOUNT/KEY, "
+    "gcpkms:projects/…/cryptoKeys/KEY, azurekeyvault:NAME.vault.azure.net/keys/KEY"
 )
+_SERVICES: dict[str, Callable[[str], Provider]] = {
+    service.kind: service for service in (KmsKey, VaultKey, GoogleKmsKey, AzureKey)
+}
 
 
 class Keychain:
@@ -72,10 +76,9 @@ def resolve(spec: str) -> Provider:
         return Passphrase(spec, _passphrase(rest))
     if kind == "keyring":
         return HeldKey(spec, parse_key(_from_keyring(rest), spec))
-    if kind == "kms":
-        return KmsKey(spec)
-    if kind == "vault":
-        return VaultKey(spec)
+    service = _SERVICES.get(kind)
+    if service is not None:
+        return service(spec)
     from importlib.metadata import entry_points  # it takes some time to import
 
     for plugin in entry_points(group="relight.keys", name=kind):

@@ -52,7 +52,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),
     "run.notices": (
         logging.WARNING,
-        "a source of cloud notices does not answer properly, and why; or it answers again",
+        "a source of cloud notices does not answer properly, and why; it answers again; or it announces a later end",
     ),
     "run.refused": (
         logging.WARNING,

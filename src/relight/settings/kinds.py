@@ -105,7 +105,7 @@ ErrorBounds = Annotated[dict[str, str | float], kind("a table of patterns and bo
 CodecNames = Annotated[dict[str, str], kind("a table of patterns and codecs")]
 Patterns = Annotated[tuple[Annotated[str, Meta(max_length=499)], ...], kind('a list of patterns, such as ["prod-*"]', max_length=1000)]
 Modules = Annotated[tuple[Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.\w+)*$")], ...], kind("a list of modules' names")]
-Notices = Annotated[tuple[str, ...], kind("a list of aws, gcp, azure, addresses")]
+Notices = Annotated[tuple[str, ...], kind("a list of aws, aws-rebalance, gcp, gcp-maintenance, azure, addresses")]
 Targets = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], kind('a list of addresses, such as ["env:ALERTS_URL"]', max_length=50)]
 _DAYS, _TIME = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _Window = Annotated[str, Meta(pattern=rf"^({_DAYS}(,{_DAYS})* )?{_TIME}-{_TIME}$(?!\n)")]

@@ -160,6 +160,8 @@ def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
                 options["allow_http"] = True
             return stores.HTTPStore(f"{bucket.scheme}://{bucket.name}", client_options=options, retry_config=retry)
         if bucket.scheme == "gs":
+            if _plain_http(os.environ.get("GOOGLE_BASE_URL")):
+                options["allow_http"] = True  # the user chose a plain http endpoint
             return stores.GCSStore(bucket.name, client_options=options, retry_config=retry)
         if bucket.scheme == "az":
             if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true"):

@@ -9,7 +9,7 @@ from relight.settings.error_location import located
 from relight.settings.file import checked
 from relight.settings.supervise_settings import SuperviseSettings
 from relight.settings.validation import decode
-from relight.supervise.notices import endpoints_of
+from relight.supervise.notice_sources import sources_of
 
 
 def read_settings(path: Path | None) -> SuperviseSettings:
@@ -24,5 +24,5 @@ def settings_of(table: dict[str, Any], where: str) -> SuperviseSettings:
     """Return the table ``[supervise]`` as settings."""
     settings = decode(table, SuperviseSettings, "supervise", where)
     with located({}, ("notices",), where):
-        endpoints_of(settings.notices)
+        sources_of(settings.notices)
     return settings
