@@ -30,6 +30,7 @@ from proofs.simulate import KINDS
 from proofs.simulated_store import FaultFreeProcess, SimulatedStore
 from proofs.staged import staged
 from relight.catalog import Run
+from relight.comm.children import safe_spawn
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
 from relight.commit.multi_rank import save_multi_rank
@@ -176,10 +177,10 @@ def simulate(seed: int, crew: Crew, names: Names) -> Outcome:
     rng = random.Random(f"outward {seed}")
     names.seed(f"outward {seed}")
     with patched((shared_copy, "secrets", Seeded(random.Random(f"secrets {seed}")))):
-        return _Play(seed, rng, crew).outcome()
+        return OutwardPlay(seed, rng, crew).outcome()
 
 
-class _Play:
+class OutwardPlay:
     """One schedule."""
 
     def __init__(self, seed: int, rng: random.Random, crew: Crew) -> None:
@@ -406,12 +407,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report = Report("planted bugs of outward copies", expected=len(BUGS))
             with report.timed():
                 for name in BUGS:
-                    found = play(options.seed, options.count, bug=name, stop=True)
-                    report.add(
-                        name, "found" if found.violated else "not found", [] if found.violated else ["not found"]
-                    )
-                    said = found.violations[0].wrong[0][:90] if found.violated else "NOT FOUND"
-                    print(f"{name:72} {found.total:6}  {said}", file=sys.stderr, flush=True)
+                    trial = play(options.seed, options.count, bug=name, stop=True)
+                    wrong = trial.violations[0].wrong[0] if trial.violated else "NOT FOUND"
+                    report.add(name, "found" if trial.violated else "not found", [] if trial.violated else [wrong])
+                    print(f"{name:78} {trial.total:6}  {wrong[:90]}", file=sys.stderr, flush=True)
             return report
         if options.jobs < 2:
             return play(options.seed, options.count, bug=options.mutation)
@@ -420,7 +419,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (start, min(BLOCK, options.seed + options.count - start))
             for start in range(options.seed, options.seed + options.count, BLOCK)
         ]
-        with report.timed(), multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        with safe_spawn():
+            made = multiprocessing.get_context("spawn").Pool(options.jobs)
+        with report.timed(), made as pool:
             for block in pool.imap_unordered(_block, work):
                 report.join(block)
         return report

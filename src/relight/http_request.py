@@ -90,11 +90,8 @@ def request(
     return bytes(body)
 
 
-def why_no_answer(error: Exception, timeout_s: float, forbidden: str = "") -> str:
-    """Return the reason in words, without numbers that differ between tries, so that one reason is reported once.
-
-    ``forbidden``: likely reasons of a status 403 of this server.
-    """
+def why_no_answer(error: Exception, timeout_s: float) -> str:
+    """Return the reason in words, without numbers that differ between tries, so that one reason is reported once."""
     if isinstance(error, urllib.error.HTTPError):
         target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
         more = (
@@ -102,10 +99,14 @@ def why_no_answer(error: Exception, timeout_s: float, forbidden: str = "") -> st
             if target
             else STATUS_MEANINGS.get(error.code, error.reason)
         )
-        return f"HTTP status {error.code}: {more}" + (f"; {forbidden}" if forbidden and error.code == 403 else "")
+        return f"HTTP status {error.code}: {more}"
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, Exception) else error
     if isinstance(error, TimeoutError):
         return f"no answer within {duration_text(timeout_s)}"
+    if isinstance(error, http.client.IncompleteRead):
+        return "it ended the connection before the end of its answer"
+    if isinstance(error, http.client.BadStatusLine):
+        return "it ended the connection without a valid answer"
     why = error.strerror if isinstance(error, OSError) else None
     return (why or str(error) or type(error).__name__)[:160]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from relight.comm import new_threads
+from relight.http_request import why_no_answer
 from relight.observe import emit
 from relight.supervise.metadata_server import LIMIT_S, BadStatus, MetadataServer, NoNotice
 from relight.supervise.notice_sources import Notice, NoticeSource, sources_of
@@ -66,7 +67,7 @@ class _Poller:
         try:
             notice = self._read()
         except _FAILURES as error:
-            self._note_failed_poll(why_no_answer(error))
+            self._note_failed_poll(why_no_answer(error, LIMIT_S))
             return ""
         self._failed = 0
         if self._reported:
@@ -116,15 +117,3 @@ class _Poller:
         self._reported.add(why)
         text = f"notices cannot be received from {self._source.url}: {why}; if the machine is taken away, this source does not warn the job"
         emit("run.notices", f"{text}; {self._source.hint}", url=self._source.url, why=why)
-
-
-def why_no_answer(error: Exception) -> str:
-    """Return the reason in words, without numbers that differ between polls, so that one reason is reported once."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {duration_text(LIMIT_S)}"
-    if isinstance(error, http.client.IncompleteRead):
-        return "it ended the connection before the end of its answer"
-    if isinstance(error, http.client.BadStatusLine):
-        return "it ended the connection without a valid answer"
-    why = error.strerror if isinstance(error, OSError) else None
-    return (why or str(error) or type(error).__name__)[:160]
