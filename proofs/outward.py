@@ -56,8 +56,8 @@ BUGS: dict[str, Bug] = {
     "a part counts as copied before it is written": Bug(
         Edit(
             f"{COPY}._write_part",
-            "        started, before",
-            "        self._announce(copied_file(number))\n        started, before",
+            "        started = ",
+            "        self._announce(copied_file(number))\n        started = ",
         ),
         Edit("relight.commit.save:check_part_written", "    for pack in part.packs:\n", "    for pack in ():\n"),
     ),

@@ -284,7 +284,7 @@ class _Copy:
         return now - since > (LATE_AFTER_S + self._sizes[number] / speed) * 2.0**attempt
 
     def _write_part(self, number: int, attempt: int) -> None:
-        started, before = self._clock(), self._bytes
+        started = self._clock()
         try:
             self._writer.write_part(number, self._progress, again=attempt > 0)
         except (CorruptCheckpoint, UnsafeContent) as error:
@@ -300,7 +300,6 @@ class _Copy:
         self._announce(copied_file(number))
         self._arrived.add(number)
         self._parts += 1
-        self._bytes = max(self._bytes, before + 1)  # a part without packs is one, too
         self._seconds += self._clock() - started
 
     def _sent(self, length: int) -> None:
