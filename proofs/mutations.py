@@ -347,7 +347,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "files that Relight did not write stay",
         SAVE,
         "        if not entry.is_dir and (\n"
-        "            is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE\n"
+        "            is_written_file(rewritten_of(entry.name) or entry.name)\n"
+        "            or temporary_of(entry.name) in (ROOT_FILE, DRAFT_FILE)\n"
         "        ):\n",
         "        if not entry.is_dir:\n",
         "rules",

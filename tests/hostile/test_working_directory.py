@@ -84,6 +84,7 @@ def _each_start(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[lis
     drainer = Drainer.__new__(Drainer)
     drainer._changed, drainer._stopped = threading.Condition(), False
     drainer._url, drainer._run, drainer._nice, drainer._guard = "file:///nothing", "run", 0, guard
+    drainer._ranks = lambda: ()
     options: Any = SimpleNamespace(lossy=(), script=str(folder / "train.py"), args=(), timeout_s=10)
     starts: list[Any] = [
         lambda: tasks_work.drill(task, "file:///nothing/run"),
