@@ -175,6 +175,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
         title=f"{report['megabytes']} MB to an object store, {report['megabits']} Mbit/s each",
     )  # fmt: skip
     axis.set_xticks(NODES, [str(nodes) for nodes in NODES])
+    medians = [statistics.median(seconds) for seconds in report["seconds"].values()]
+    axis.set_yticks(medians, [f"{median:.1f}" for median in medians])
     axis.minorticks_off()
     axis.legend(frameon=False)
     figure.savefig(path, dpi=110)
