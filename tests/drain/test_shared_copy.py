@@ -337,3 +337,13 @@ def test_a_draft_with_a_retired_donor_is_left(tmp_path: Path) -> None:
     assert done.committed and len(scene.directories()) == 2
     scene.check()
     assert issubclass(GivenUp, RelightError)
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"reason":"of ranks that saved"}', b"\xff"])
+def test_a_draft_of_another_kind_is_left(tmp_path: Path, data: bytes) -> None:
+    """A damaged draft, or that of ranks that saved, is no error: the copy has the next name."""
+    scene = Scene(tmp_path)
+    opened = scene.near.open(scene.near.history().live[-1])
+    scene.far.put_once(f"run/{opened.root.step:010d}-{opened.root.id}-e{scene.charge}/draft.json", data)
+    assert copy_together(opened, scene.far, Log(scene.far, "run"), scene.charge).committed
+    scene.check()

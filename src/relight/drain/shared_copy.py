@@ -203,12 +203,13 @@ class _Copy:
     def _read_draft(self, prefix: str) -> CopyDraft | None:
         try:
             return from_json_bytes(self._store.get(f"{prefix}/{DRAFT_FILE}", DRAFT_BYTES_MAX), CopyDraft)
-        except CheckpointNotFound:
+        except (
+            CheckpointNotFound,
+            CorruptCheckpoint,
+            UnsafeContent,
+            msgspec.MsgspecError,
+        ):  # absent, of ranks that saved, or damaged
             return None
-        except RelightError as error:
-            if isinstance(error, (CorruptCheckpoint, UnsafeContent)):  # of ranks that saved, or damaged
-                return None
-            raise
 
     def _is_usable(self, prefix: str) -> bool:
         try:
@@ -270,7 +271,7 @@ class _Copy:
             self._arrived.add(number)
             self._progress(self._sizes[number])
         if not arrived and self._read_draft(self._prefix) is None:
-            # committed and tidied by another node, or deleted by one with an attempt that is over
+            # another node has deleted it: its attempt is over, or the tier has the checkpoint in another directory
             self._check_charge(self._log.read())
             self._give_up("its directory was deleted")
         return {number: attempt for number, attempt in left.items() if number not in arrived} or None
