@@ -15,7 +15,7 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -152,6 +152,10 @@ racing: $(STAMP) ## savers, restorers, drains, pruning, sweeping at once for ten
 migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by Ray, each killed 20 times: all arrive, once
 	$(EXPORTS)/bin/python tests/migrate/kills.py
 	$(EXPORTS)/bin/python tests/migrate/kills.py --engine ray --count 120 --begin 8 --work 0.3
+
+engines: $(EXPORTS)/.ready ## heavy commands on processes and on Ray: 200 workers and 20 commands killed with each: results equal to the bit
+	$(EXPORTS)/bin/python -m tests.engines.kills
+	$(EXPORTS)/bin/python -m tests.engines.kills --engine ray
 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000

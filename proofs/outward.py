@@ -1,6 +1,6 @@
 """Schedules of copies to a further tier: ``python -m proofs.outward --count 100000 --jobs 2``.
 
-Nodes of one or two attempts copy a checkpoint together (``drain.shared_copy``), on a store that fails in every way of ``simulated_store``.
+Nodes of one or two attempts copy a checkpoint together (``transfer.shared_copy``), on a store that fails in every way of ``simulated_store``.
 They die, and other processes continue. A later attempt takes the tier over; commands copy to the same run; a tool sweeps; the power is cut;
 one node reads damaged bytes from the nearest tier. The invariants:
 
@@ -35,8 +35,6 @@ from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
-from relight.drain import shared_copy
-from relight.drain.shared_copy import Shared, copy_together
 from relight.errors import CorruptCheckpoint, Fenced, RelightError
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
@@ -45,11 +43,13 @@ from relight.reader import Opened, verify_checkpoint
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import MemoryStore
 from relight.testing.scenario import Names, patched
+from relight.transfer import shared_copy
 from relight.transfer.copying import copy_one
+from relight.transfer.shared_copy import copy_together
 
 RUN, ID, ROW = "run", "0123456789", 64
 PARTS = (1, 2, 3, 5)
-COPY = "relight.drain.shared_copy:_Copy"
+COPY = "relight.transfer.shared_copy:_Copy"
 BLOCK = 200
 
 BUGS: dict[str, Bug] = {
@@ -62,7 +62,7 @@ BUGS: dict[str, Bug] = {
         Edit("relight.commit.save:check_part_written", "    for pack in part.packs:\n", "    for pack in ():\n"),
     ),
     "a part counts as copied before its names are durable": Bug(
-        Edit(f"{COPY}._write_part", "        self._store.sync(self._prefix)\n", ""),
+        Edit(f"{COPY}._complete", "        self._store.sync(self._prefix)\n", ""),
         Edit(f"{COPY}.commit", "            store.sync(self._prefix)\n", ""),
     ),
     "a node does not ask whether its attempt is superseded": Bug(
@@ -98,9 +98,9 @@ BUGS: dict[str, Bug] = {
     ),
     "a node that finds damage clears a complete copy": Bug(
         Edit(
-            f"{COPY}._write_part",
-            "                return  # another node has read it whole",
-            "                pass  # another node has read it whole",
+            f"{COPY}._give_up_part",
+            "            return False",
+            "            pass",
         )
     ),
     "a copy that another node committed is reported before its record is durable": Bug(
@@ -327,7 +327,7 @@ class OutwardPlay:
                 return
         if not self._there():
             self.wrong.append("(4) a process without faults does not complete the copy")
-        if again[-1] != Shared(0, self.parts, 0, False):
+        if again[-1][:4] != (0, self.parts, 0, False):
             self.wrong.append(f"(4) the second process finds something to do: {again}")
         self.shelf.cut(self.rng)
         self._check("after a power cut at the end")

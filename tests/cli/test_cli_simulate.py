@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-
-from relight.errors import ConfigError
 
 FEW = ("--gpus", "1024", "--days", "3", "--seeds", "2", "--jobs", "1")
 
@@ -69,38 +68,6 @@ def test_several_values_and_the_scenarios_there_are(relight) -> None:
 )
 def test_invalid_arguments_are_reported_soon(relight, runs, arguments, expected, monkeypatch) -> None:
     """Invalid arguments are reported before any simulation starts, without a traceback."""
-    import importlib.util
-
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else real(name, *more))
+    monkeypatch.setitem(sys.modules, "ray", None)
     answer = relight("simulate", *arguments)
     assert answer.code in (1, 2) and expected in answer.err and "Traceback" not in answer.err
-
-
-def test_ray_runs_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way to Ray, with something in its place that calls at once: the same outcomes as here."""
-    import importlib
-    import sys
-    from types import SimpleNamespace
-
-    from relight.simulator.policies import policy_of
-    from relight.simulator.scenario import Scenario
-    from relight.simulator.sweep import Case, sweep
-
-    began: list[bool] = []
-    fake = SimpleNamespace(
-        __spec__=importlib.machinery.ModuleSpec("ray", None),
-        is_initialized=lambda: False,
-        init=lambda **options: began.append(True),
-        remote=lambda function: SimpleNamespace(remote=function),
-        wait=lambda waiting: (waiting[:1], waiting[1:]),
-        get=lambda one: one,
-    )
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    case = Case(Scenario(days=1.0), (policy_of("1h"),))
-    assert sweep([case], range(2), engine="ray") == sweep([case], range(2))
-    assert began == [True]
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install ray"):
-        sweep([case], range(2), engine="ray")

@@ -26,10 +26,11 @@ from tests.commit.thread_ranks import Ranks
 
 from relight.catalog import Run
 from relight.catalog.tiers import announce
-from relight.drain import drain, shared_copy
+from relight.drain import drain
 from relight.policy import Tiers, tier
 from relight.reader import verify_checkpoint
 from relight.store import LocalStore
+from relight.transfer import shared_copy
 
 PROCESSES, RANKS, TIME_S = 4, 8, 0.5
 FORK = multiprocessing.get_context("fork")

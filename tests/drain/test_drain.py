@@ -12,7 +12,7 @@ from relight.catalog import Run
 from relight.catalog.tiers import announce, drained_to, merge, read_further
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
-from relight.drain import drain, shared_copy
+from relight.drain import drain
 from relight.drain.outwards import residency
 from relight.errors import ConfigError, CorruptCheckpoint, Fenced, StoreUnavailable
 from relight.format import Leaf, encode_tree
@@ -23,7 +23,7 @@ from relight.reader import open_checkpoint, read_tensors
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import LocalStore
 from relight.testing.store_suite import refuses
-from relight.transfer import copying
+from relight.transfer import execute_copy, plan_copy, shared_copy
 
 
 def begin(folder: Path, *, far: dict[str, Keep | None] | None = None, near: str = "near") -> Attempt:
@@ -329,7 +329,7 @@ def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_the
     begin(tmp_path)
     assert isinstance(drain(LocalStore(tmp_path / "near"), "run").errors["far"], Fenced)
     source = Run(LocalStore(tmp_path / "far"), "run")
-    copying.execute_copy(copying.plan_copy(source, source.history().live, LocalStore(tmp_path / "copied"), "run"))
+    execute_copy(plan_copy(source, source.history().live, LocalStore(tmp_path / "copied"), "run"))
     begin(tmp_path, far={"copied": None})
     report = drain(LocalStore(tmp_path / "near"), "run")
     assert isinstance(report.errors["copied"], ConfigError) and "holds another run" in report.errors["copied"].what

@@ -14,7 +14,6 @@ from tests.drain.test_two_copies import Turns
 
 from relight.catalog import Run
 from relight.commit.attempt import take_over
-from relight.drain.shared_copy import GivenUp, Shared, copy_together
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, StoreUnavailable
 from relight.format.names import parse_dir
 from relight.log import Log
@@ -22,6 +21,7 @@ from relight.reader import verify_checkpoint
 from relight.store import ByteStore, Entry, LocalStore, MemoryStore, Reader, Writer, open_bytes
 from relight.store.wrapper import StoreWrapper
 from relight.transfer.copying import copy_one
+from relight.transfer.shared_copy import GivenUp, Shared, copy_together
 
 PARTS = 5
 
@@ -312,7 +312,9 @@ def test_a_store_that_fails_once_is_tried_again_without_waiting(tmp_path: Path) 
     with pytest.raises(StoreUnavailable, match="no answer"):
         copy_together(opened, store, Log(store, "run"), scene.charge, pause=waits.append)
     done = copy_together(opened, store, Log(store, "run"), scene.charge, pause=waits.append)
-    assert done.committed and 0 < done.parts <= PARTS and len(waits) <= 1, "only for the other nodes' files, at the end"
+    assert done.committed and 0 < done.parts <= PARTS and sum(waits) <= 0.5, (
+        "only for the other nodes' files, at the end"
+    )
     scene.check()
 
 

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", default="local")
+    parser.add_argument("--engine", default="processes")
     parser.add_argument("--begin", type=float, default=4.0, help="most seconds from the start to every second kill")
     parser.add_argument("--work", type=float, default=0.05, help="most seconds from written packs to a kill")
     given = parser.parse_args()

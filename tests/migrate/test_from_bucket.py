@@ -69,7 +69,7 @@ def test_a_bucket_gives_the_same_as_a_directory(tmp_path: Path, s3: str) -> None
     assert [(item.name, item.run, item.step, item.format, item.bytes, item.tensors) for item in plan.todo] == [
         (item.name, item.run, item.step, item.format, item.bytes, item.tensors) for item in near.todo
     ]
-    report = execute_migration(plan, jobs=2)
+    report = execute_migration(plan)
     assert (report.ok, len(report.brought), report.checked, report.wrong, report.failed) == (True, 4, 4, [], [])
     check_arrived(new, made)
     again = plan_migration(f"{s3}/some/old", str(new))
@@ -169,7 +169,7 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
     plan = plan_migration(f"{s3}/old", f"{s3}/old/new")
     assert [item.name for item in plan.todo] == ["first/ckpt_0.pt"]
     assert [name for name, _ in plan.unreadable] == ["bad/ckpt_3.pt"]
-    assert execute_migration(plan, jobs=1).brought[0]["run"] == "first"
+    assert execute_migration(plan).brought[0]["run"] == "first"
     assert [item.name for item in plan_migration(f"{s3}/old", f"{s3}/old/new").there] == ["first/ckpt_0.pt"]
     result = relight.load(f"{s3}/old/new/first")
     assert torch.equal(result["model"]["w"], state(0)["model"]["w"])

@@ -87,7 +87,7 @@ def test_dcp_in_google_cloud_storage(tmp_path: Path, google: Bucket, monkeypatch
         assert reads and all("bytes=" in request for request in reads), reads
     plan = plan_migration("gs://bucket/old", str(tmp_path / "migrated"))
     assert sorted(item.step for item in plan.todo) == [3, 4] and not plan.unreadable
-    assert execute_migration(plan, jobs=1).ok
+    assert execute_migration(plan).ok
 
 
 @pytest.mark.parametrize("form", FORMS)

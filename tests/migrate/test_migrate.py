@@ -3,7 +3,6 @@ rolled back."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from old_ones import check_arrived, make, state
 
 import relight
 from relight.catalog import Run
+from relight.engines import IN_PROCESS
 from relight.errors import CheckpointNotFound, ConfigError, LeaseHeld
 from relight.keys import write_key_file
 from relight.migrate import MigrateReport, execute_migration, plan_migration, roll_back
@@ -32,7 +32,7 @@ from relight.store.durable import TMP_PREFIX, temporary_of
 
 def migrate(tmp_path: Path, *, check: float = 0.1, **more: Any) -> MigrateReport:
     """Migrate from ``old`` to ``new``."""
-    return execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=check, **more), jobs=2)
+    return execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=check, **more))
 
 
 def live(tmp_path: Path, run: str) -> list[int]:
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_reported_and_the_rest_arrives(tmp_path: Path) ->
     assert {"first/ckpt_5.pt"} <= {name for name, _ in plan.unreadable}
     name, (run, _) = next(iter(made.items()))
     shutil.move(tmp_path / "old" / name, tmp_path / "away.pt")
-    report = execute_migration(plan, jobs=2)
+    report = execute_migration(plan)
     assert not report.ok and [failure[0] for failure in report.failed] == [name] and len(report.brought) == 5
     assert live(tmp_path, run) == sorted(step for where, step in made.values() if where == run)[1:]
 
@@ -136,7 +136,7 @@ def test_who_was_superseded_commits_nothing_more(tmp_path: Path) -> None:
     late = MigrationTask("bring", plan.url, plan.old, first, 0, item.name, item.path, item.run, item.step, item.bytes)
     assert work(late)["error"] == "lease"
     with pytest.raises(LeaseHeld):
-        list(_run("local", 1, [late]))
+        list(_run(IN_PROCESS, [late]))
     assert journal.read(first, 0) is None
     migrate(tmp_path)
     assert work(late)["ok"]  # the checkpoint exists already
@@ -147,13 +147,13 @@ def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> Non
     """A comparison fails for bytes that differ from the source, and for a missing source."""
     made = make(tmp_path / "old", 3)
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=0.0)
-    execute_migration(plan, jobs=1)
+    execute_migration(plan)
     first, second, third = made
     changed = state(made[first][1])
     changed["model"]["w"][3, 3] += 1
     torch.save(changed, tmp_path / "old" / first)
     (tmp_path / "old" / second).write_bytes(b"x")
-    report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0), jobs=2)
+    report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0))
     assert [entry[0] for entry in report.wrong] == [first] and "model/w" in report.wrong[0][2]
     # a damaged file with a checkpoint's name is reported
     assert [name for name, _ in report.unreadable] == [second] and report.checked == 2
@@ -191,19 +191,11 @@ def test_where_from_and_where_to(tmp_path: Path) -> None:
             plan_migration(old, str(tmp_path / "new"))
     made = make(tmp_path / "old", 2)
     inside = tmp_path / "old" / "new"
-    execute_migration(plan_migration(str(tmp_path / "old"), str(inside)), jobs=1)
+    execute_migration(plan_migration(str(tmp_path / "old"), str(inside)))
     assert {item.name for item in plan_migration(str(tmp_path / "old"), str(inside)).there} == set(made)
     assert len(plan_migration(str(tmp_path / "old"), str(tmp_path / "other")).todo) == 2
     with pytest.raises(ConfigError):
         plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=2)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here: make migrations uses it")
-def test_without_ray_the_error_names_what_to_install(tmp_path: Path) -> None:
-    """The problem is reported before any checkpoint is brought."""
-    make(tmp_path / "old", 1)
-    with pytest.raises(ConfigError, match="needs Ray"):
-        execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")), engine="ray")
 
 
 def test_the_command_reports_what_it_does(tmp_path: Path) -> None:
@@ -246,7 +238,7 @@ def test_a_migration_that_died_at_its_start_begins_again(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patched, pytest.raises(InterruptedError):
         patched.setattr("relight.migrate.execute.Attempt.begin", dies)
-        execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")), jobs=1)
+        execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")))
     assert [entry.name for entry in (tmp_path / "new").iterdir() if entry.name == "relight.json"]
     command = [sys.executable, "-m", "relight", "migrate", "old", "new", "--jobs", "1"]
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -268,7 +260,7 @@ def test_a_store_whose_creation_was_interrupted_is_accepted(tmp_path: Path) -> N
 @pytest.mark.crash
 def test_killed_again_and_again_all_arrive_once(tmp_path: Path) -> None:
     """SIGKILL at random moments loses and repeats no checkpoint. ``make migrations`` runs more seeds."""
-    left = kill_often(tmp_path, count=24, kills=4, seed=3, engine="local", begin_s=2.0, work_s=0.3)
+    left = kill_often(tmp_path, count=24, kills=4, seed=3, engine="processes", begin_s=2.0, work_s=0.3)
     assert len(left) == 5
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from fleet_made import fleet
 
+from relight.engines import Engine
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.simulator import policy_of, simulate
 from relight.simulator.failure_events import draw
@@ -181,7 +182,8 @@ def test_several_processes_give_what_one_gives() -> None:
         Case(fleet(days=0.5, spares=0), (policy_of("10m,last=1"),)),
     ]
     progress: list[int] = []
-    outcomes_ = sweep(cases, range(2), jobs=2, done=progress.append)
+    with Engine("processes", 2) as engine:
+        outcomes_ = sweep(cases, range(2), engine=engine, done=progress.append)
     assert outcomes_ == sweep(cases, range(2))
     assert sum(progress) == 6
     assert [[[outcome.seed for outcome in outcomes] for outcomes in case] for case in outcomes_] == [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import click
 
@@ -11,11 +12,36 @@ from relight.catalog.find import choose
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import Run, list_runs
 from relight.cli.output import escape, warn
+from relight.engines import ENGINES, Engine
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def engine_options(default: str = "local") -> Callable[[Any], Any]:
+    """Return the decorator that adds ``--engine`` and ``--jobs`` to a command. ``engine_of`` reads their values."""
+    shown = f"Where tasks run: {', '.join(ENGINES[:-1])} or {ENGINES[-1]}; by default {default}" + (
+        ", or processes with --jobs." if default == "local" else "."
+    )
+
+    def add(command: Any) -> Any:
+        jobs = click.option(
+            "--jobs", type=click.IntRange(1, 4096), metavar="N", help="Tasks at once; by default one for each core."
+        )
+        return click.option("--engine", type=click.Choice(ENGINES), metavar="|".join(ENGINES), help=shown)(
+            jobs(command)
+        )
+
+    return add
+
+
+def engine_of(engine: str | None, jobs: int | None, default: str = "local") -> Engine:
+    """Return the engine that the options name."""
+    if engine == "local" and (jobs or 1) > 1:
+        raise ConfigError(f"--engine local runs one task at a time, and --jobs is {jobs}", hint="--engine processes")
+    return Engine(engine or ("processes" if (jobs or 1) > 1 else default), jobs)
 
 
 def keep_events(place_url: str, run: str) -> None:

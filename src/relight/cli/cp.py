@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from relight.catalog.locate import locate_destination
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import engine_of, engine_options, json_option, open_run_at
 from relight.cli.output import emit_json, escape, paint, progress, warn
 from relight.errors import ConfigError
 from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
@@ -24,9 +24,18 @@ from relight.units import count_text, size_text
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
 @click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
+@engine_options()
 @json_option
 def command(
-    source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool
+    source: str,
+    destination: str,
+    which: tuple[str, ...],
+    everything: bool,
+    force: bool,
+    dry_run: bool,
+    engine: str | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> int:
     """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
 
@@ -58,8 +67,8 @@ def command(
     if dry_run:
         _print_plan(plan, as_json)
         return 0
-    with progress("copying", plan.bytes) as meter:
-        report = execute_copy(plan, progress=meter)
+    with engine_of(engine, jobs) as workers, progress("copying", plan.bytes) as meter:
+        report = execute_copy(plan, progress=meter, engine=workers)
     if as_json:
         emit_json({"to": _destination(plan), **_to_dict(report), "changes": changes_of(plan)})
     else:

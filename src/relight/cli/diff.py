@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import engine_of, engine_options, json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, number, paint, progress, table
 from relight.reader.opened import Opened
 from relight.units import count_text, percent_text, size_text
@@ -25,9 +25,18 @@ _SHOWN = 20
 @click.option("--no-tensors", is_flag=True, help="Read no tensor: list which have changed, not by how much.")
 @click.option("--all", "everything", is_flag=True, help="List every change, not only the largest.")
 @click.option("--values", is_flag=True, help="All plain values that have changed, such as counters and random states.")
+@engine_options()
 @json_option
 def command(
-    a: str, b: str, only: tuple[str, ...], no_tensors: bool, everything: bool, values: bool, as_json: bool
+    a: str,
+    b: str,
+    only: tuple[str, ...],
+    no_tensors: bool,
+    everything: bool,
+    values: bool,
+    engine: str | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> int:
     """Compare two checkpoints: RUN for the newest of a run, or RUN@WHICH.
 
@@ -43,8 +52,8 @@ def command(
     opened_a, opened_b = _opened(a), _opened(b)
     difference = diff(opened_a, opened_b, only=only, tensors=False)
     if not no_tensors:
-        with progress("comparing", bytes_to_read(difference)) as meter:
-            difference = diff(opened_a, opened_b, only=only, progress=meter)
+        with engine_of(engine, jobs) as workers, progress("comparing", bytes_to_read(difference)) as meter:
+            difference = diff(opened_a, opened_b, only=only, progress=meter, engine=workers)
     if as_json:
         emit_json(_to_dict(opened_a, opened_b, difference))
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from relight.catalog.locate import locate_destination
-from relight.cli.common import OpenedRun, json_option, open_run_at
+from relight.cli.common import OpenedRun, engine_of, engine_options, json_option, open_run_at
 from relight.cli.output import emit_json, escape, progress, warn
 from relight.errors import ConfigError
 from relight.export import (
@@ -52,6 +52,7 @@ SHOWN = 8
 @click.option("--into", metavar="RUN", help="Save the average as a checkpoint of RUN, instead of exporting it.")
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be written.")
+@engine_options()
 @json_option
 def command(
     source: str,
@@ -69,6 +70,8 @@ def command(
     into: str | None,
     overwrite: bool,
     dry_run: bool,
+    engine: str | None,
+    jobs: int | None,
     as_json: bool,
 ) -> None:
     """Write a checkpoint's model to TARGET for other tools: a file (model.safetensors), or a directory for from_pretrained.
@@ -105,8 +108,8 @@ def command(
     if dry_run:
         _print_plan(plan, as_json)
         return
-    with progress("exporting", plan.bytes) as meter:
-        report = execute_export(plan, meter)
+    with engine_of(engine, jobs) as workers, progress("exporting", plan.bytes) as meter:
+        report = execute_export(plan, meter, engine=workers)
     if as_json:
         emit_json(
             {

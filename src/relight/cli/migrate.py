@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from relight.catalog.locate import locate
-from relight.cli.common import json_option
+from relight.cli.common import engine_of, engine_options, json_option
 from relight.cli.output import emit_json, escape, paint, progress, table
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STORE_FILE
@@ -38,12 +38,7 @@ SHOWN = 20
     help="Skip matching files and folders: '*.bak', 'data/*'. Repeatable.",
 )
 @click.option("--compress", is_flag=True, help="Compress losslessly.")
-@click.option(
-    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the workers."
-)
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of workers; by default one for each core."
-)
+@engine_options("processes")
 @click.option("--dry-run", is_flag=True, help="Only list what would be imported or removed.")
 @click.option("--roll-back", "back", is_flag=True, help="Remove what was imported from OLD, and nothing else.")
 @json_option
@@ -54,7 +49,7 @@ def command(
     check: str,
     exclude: tuple[str, ...],
     compress: bool,
-    engine: str,
+    engine: str | None,
     jobs: int | None,
     dry_run: bool,
     back: bool,
@@ -82,8 +77,8 @@ def command(
     if dry_run:
         _print_plan(plan, as_json)
         return 1 if plan.unreadable else 0
-    with progress("migrating", plan.bytes) as meter:
-        report = execute_migration(plan, engine=engine, jobs=jobs, progress=meter)
+    with engine_of(engine, jobs, "processes") as workers, progress("migrating", plan.bytes) as meter:
+        report = execute_migration(plan, engine=workers, progress=meter)
     if as_json:
         emit_json(_facts(report, url))
         return 0 if report.ok else 1

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from relight.catalog.locate import locate_destination
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import engine_of, engine_options, json_option, open_run_at
 from relight.cli.cp import changes_of, warn_of_change
 from relight.cli.output import emit_json, escape, paint, progress, warn
+from relight.engines import Engine
 from relight.errors import ConfigError
 from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_push
 from relight.units import count_text, size_text
@@ -20,8 +21,11 @@ from relight.units import count_text, size_text
 @click.argument("remote")
 @click.option("--force", is_flag=True, help="Also into a run with another history; also move tags there.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
+@engine_options()
 @json_option
-def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) -> int:
+def command(
+    run: str, remote: str, force: bool, dry_run: bool, engine: str | None, jobs: int | None, as_json: bool
+) -> int:
     """Copy a run's missing checkpoints, with their tags, to REMOTE, a store or a run in one.
 
     Every byte is verified on the way. After an interruption, repeat the command to continue. A run with another history is
@@ -32,10 +36,12 @@ def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) ->
       relight push runs/demo s3://bucket/runs/
       relight push runs/demo /backup/demo --dry-run
     """
-    return exchange(run, remote, "pushed", force, dry_run, as_json)
+    return exchange(run, remote, "pushed", force, dry_run, engine_of(engine, jobs), as_json)
 
 
-def exchange(source: str, destination: str, done: str, force: bool, dry_run: bool, as_json: bool) -> int:
+def exchange(
+    source: str, destination: str, done: str, force: bool, dry_run: bool, engine: Engine, as_json: bool
+) -> int:
     """Plan a push, print or execute the plan, and return the exit code. ``done``: "pushed" or "pulled"."""
     opened = open_run_at(source)
     if opened.which is not None:
@@ -68,8 +74,8 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
                 f"would be {done} to {escape(to)}"
             )
         return 0
-    with progress(f"{done[:4]}ing", plan.copy.bytes) as meter:
-        report = execute_push(plan, progress=meter)
+    with engine, progress(f"{done[:4]}ing", plan.copy.bytes) as meter:
+        report = execute_push(plan, progress=meter, engine=engine)
     if as_json:
         emit_json({"to": to, **_facts(report), "changes": changes_of(plan.copy)})
     else:

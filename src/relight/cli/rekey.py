@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from relight.cli.common import json_option
+from relight.cli.common import engine_of, engine_options, json_option
 from relight.cli.keys import key_option, keychain_of, store_at
 from relight.cli.output import emit_json, progress
 from relight.errors import ConfigError
@@ -28,6 +28,7 @@ from relight.units import count_text, size_text
 )
 @click.option("--plain", is_flag=True, help="Also encrypt plain files in an encrypted store, after an interruption.")
 @click.option("--dry-run", is_flag=True, help="Only show how much would be encrypted.")
+@engine_options()
 @key_option
 @json_option
 def command(
@@ -37,6 +38,8 @@ def command(
     kept: tuple[str, ...],
     plain: bool,
     dry_run: bool,
+    engine: str | None,
+    jobs: int | None,
     specs: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -59,8 +62,8 @@ def command(
     if dry_run:
         report = plan
     else:
-        with progress("encrypting", plan.bytes) as meter:
-            report = rekey(inner, chain, leaked=what, keep=keep, progress=meter, encrypt_plain=plain)
+        with engine_of(engine, jobs) as workers, progress("encrypting", plan.bytes) as meter:
+            report = rekey(inner, chain, leaked=what, keep=keep, progress=meter, encrypt_plain=plain, engine=workers)
     if as_json:
         emit_json({"files": report.files, "bytes": report.bytes, "left": report.left, "generation": report.generation, "dry_run": dry_run,
                    "plain": report.plain, "damaged": report.damaged})  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import engine_of, engine_options, json_option, open_run_at
 from relight.cli.output import emit_json, progress
 from relight.transfer.repack import execute_repack, plan_repack
 from relight.units import count_text, size_text
@@ -14,8 +14,11 @@ from relight.units import count_text, size_text
 @click.argument("path")
 @click.argument("which", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only show which, and how many bytes.")
+@engine_options()
 @json_option
-def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+def command(
+    path: str, which: tuple[str, ...], dry_run: bool, engine: str | None, jobs: int | None, as_json: bool
+) -> None:
     """Make checkpoints that need others' bytes self-contained: WHICH of a run (ids, steps, tags, latest), or all of them.
 
     What compact= stored as references and differences is written in full, verified, next to it. Retention may then remove the others.
@@ -45,8 +48,8 @@ def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> 
                 else _NOTHING
             )
         return
-    with progress("repacking", plan.bytes) as meter:
-        report = execute_repack(plan, meter)
+    with engine_of(engine, jobs) as workers, progress("repacking", plan.bytes) as meter:
+        report = execute_repack(plan, meter, engine=workers)
     if as_json:
         emit_json({"repacked": report.repacked, "bytes": report.bytes, "freed": report.freed, "dry_run": False})
     elif not report.repacked:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from relight.catalog.locate import locate
-from relight.cli.common import json_option, keep_events
+from relight.cli.common import engine_of, engine_options, json_option, keep_events
 from relight.cli.output import emit_json, escape, paint, progress
 from relight.drain.outwards import residency
 from relight.drain.scrub import scrub
@@ -21,8 +21,9 @@ from relight.units import count_text, size_text
 @click.argument("path")
 @click.option("--rate", metavar="SIZE", help="Largest rate of reading, in bytes a second: 50MB.")
 @click.option("--no-repair", is_flag=True, help="Only list what is damaged.")
+@engine_options()
 @json_option
-def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
+def command(path: str, rate: str | None, no_repair: bool, engine: str | None, jobs: int | None, as_json: bool) -> int:
     """Read every byte of a run again, in all of its tiers, and repair damage in one tier from another.
 
     Repaired bytes are checked against the committed hashes; nothing else of the run changes. Exit code 1 if bytes are damaged in all tiers,
@@ -40,9 +41,15 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     total = sum(copy.checkpoint.body.stored_bytes for copies in merged.copies.values() for copy in copies)
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
     keep_events(place.store.url, place.run)
-    with progress("reading", total) as meter:
+    with engine_of(engine, jobs) as workers, progress("reading", total) as meter:
         report = scrub(
-            place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, notify=_emit
+            place.store,
+            place.run,
+            repair=not no_repair,
+            bytes_per_second=limit,
+            progress=meter,
+            notify=_emit,
+            engine=workers,
         )
     lost = [damage for damage in report.damage if not damage.repaired_from]
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relight.cli.common import json_option
+from relight.cli.common import engine_of, engine_options, json_option
 from relight.cli.output import Styled, emit_json, escape, table
+from relight.engines import Engine
 from relight.errors import ConfigError
 from relight.units import count_text, duration_text, percent_text, size_text
 
@@ -44,16 +44,7 @@ _SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 @click.option(
     "--seeds", type=click.IntRange(1, _SEEDS_MAX), default=5, show_default=True, help="Number of random seeds."
 )
-@click.option(
-    "--jobs", type=click.IntRange(1, 512), metavar="N", help="Processes at once; by default one for each core."
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="What runs the simulations.",
-)
+@engine_options("processes")
 @click.option("--replay", metavar="RUN", help="Use this run's recorded failures instead of random ones.")
 @click.option(
     "--plot",
@@ -72,7 +63,7 @@ def command(
     sweep: str | None,
     seeds: int,
     jobs: int | None,
-    engine: str,
+    engine: str | None,
     replay: str | None,
     plot: Path | None,
     listed: bool,
@@ -106,7 +97,8 @@ def command(
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install 'relight[demo]', or leave --plot out")
     cases = _cases(scenario, {"gpus": gpus, "days": days}, policies, settings, sweep, replay)
-    summaries = _simulate(cases, seeds, jobs or os.cpu_count() or 1, engine)
+    with engine_of(engine, jobs, "processes" if len(cases) * seeds > 1 else "local") as workers:
+        summaries = _simulate(cases, seeds, workers)
     if plot is not None:
         from relight.simulator.plot import draw
 
@@ -205,12 +197,12 @@ def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
     return tuple(chosen)
 
 
-def _simulate(cases: list[Case], seeds: int, jobs: int, engine: str) -> list[list[Summary]]:
+def _simulate(cases: list[Case], seeds: int, engine: Engine) -> list[list[Summary]]:
     from relight.simulator.result import summary_of
     from relight.simulator.sweep import sweep
 
     with _counting(sum(len(case.policies) for case in cases) * seeds) as done:
-        outcomes = sweep(cases, range(seeds), jobs=jobs, engine=engine, done=done)
+        outcomes = sweep(cases, range(seeds), engine=engine, done=done)
     return [
         [summary_of(outcome, policy.text, of_case[0]) for policy, outcome in zip(case.policies, of_case, strict=True)]
         for case, of_case in zip(cases, outcomes, strict=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
-from relight.cli.common import OpenedRun, json_option, keep_events, open_run_at, read_run
+from relight.cli.common import OpenedRun, engine_of, engine_options, json_option, keep_events, open_run_at, read_run
 from relight.cli.output import emit_json, escape, hanging, paint, progress
 from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
-from relight.reader import VerifyFinding, verify_checkpoint, verify_log
+from relight.reader import VerifyFinding, verify_checkpoint, verify_checkpoints, verify_log
 from relight.run_records.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.run_records.verification import record_checked
 from relight.units import count_text, size_text
@@ -25,8 +25,9 @@ from relight.units import count_text, size_text
 @click.argument("path")
 @click.argument("which", nargs=-1)
 @click.option("--quick", is_flag=True, help="Check only records, roots, parts and file sizes.")
+@engine_options()
 @json_option
-def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> int:
+def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, jobs: int | None, as_json: bool) -> int:
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
     WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 for damage, which is listed
@@ -61,9 +62,15 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         log_findings += [finding for finding in of_log if finding not in log_findings]
     width = max((len(_label(opened, checkpoint, runs)) for opened, checkpoint in wanted), default=0)
     results: list[tuple[OpenedRun, Checkpoint, list[VerifyFinding]]] = []
-    with progress("verifying", 0 if quick else sum(checkpoint.body.stored_bytes for _, checkpoint in wanted)) as meter:
-        for opened, checkpoint in wanted:
-            findings = verify_checkpoint(opened.run.store, opened.view, checkpoint, data=not quick, progress=meter)
+    length = 0 if quick else sum(checkpoint.body.stored_bytes for _, checkpoint in wanted)
+    with engine_of(engine, jobs) as workers, progress("verifying", length) as meter:
+        targets = [(opened.run.store, opened.view, checkpoint) for opened, checkpoint in wanted]
+        verified: Iterator[list[VerifyFinding]]
+        if quick or workers.is_local:
+            verified = (verify_checkpoint(*target, data=not quick, progress=meter) for target in targets)
+        else:
+            verified = verify_checkpoints(targets, workers, progress=meter)
+        for (opened, checkpoint), findings in zip(wanted, verified, strict=True):
             results.append((opened, checkpoint, findings))
             _emit_findings(
                 opened, checkpoint, [finding for finding in findings if not finding.is_unknown], quick or bool(findings)

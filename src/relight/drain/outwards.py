@@ -24,7 +24,6 @@ from relight.catalog.tiers import (
     tiers_of,
 )
 from relight.commit.attempt import take_over
-from relight.drain.shared_copy import copy_together
 from relight.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
@@ -45,6 +44,7 @@ from relight.run_records.fresh_starts import carry_fresh_start
 from relight.run_records.incident_sync import sync_incidents
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
+from relight.transfer.shared_copy import copy_together
 from relight.units import duration_text, size_text
 
 Notify = Callable[[str, str, dict[str, Any]], None]

@@ -20,6 +20,7 @@ import msgspec
 from relight.catalog import Run
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, read_tier
 from relight.drain.outwards import Notify
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.chunk_codecs import FEATURE
@@ -28,7 +29,7 @@ from relight.format.names import ROOT_FILE
 from relight.format.root_keys import COPIED_FROM
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
-from relight.reader import VerifyFinding, verify_checkpoint
+from relight.reader import VerifyFinding, verify_checkpoint, verify_checkpoints
 from relight.reader.pack_reader import open_pack
 from relight.run_records.verification import record_checked
 from relight.store import ByteStore, Reader, page_buffer
@@ -70,12 +71,13 @@ def scrub(
     notify: Notify = lambda name, message, fields: None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    engine: Engine = IN_PROCESS,
 ) -> Scrubbed:
     """Verify every live checkpoint of every tier, and rewrite damaged files that another tier has undamaged.
 
     The nearest tier comes first. Its newest checkpoint comes first; the oldest, if checkpoints need other checkpoints'
     bytes. Cost: one read of all bytes, at ``bytes_per_second`` at most. A tier that does not answer is neither repaired
-    nor used for repair.
+    nor used for repair. The engine's processes read; this process repairs.
     """
     report, pace = Scrubbed(), _ScrubPace(bytes_per_second, progress)
     reaches = _reaches(store, run)
@@ -87,15 +89,31 @@ def scrub(
         # else donors come first: their repair also repairs checkpoints that need them
         if not any(checkpoint.requires for checkpoint in live):
             live.reverse()
-        for checkpoint in live:
+        targets = [_TierCheckpoint(reaches, merged, place, checkpoint) for checkpoint in live]
+        damage = _verify_all(targets, engine, bytes_per_second, pace)
+        for target in targets:
             if stop():
                 record_checked(reach.store, reach.run, results, "relight scrub")
                 return report
-            results[checkpoint.id] = _scrub_one(
-                _TierCheckpoint(reaches, merged, place, checkpoint), report, pace, repair, notify
-            )
+            results[target.checkpoint.id] = _scrub_one(target, next(damage), report, pace, repair, notify)
         record_checked(reach.store, reach.run, results, "relight scrub")
     return report
+
+
+def _verify_all(
+    targets: Sequence[_TierCheckpoint], engine: Engine, bytes_per_second: float | None, pace: _ScrubPace
+) -> Iterator[list[VerifyFinding]]:
+    """Yield the damage of each checkpoint before anything is repaired."""
+    if engine.is_local:
+        yield from (_verify(target, pace) for target in targets)
+        return
+    views = [
+        (target.here.store, target.here.view, target.checkpoint) for target in targets if target.here.view is not None
+    ]
+    damage = verify_checkpoints(views, engine, progress=pace.count, bytes_per_second=bytes_per_second)
+    for target, findings in zip(targets, damage, strict=True):
+        # a repair since then may have repaired this checkpoint, too
+        yield _verify(target, pace) if findings else []
 
 
 _ALONE: Sequence[Ways] = (partial(packs_there, there={}, coded=True), partial(packs_there, there={}, coded=False))
@@ -106,10 +124,14 @@ class _ScrubPace:
         self._limit, self._progress = limit, progress
         self._began, self.read = time.monotonic(), 0
 
-    def __call__(self, length: int) -> None:
+    def count(self, length: int) -> None:
+        """Count bytes that other processes have read, at their own pace."""
         self.read += length
         if self._progress is not None:
             self._progress(length)
+
+    def __call__(self, length: int) -> None:
+        self.count(length)
         if self._limit:
             time.sleep(max(0.0, self.read / self._limit - (time.monotonic() - self._began)))
 
@@ -144,12 +166,18 @@ def _reaches(store: ByteStore, run: str) -> list[Reach]:
     return reaches
 
 
-def _scrub_one(target: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repair: bool, notify: Notify) -> str:
-    """Read a checkpoint, and repair what can be repaired.
+def _scrub_one(
+    target: _TierCheckpoint,
+    findings: list[VerifyFinding],
+    report: Scrubbed,
+    pace: _ScrubPace,
+    repair: bool,
+    notify: Notify,
+) -> str:
+    """Repair what can be repaired of ``findings``, a checkpoint's damage.
 
     Return the first remaining damage as text; empty if there is none.
     """
-    findings = _verify(target, pace)
     report.checkpoints += 1
     report.bytes = pace.read
     for _ in range(3):  # root, then parts, then packs: each has the hashes of the next

@@ -87,13 +87,13 @@ def mixture(checkpoints: Sequence[Opened], weights: Sequence[float]) -> Mixture:
         raise ConfigError(
             f"an average of {len(checkpoints)}", hint="--average last:5, or several by id, step or tag, with commas"
         )
-    parts = []
-    for opened, weight in zip(checkpoints, _shares(weights), strict=True):
-        whole = whole_of(opened)
-        parts.append(
-            WeightedPart(opened, whole, weight, {tensor.name: index for index, tensor in enumerate(whole.tensors)})
-        )
-    return Mixture(tuple(parts))
+    return Mixture(tuple(map(weighted, checkpoints, _shares(weights))))
+
+
+def weighted(opened: Opened, weight: float) -> WeightedPart:
+    """Return a checkpoint as a part of an average. ``weight``: its share of 1."""
+    whole = whole_of(opened)
+    return WeightedPart(opened, whole, weight, {tensor.name: index for index, tensor in enumerate(whole.tensors)})
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

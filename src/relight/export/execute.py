@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from relight.audit import recorded
 from relight.audit.facts import ActionFacts
+from relight.engines import IN_PROCESS, Engine
 from relight.export.atomic_output import Landing
 from relight.export.average import read_average, readers_of
 from relight.export.outfile import ExportBuffers, OutFile
 from relight.export.plan import ExportPlan
-from relight.export.writing import Outgoing, Straight, TensorOffset
+from relight.export.tasks import export_slabs, export_tasks
+from relight.export.writing import Outgoing, Straight, put_slab, targets_of, write_trailing
 from relight.layout import Sink
 from relight.reader.chunk_reader import read_tensors
 from relight.reader.merged_parts import MergedCheckpoint
@@ -46,15 +44,15 @@ class ExportReport:
     seconds: float
 
 
-def execute_export(plan: ExportPlan, progress: Progress | None = None) -> ExportReport:
-    """Read, verify, convert, write, and move to the target.
+def execute_export(plan: ExportPlan, progress: Progress | None = None, *, engine: Engine = IN_PROCESS) -> ExportReport:
+    """Read, verify, convert, write, and move to the target. The engine's processes must see the target's directory.
 
     Raise ``CorruptCheckpoint`` if a byte is not what was committed; the target then does not exist. Memory: as ``read_tensors``, and
     ``BLOCKS_MAX`` blocks; a slab for tensors in non-contiguous pieces and for averages. If ``RELIGHT_AUDIT`` names an audit log, the export
     is recorded there before anything is written.
     """
     with recorded("export", f"{plan.opened.store.url}/{plan.opened.prefix}", _facts(plan)):
-        return _execute(plan, progress)
+        return _execute(plan, progress, engine)
 
 
 def _facts(plan: ExportPlan) -> ActionFacts:
@@ -69,7 +67,7 @@ def _facts(plan: ExportPlan) -> ActionFacts:
     )
 
 
-def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
+def _execute(plan: ExportPlan, progress: Progress | None, engine: Engine) -> ExportReport:
     begun = time.monotonic()
     with Landing(plan.path, folder=plan.folder, overwrite=plan.options.overwrite) as landing:
         files: list[OutFile] = []
@@ -78,8 +76,18 @@ def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
             for output in plan.files:
                 files.append(OutFile(os.path.join(landing.staging, output.name), output.size, blocks))
                 failing.callback(files[-1].abort)
-            tensors = _tensors(plan, files)
-            _pour(plan, tensors, progress)
+            targets = targets_of(plan.files, files)
+            write_trailing(plan.files, files)
+            tensors = {
+                index: Outgoing(
+                    plan.whole.tensors[plan.entries[index].tensor].dtype, plan.entries[index].dtype, offsets
+                )
+                for index, offsets in targets.items()
+            }
+            if engine.is_local:
+                _pour(plan, tensors, progress)
+            else:
+                _share_out(plan, tensors, landing.staging, engine, progress)
             for tensor in tensors.values():
                 tensor.finish()
             for file in files:
@@ -99,26 +107,21 @@ def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
     )
 
 
-def _tensors(plan: ExportPlan, files: list[OutFile]) -> dict[int, Outgoing]:
-    """Return the tensors to write, by entry number. Fixed bytes after all tensors of a file are written here."""
-    targets: dict[int, list[TensorOffset]] = {}
-    for file, output_file in zip(files, plan.files, strict=True):
-        slots = sorted(output_file.slots, key=lambda slot: slot.offset)
-        offsets = [slot.offset for slot in slots]
-        heads: list[list[tuple[int, bytes]]] = [[] for _ in slots]
-        for offset, data in output_file.fixed:
-            following = bisect_right(offsets, offset)
-            if following < len(slots):
-                heads[following].append((offset, data))
-            else:
-                file.write_at(offset, memoryview(data))
-        for slot, head in zip(slots, heads, strict=True):
-            targets.setdefault(slot.entry, []).append(TensorOffset(file, slot.offset, slot.sums, tuple(head)))
-    stored = plan.whole.tensors
-    return {
-        index: Outgoing(stored[plan.entries[index].tensor].dtype, plan.entries[index].dtype, offsets_of)
-        for index, offsets_of in targets.items()
-    }
+def _share_out(
+    plan: ExportPlan, tensors: dict[int, Outgoing], staging: str, engine: Engine, progress: Progress | None
+) -> None:
+    """Have the engine's processes write the tensors, and take over their sums."""
+    for tensor in tensors.values():
+        tensor.write_heads()
+    for task, exported in engine.run(export_slabs, export_tasks(plan, staging)):
+        for index, sums in exported.sums.items():
+            tensors[index].sums += sums
+        for index, count in exported.overflowed.items():
+            tensors[index].overflowed += count
+        if plan.mixed is not None:
+            plan.mixed.from_last.update(exported.from_last)
+        if progress is not None:
+            progress(task.bytes)
 
 
 def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | None) -> None:
@@ -151,7 +154,7 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
         )
         for slab, data in zip(batch, values, strict=True):
             for index in by_tensor[slab.tensor]:
-                _put(tensors[index], slab.first, data, whole.tensors[slab.tensor].shape, plan.entries[index].shape)
+                put_slab(tensors[index], slab.first, data, whole.tensors[slab.tensor].shape, plan.entries[index].shape)
 
 
 def _slabs(whole: MergedCheckpoint, numbers: Sequence[int], undivided: Collection[int]) -> Iterator[Slab]:
@@ -159,24 +162,3 @@ def _slabs(whole: MergedCheckpoint, numbers: Sequence[int], undivided: Collectio
         shape = whole.tensors[number].shape
         at_most = max(1, math.prod(shape)) if number in undivided else SLAB_ELEMENTS
         yield from slabs_of(shape, number, by_rows=not is_straight(whole, number), at_most=at_most)
-
-
-def _put(
-    tensor: Outgoing,
-    first: int,
-    data: memoryview | np.ndarray[Any, Any],
-    source_shape: tuple[int, ...],
-    shape: tuple[int, ...],
-) -> None:
-    """Write a slab. If ``shape`` differs, the slab is the whole tensor and is broadcast to it."""
-    values = data if isinstance(data, np.ndarray) else None
-    if source_shape != shape:
-        size = (tensor.itemsize,) if values is None else ()
-        array = np.frombuffer(data, np.uint8) if values is None else values
-        array = np.ascontiguousarray(np.broadcast_to(array.reshape(*source_shape, *size), (*shape, *size))).reshape(-1)
-        values, data = (array, data) if values is not None else (None, array.data)
-    if values is not None:
-        tensor.put_values(first, values)
-    else:
-        assert isinstance(data, memoryview)
-        tensor.put(first, data)

@@ -12,7 +12,7 @@ import threading
 from relight.layout.sources import copy_bytes
 from relight.store import PAGE, page_buffer
 from relight.store.disk import Disk
-from relight.store.durable import NewFile, is_memory, translate
+from relight.store.durable import NewFile, is_memory, translate, write_all
 
 BLOCK_BYTES = 4 << 20
 BLOCKS_MAX = 16
@@ -117,9 +117,7 @@ class OutFile:
             with self._blocks.lock:
                 if self._plain < 0:
                     self._plain = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-            while data:
-                written = os.pwrite(self._plain, data, offset)
-                offset, data = offset + written, data[written:]
+            write_all(self._plain, data, offset)
         except OSError as error:
             raise translate(error, "writing", self._path) from error
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relight.commit import Attempt
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import LeaseHeld
 from relight.format import hexdigest
 from relight.log.identity import require_store
-from relight.migrate.engines import outcomes
 from relight.migrate.finding import MigrationSource
 from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import REASON, MigratePlan
-from relight.migrate.work import MigrationTask
+from relight.migrate.work import MigrationTask, work
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import open_bytes
 
@@ -44,7 +44,7 @@ class MigrateReport:
 
 
 def execute_migration(
-    plan: MigratePlan, *, engine: str = "local", jobs: int | None = None, progress: Progress | None = None
+    plan: MigratePlan, *, engine: Engine = IN_PROCESS, progress: Progress | None = None
 ) -> MigrateReport:
     """Import, then check. After an interruption, plan and execute again to continue.
 
@@ -64,7 +64,7 @@ def execute_migration(
             "old": plan.old,
             "runs": plan.runs,
             "sources": len(plan.todo),
-            "engine": engine,
+            "engine": engine.name,
             "host": os.uname().nodename,
             "pid": os.getpid(),
         }
@@ -72,13 +72,12 @@ def execute_migration(
     for run in plan.runs:
         Attempt.begin(store, run, reason=REASON)
         execute_sweep(plan_sweep(store, run), store)
-    jobs = jobs or max(1, len(os.sched_getaffinity(0)))
-    for task, result in _run(engine, jobs, list(_to_bring(plan, session))):
+    for task, result in _run(engine, list(_to_bring(plan, session))):
         _take(report, task, result)
         if progress is not None:
             progress(task.bytes)
     tasks = list(_to_check(plan, journal, session))
-    for task, result in _run(engine, jobs, tasks):
+    for task, result in _run(engine, tasks):
         report.checked += 1
         if not result["ok"]:
             report.wrong.append((task.source, task.id, str(result["what"])))
@@ -88,8 +87,9 @@ def execute_migration(
     return report
 
 
-def _run(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[tuple[MigrationTask, dict[str, Any]]]:
-    with closing(outcomes(engine, jobs, tasks)) as results:  # type: ignore[type-var]
+def _run(engine: Engine, tasks: Sequence[MigrationTask]) -> Iterator[tuple[MigrationTask, dict[str, Any]]]:
+    # a lost task is not run again here: it may have committed. The next session finds out.
+    with closing(engine.run(work, tasks, tries=1)) as results:
         for task, result in results:
             if result.get("error") == LeaseHeld.kind:
                 raise LeaseHeld(str(result["what"]), where=str(result["where"]), hint=str(result["hint"]))

@@ -5,7 +5,7 @@ Invariant: no byte is returned unchecked, but for mapped files, which say so. Ma
 
 from relight.reader.chunk_reader import check_pack, read_tensors
 from relight.reader.opened import Opened, open_checkpoint
-from relight.reader.verify import VerifyFinding, verify_checkpoint, verify_log
+from relight.reader.verify import VerifyFinding, verify_checkpoint, verify_checkpoints, verify_log
 
 __all__ = [
     "Opened",
@@ -14,5 +14,6 @@ __all__ = [
     "open_checkpoint",
     "read_tensors",
     "verify_checkpoint",
+    "verify_checkpoints",
     "verify_log",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
+from relight.engines import Engine
 from relight.errors import (
     CheckpointNotFound,
     ConfigError,
@@ -21,10 +24,11 @@ from relight.format.names import LOG_DIR
 from relight.format.pack import HEADER_BYTES_MAX, header_metadata, parse_header
 from relight.log import Checkpoint, Log, LogView, read_store
 from relight.log.truncated import refuse_truncated
+from relight.reader.by_reference import CheckpointReference, PackRange, open_reference, ranges_of, reference_to
 from relight.reader.chunk_reader import each_chunk
 from relight.reader.opened import Opened, open_checkpoint
 from relight.reader.pack_reader import open_pack
-from relight.store import ByteStore
+from relight.store import ByteStore, Reader
 from relight.store.base import without_cache
 
 ENTRY_BYTES_MIN = 40
@@ -78,12 +82,114 @@ def verify_checkpoint(
 
     Bypasses caches. Cost: reads the checkpoint once. Memory: a few chunks.
     """
+    opened, findings = _verify_metadata(store, view, checkpoint)
+    if opened is None:
+        return findings
+    for part in opened.parts:
+        for index in range(len(part.packs)):
+            if data:
+                findings += _verify_pack(opened, part, index, progress=progress)
+            else:
+                findings += _verify_size(opened, part, index)
+    return findings
+
+
+def verify_checkpoints(
+    targets: Iterable[tuple[ByteStore, LogView, Checkpoint]],
+    engine: Engine,
+    *,
+    progress: Callable[[int], None] | None = None,
+    bytes_per_second: float | None = None,
+) -> Iterator[list[VerifyFinding]]:
+    """Yield for each target, in order, what ``verify_checkpoint`` returns for it. The engine's processes read the packs.
+
+    ``bytes_per_second``: largest rate of all processes together.
+    """
+    verifying: list[_Verifying] = []
+    rate = bytes_per_second / engine.jobs if bytes_per_second else None
+
+    def tasks() -> Iterator[_VerifyTask]:
+        for store, view, checkpoint in targets:
+            opened, findings = _verify_metadata(store, view, checkpoint)
+            state = _Verifying([findings])
+            verifying.append(state)
+            if opened is not None:
+                reference = reference_to(opened)
+                for number, chunks in enumerate(ranges_of(opened)):
+                    state.findings.append([])
+                    state.left += 1
+                    yield _VerifyTask(len(verifying) - 1, number + 1, reference, chunks, rate)
+            state.is_open = False
+
+    given = 0
+    for task, (length, findings) in engine.run(_verify_range, tasks()):
+        state = verifying[task.target]
+        state.findings[task.number] = findings
+        state.left -= 1
+        if progress:
+            progress(length)
+        while given < len(verifying) and verifying[given].is_complete:
+            yield verifying[given].take()
+            given += 1
+    for state in verifying[given:]:
+        yield state.take()
+
+
+@dataclass(slots=True)
+class _Verifying:
+    """A checkpoint that is being verified: the damage of its metadata, then of each range; and the number of ranges that are left."""
+
+    findings: list[list[VerifyFinding]]
+    left: int = 0
+    is_open: bool = True
+    """Whether more ranges follow."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.is_open and not self.left
+
+    def take(self) -> list[VerifyFinding]:
+        findings, self.findings = self.findings, []
+        return list(dict.fromkeys(finding for of_range in findings for finding in of_range))
+
+
+class _VerifyTask(NamedTuple):
+    target: int
+    number: int
+    reference: CheckpointReference
+    chunks: PackRange
+    bytes_per_second: float | None
+
+
+def _verify_range(task: _VerifyTask) -> tuple[int, list[VerifyFinding]]:
+    """Return the number of bytes of a range, and its damage."""
+    chunks, started, read = task.chunks, time.monotonic(), 0
+    try:
+        opened = open_reference(task.reference)
+    except RelightError as error:  # it was damaged or deleted since the command opened it
+        return 0, [VerifyFinding(error.kind, error.where, "", error.what)]
+    part = opened.parts[chunks.part]
+
+    def pace(length: int) -> None:
+        nonlocal read
+        read += length
+        if task.bytes_per_second:
+            time.sleep(max(0.0, read / task.bytes_per_second - (time.monotonic() - started)))
+
+    findings = _verify_pack(opened, part, chunks.pack, range(chunks.first, chunks.last), pace)
+    return chunks.bytes_of(part.packs), findings
+
+
+def _verify_metadata(
+    store: ByteStore, view: LogView, checkpoint: Checkpoint
+) -> tuple[Opened | None, list[VerifyFinding]]:
+    """Return the checkpoint, if it can be opened, and the damage of its root and parts."""
     store = without_cache(store)
     try:
         with collector_paused():
             opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
     except RelightError as error:
-        return [VerifyFinding(error.kind, error.where, "", error.what)]
+        return None, [VerifyFinding(error.kind, error.where, "", error.what)]
     findings: list[VerifyFinding] = []
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         where = f"{opened.prefix}/{ref.file}"
@@ -92,28 +198,49 @@ def verify_checkpoint(
                 decode_tree(part.tree, len(part.tensors), where)
         except RelightError as error:
             findings.append(VerifyFinding(error.kind, where, "", error.what))
-        for index, pack in enumerate(part.packs):
-            findings += _verify_pack(opened, part, index, pack, data, progress)
+    return opened, findings
+
+
+def _verify_size(opened: Opened, part: Part, index: int) -> list[VerifyFinding]:
+    """Return the damage of a pack that shows without reading it."""
+    reader, findings = _open_and_measure(opened, part.packs[index])
+    if reader is not None:
+        reader.close()
     return findings
 
 
-def _verify_pack(
-    opened: Opened, part: Part, index: int, pack: Pack, data: bool, progress: Callable[[int], None] | None
-) -> list[VerifyFinding]:
+def _open_and_measure(opened: Opened, pack: Pack) -> tuple[Reader | None, list[VerifyFinding]]:
     key = f"{opened.prefix}/{pack.file}"
     try:
         reader = open_pack(opened.store, opened.prefix, pack)
     except CheckpointNotFound:
-        return [VerifyFinding("corrupt", key, "", "the file is missing")]
+        return None, [VerifyFinding("corrupt", key, "", "the file is missing")]
     except RelightError as error:
-        return [VerifyFinding(error.kind, key, "", error.what)]
-    findings: list[VerifyFinding] = []
+        return None, [VerifyFinding(error.kind, key, "", error.what)]
+    if reader.size != pack.size:
+        return reader, [VerifyFinding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed")]
+    return reader, []
+
+
+def _verify_pack(
+    opened: Opened,
+    part: Part,
+    index: int,
+    chunks: range | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[VerifyFinding]:
+    """Read ``chunks`` of a pack, all by default, and return the damage. The range with chunk 0 includes that of the file as a whole."""
+    pack = part.packs[index]
+    key = f"{opened.prefix}/{pack.file}"
+    chunks = range(len(pack.chunks)) if chunks is None else chunks
+    reader, of_file = _open_and_measure(opened, pack)
+    findings = of_file if 0 in chunks else []
+    if reader is None:
+        return findings
     try:
-        if reader.size != pack.size:
-            findings.append(VerifyFinding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
-        if not data:
-            return findings
-        for number, offset, piece in each_chunk(reader, pack, key, opened.store.properties().parallel_reads):
+        for number, offset, piece in each_chunk(
+            reader, pack, key, opened.store.properties().parallel_reads, chunks.__contains__
+        ):
             length = pack.chunks[number][0]
             try:
                 if isinstance(piece, RelightError):

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from relight.comm.children import safe_spawn
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import ConfigError
 from relight.simulator.engine import simulate
 from relight.simulator.failure_events import Calendar, draw
 from relight.simulator.policies import Policy
 from relight.simulator.result import PolicyOutcome
 from relight.simulator.scenario import SAVES_MAX, Scenario
-
-ENGINES = ("local", "ray")
 
 
 class Case(NamedTuple):
@@ -48,8 +42,7 @@ def sweep(
     cases: Sequence[Case],
     seeds: Sequence[int],
     *,
-    jobs: int = 1,
-    engine: str = "local",
+    engine: Engine = IN_PROCESS,
     done: Callable[[int], None] = lambda count: None,
 ) -> list[list[list[PolicyOutcome]]]:
     """Return the outcomes by case, policy and seed.
@@ -60,7 +53,7 @@ def sweep(
         check_case(case)
     tasks = [(case, index, seed) for index, case in enumerate(cases) for seed in seeds]
     results: dict[tuple[int, int], list[PolicyOutcome]] = {}
-    for (index, seed), outcomes in _run(tasks, jobs, engine):
+    for (_, index, seed), outcomes in engine.run(_one, tasks):
         results[index, seed] = outcomes
         done(len(outcomes))
     return [
@@ -69,48 +62,8 @@ def sweep(
     ]
 
 
-_Task = tuple[Case, int, int]
-_Done = tuple[tuple[int, int], list[PolicyOutcome]]
-
-
-def _one(task: _Task) -> _Done:
+def _one(task: tuple[Case, int, int]) -> list[PolicyOutcome]:
     """Simulate all policies of one case with one seed. Their failures are drawn once."""
-    case, index, seed = task
+    case, _, seed = task
     chance = draw(case.scenario, seed, case.calendar)
-    return (index, seed), [simulate(case.scenario, policy, seed, chance=chance) for policy in case.policies]
-
-
-def _run(tasks: Sequence[_Task], jobs: int, engine: str) -> Iterator[_Done]:
-    if engine == "ray":
-        yield from _on_ray(tasks)
-    elif jobs == 1 or len(tasks) == 1:
-        yield from map(_one, tasks)
-    else:
-        with safe_spawn():
-            pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
-            waiting = [pool.submit(_one, task) for task in tasks]
-        with pool:
-            try:
-                for future in as_completed(waiting):
-                    yield future.result()
-            except BrokenProcessPool:
-                message = "a simulating process was killed, perhaps for lack of memory"
-                raise ConfigError(message, hint=f"fewer than --jobs {jobs}, or fewer saves and days") from None
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-
-def _on_ray(tasks: Sequence[_Task]) -> Iterator[_Done]:
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "--engine ray needs Ray", hint="pip install ray, or leave --engine out: --jobs uses this machine's cores"
-        )
-    ray: Any = importlib.import_module("ray")
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
-    remote = ray.remote(_one)
-    waiting = [remote.remote(task) for task in tasks]
-    while waiting:
-        ready, waiting = ray.wait(waiting)
-        yield ray.get(ready[0])
+    return [simulate(case.scenario, policy, seed, chance=chance) for policy in case.policies]

@@ -269,6 +269,20 @@ def rewrites(store: ByteStore) -> Rewrites:
     return store
 
 
+@runtime_checkable
+class SharesWrites(Protocol):
+    """A store in which several processes can write one file."""
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``."""
+
+    def share(self, writer: Writer) -> str:
+        """Return the name by which other processes ``join`` a writer of ``rewrite``. Its ``finish`` follows all of theirs."""
+
+    def join(self, name: str) -> Writer:
+        """Return a writer for ranges of that file. Its ``finish`` makes them durable; only the first writer's gives the file its name."""
+
+
 def without_cache(store: ByteStore) -> ByteStore:
     """Return ``store`` without its local cache, to check the stored bytes themselves."""
     return store.without_cache() if isinstance(store, CachesBlocks) else store

@@ -224,8 +224,9 @@ class Replacement:
     def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
         self._disk, self._path = disk, path
         directory, name = os.path.split(path)
-        self._temporary = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
-        self._file = NewFile(disk, self._temporary, size, direct=direct)
+        self.temporary = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
+        """Path of the file until ``finish``."""
+        self._file = NewFile(disk, self.temporary, size, direct=direct)
         self.align = self._file.align
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -236,7 +237,7 @@ class Replacement:
         """See ``Writer``. Also makes the name durable."""
         self._file.finish(size)
         try:
-            self._disk.replace(self._temporary, self._path)
+            self._disk.replace(self.temporary, self._path)
         except OSError as error:
             raise translate(error, "replacing a file", self._path) from error
         sync_dir(self._disk, os.path.dirname(self._path))
@@ -244,6 +245,53 @@ class Replacement:
     def abort(self) -> None:
         """See ``Writer``."""
         self._file.abort()
+
+
+class JoinedFile:
+    """A file that another process has created, and that several processes write: through the page cache, as they share pages."""
+
+    align = 1
+
+    def __init__(self, path: str) -> None:
+        self._path, self._fd = path, -1
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """See ``Writer``."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            write_all(self._fd, data.cast("B"), offset)
+        except OSError as error:
+            raise translate(error, "writing", self._path) from error
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Overwrite bytes."""
+        self.write_at(offset, memoryview(data))
+
+    def finish(self, size: int | None = None) -> None:
+        """Make what was written durable, and close. The next write opens the file again."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            raise translate(error, "making a file durable", self._path) from error
+        finally:
+            os.close(fd)
+
+    def abort(self) -> None:
+        """Close. The file is its creator's, who deletes it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data`` at ``offset``, in as many calls as needed."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        offset, data = offset + written, data[written:]
 
 
 def create_once(disk: Disk, path: str, data: bytes) -> bool:

@@ -19,6 +19,7 @@ from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import Entry, Properties, Reader, StoreBase, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import (
+    JoinedFile,
     NewFile,
     OpenFile,
     Replacement,
@@ -72,6 +73,15 @@ class LocalStore(StoreBase):
         path = self._path(key)
         self._check_parents(path)
         return Replacement(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
+
+    def share(self, writer: Writer) -> str:
+        """See ``SharesWrites``."""
+        assert isinstance(writer, Replacement)
+        return os.path.relpath(writer.temporary, self._root)
+
+    def join(self, name: str) -> Writer:
+        """See ``SharesWrites``."""
+        return JoinedFile(self._path(name))
 
     def sync(self, prefix: str) -> None:
         """fsync the directory. For the store itself, also fsync its parent directories on the same device.

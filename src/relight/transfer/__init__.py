@@ -4,6 +4,7 @@ Invariants: every copied byte is verified on the way; a copy is committed under 
 interrupted copy leaves no checkpoint. May import: ``commit``, ``catalog`` and everything below them.
 """
 
-from relight.transfer.copying import CopyPlan, CopyReport, execute_copy, plan_copy
+from relight.transfer.copying import CopyPlan, CopyReport, plan_copy
+from relight.transfer.shared_copy import execute_copy
 
 __all__ = ["CopyPlan", "CopyReport", "execute_copy", "plan_copy"]

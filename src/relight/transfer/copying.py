@@ -47,6 +47,8 @@ from relight.transfer.stored_there import packs_there, there_already
 BUFFER_BYTES = 8 << 20
 FORCE_HINT = "copy to a run of its own, or pass --force: then the copy becomes its latest checkpoint"
 Progress = Callable[[int], None]
+Check = Callable[[History], None]
+"""Raises if a copy must not be committed after the destination's present history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,8 @@ def _split(
     return missing, present
 
 
-def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyReport:
-    """Copy, oldest first. Damaged checkpoints are skipped and reported. Other errors stop the copy; committed copies stay."""
+def execute_with(plan: CopyPlan, copy: Callable[[Opened, Log, Check | None], str]) -> CopyReport:
+    """Execute a plan. ``copy`` copies one checkpoint and returns its id at the destination."""
     report = CopyReport([], plan.there, [])
     if not plan.checkpoints:
         return report
@@ -144,8 +146,7 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
     for checkpoint in plan.checkpoints:
         checks = None if plan.as_newest else partial(_check_continues, plan, source)
         try:
-            opened = plan.source.open(checkpoint)
-            report.copied.append((checkpoint.id, copy_one(opened, plan.destination, log, progress, checks=checks)))
+            report.copied.append((checkpoint.id, copy(plan.source.open(checkpoint), log, checks)))
         except (CorruptCheckpoint, UnsafeContent) as error:
             report.damaged.append((checkpoint.id, error))
     record_best_by(log, plan.source.history().best_by, over=False)
@@ -204,7 +205,7 @@ def copy_one(
     log: Log,
     progress: Progress | None,
     *,
-    checks: Callable[[History], None] | None = None,
+    checks: Check | None = None,
 ) -> str:
     """Copy a checkpoint and commit it at the destination, in its present epoch. Return its id there.
 
@@ -313,9 +314,32 @@ class CopyWriter:
 
     def write_part(self, number: int, progress: Progress | None, *, again: bool = False) -> None:
         """Write a part and its packs; their names need ``sync``. ``again``: another process may have written some of them."""
-        part, (moved, data) = self._opened.parts[number], self._encoded(number)
-        for pack, after in zip(part.packs, moved.packs, strict=True):
-            self._copy_pack(pack, after, progress, again)
+        for index in range(len(self._opened.parts[number].packs)):
+            self.write_pack(number, index, progress, again=again)
+        self.write_part_file(number, again=again)
+
+    def write_pack(self, number: int, index: int, progress: Progress | None, *, again: bool = False) -> None:
+        """Read, verify and write pack number ``index`` of a part."""
+        (after,) = packs_there([pack := self._opened.parts[number].packs[index]], self._known, coded=self.draft.coded)
+        self._copy_pack(pack, after, progress, again)
+
+    def write_range(self, number: int, index: int, chunks: range, writer: Writer) -> None:
+        """Read, verify and write chunks of a pack that the copy stores as a plain file."""
+        pack = self._opened.parts[number].packs[index]
+        offset = sum(length for length, _ in pack.chunks[: chunks.start])
+        with _reader(self._opened, pack) as reader:
+            for data in self._sent(_sound_chunks(self._opened, pack, reader, None, chunks.__contains__)):
+                writer.write_at(offset, data)
+                offset += len(data)
+
+    def is_plain(self, number: int, index: int) -> bool:
+        """Return whether the copy stores a pack as a plain file."""
+        (after,) = packs_there([self._opened.parts[number].packs[index]], self._known, coded=self.draft.coded)
+        return after.stored is None
+
+    def write_part_file(self, number: int, *, again: bool = False) -> None:
+        """Write a part without its packs."""
+        _, data = self._encoded(number)
         key = f"{self.prefix}/{self._opened.root.parts[number].file}"
         write_whole(self._writer(key, len(data), again), data)
 

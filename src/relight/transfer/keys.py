@@ -7,12 +7,15 @@ store that opens with the old key, the new key, or both.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, WrongKey
 from relight.format.cipher import KEY_BYTES, Secret, ring_id
 from relight.format.keyring import KEYS_DIR, KeySlot
@@ -20,7 +23,8 @@ from relight.format.names import STORE_FILE
 from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
-from relight.store import ByteStore
+from relight.reader.by_reference import shared_url
+from relight.store import ByteStore, open_bytes
 from relight.store.base import rewrites, write_whole
 from relight.store.durable import REWRITTEN_PREFIX
 from relight.store.encrypted import EncryptedStore, is_clear
@@ -34,6 +38,7 @@ from relight.store.keyring import (
     slots_in,
     store_id_of,
 )
+from relight.store.wrapper import unwrap
 
 COPY_BYTES = 16 << 20
 
@@ -146,6 +151,7 @@ def rekey(
     progress: Callable[[int], None] = lambda length: None,
     plan_only: bool = False,
     encrypt_plain: bool = False,
+    engine: Engine = IN_PROCESS,
 ) -> Rekeyed:
     """Encrypt again, under a new ring key, every file that ``leaked`` could open, then remove the old ring keys' slots.
 
@@ -156,6 +162,7 @@ def rekey(
     ``keychain`` opens the present slots; each key of ``keep`` (None: of ``keychain``) gets a slot of the new ring key. A file is replaced
     atomically, so an interruption leaves whole files, each under the old or the new key, and calling it again continues. Processes that
     have the store open still use the old ring key: ``left`` counts what they wrote meanwhile. Cost: reads and writes each such file once.
+    The engine's processes encrypt; they find the keys by their specs.
     """
     report, plain = Rekeyed(), not _is_marked(inner)
     keep = keep or keychain
@@ -173,16 +180,14 @@ def rekey(
     if plain:
         _mark(inner)
     report.generation = _new_generation(inner, keychain, keep, touched)
-    store = EncryptedStore(inner, Keychain([*keep.providers, *keychain.providers]), takes_plain=plain or encrypt_plain)
+    chain = Keychain([*keep.providers, *keychain.providers])
+    store = EncryptedStore(inner, chain, takes_plain=plain or encrypt_plain)
     damaged: set[str] = set()
     for again in range(2):
         report.plain = 0
-        for key, size in _to_do(store, touched, report):
-            if key in damaged:
-                continue
-            try:
-                _rewrite(store, key, size, progress)
-            except CorruptCheckpoint:  # a damaged file cannot be decrypted: it stays damaged
+        files = (item for item in _to_do(store, touched, report) if item[0] not in damaged)
+        for (key, size), is_whole in _rewrite_all(store, chain, files, report.generation, engine, progress):
+            if not is_whole:
                 damaged.add(key)
                 continue
             report.left += again
@@ -227,7 +232,58 @@ def _files(store: EncryptedStore, prefix: str) -> Iterator[str]:
             yield key
 
 
-def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> None:
+class _RekeyTask(NamedTuple):
+    """A file to encrypt again. ``specs``: of the keys that open the store. ``generation``: of the new ring key."""
+
+    url: str
+    specs: tuple[str, ...]
+    takes_plain: bool
+    generation: int
+    key: str
+    size: int
+
+
+def _rewrite_all(
+    store: EncryptedStore,
+    chain: Keychain,
+    files: Iterable[tuple[str, int]],
+    generation: int,
+    engine: Engine,
+    progress: Callable[[int], None],
+) -> Iterator[tuple[tuple[str, int], bool]]:
+    """Encrypt files again. Yield each with whether it could be decrypted."""
+    if engine.is_local:
+        yield from ((item, _rewrite(store, *item, progress)) for item in files)
+        return
+    url, specs = shared_url(store.inner), tuple(provider.spec for provider in chain.providers)
+    tasks = (_RekeyTask(url, specs, store.takes_plain, generation, key, size) for key, size in files)
+    for task, is_whole in engine.run(_rewrite_one, tasks):
+        progress(task.size)
+        yield (task.key, task.size), is_whole
+
+
+@lru_cache(maxsize=1)
+def _store_for(url: str, specs: tuple[str, ...], takes_plain: bool, generation: int) -> EncryptedStore:
+    """Return a process's store of one rekeying. ``generation`` keeps a later one from using the earlier one's ring key."""
+    return EncryptedStore(unwrap(open_bytes(url)), Keychain.from_specs(specs), takes_plain=takes_plain)
+
+
+def _rewrite_one(task: _RekeyTask) -> bool:
+    """Encrypt a file again, in any process."""
+    store = _store_for(task.url, task.specs, task.takes_plain, task.generation)
+    return _rewrite(store, task.key, task.size, lambda length: None)
+
+
+def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> bool:
+    """Encrypt a file again. Return False if it is damaged: it cannot be decrypted, and stays damaged."""
+    try:
+        _rewrite_whole(store, key, size, progress)
+    except CorruptCheckpoint:
+        return False
+    return True
+
+
+def _rewrite_whole(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> None:
     reader = store.open(key)
     try:
         writer = store.rewrite(key, size)

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from relight.catalog import Run
 from relight.catalog.branches import PREFIX
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound
 from relight.format.names import STAGES
 from relight.log import History
 from relight.store import ByteStore
-from relight.transfer.copying import CopyPlan, CopyReport, Progress, execute_copy, plan_copy
+from relight.transfer.copying import CopyPlan, CopyReport, Progress, plan_copy
+from relight.transfer.shared_copy import execute_copy
 
 
 class TagMove(NamedTuple):
@@ -71,9 +73,9 @@ def plan_push(source: Run, destination: ByteStore, run: str, *, force: bool = Fa
     return PushPlan(copy, tags, force)
 
 
-def execute_push(plan: PushPlan, *, progress: Progress | None = None) -> PushReport:
+def execute_push(plan: PushPlan, *, progress: Progress | None = None, engine: Engine = IN_PROCESS) -> PushReport:
     """Copy, oldest first, then set the tags. After an interruption, plan and execute again to continue."""
-    report = PushReport(execute_copy(plan.copy, progress=progress), refused=plan.refused)
+    report = PushReport(execute_copy(plan.copy, progress=progress, engine=engine), refused=plan.refused)
     ids: Mapping[str, str] = {**dict(plan.copy.there), **dict(report.copy.copied)}
     target = Run(plan.copy.destination, plan.copy.run)
     for move in plan.tags:

@@ -8,17 +8,19 @@ with the checkpoint.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from relight.catalog.branches import needs_of
 from relight.catalog.run import Run
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound
 from relight.format import Digest
 from relight.format.manifest import Pack
 from relight.format.records import Body
 from relight.format.topics import REPACKED, RepackNote
 from relight.log import Checkpoint, Log, LogView, fold
+from relight.reader.by_reference import CheckpointReference, open_reference, reference_to
 from relight.reader.opened import Opened
 from relight.store.base import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
@@ -52,18 +54,25 @@ def plan_repack(run: Run, ids: Collection[str] | None = None) -> RepackPlan:
     return RepackPlan(run, chosen, sum(checkpoint.body.logical_bytes for checkpoint in chosen))
 
 
-def execute_repack(plan: RepackPlan, progress: Callable[[int], None] | None = None) -> RepackReport:
+def execute_repack(
+    plan: RepackPlan, progress: Callable[[int], None] | None = None, *, engine: Engine = IN_PROCESS
+) -> RepackReport:
     """Write each checkpoint's packs, read them back, and record it in the log; one checkpoint after the other.
 
+    The engine's processes write packs.
     An interruption leaves whole files, with which the next call continues. Cost: reads, writes and reads back each pack once.
     """
     report, before = RepackReport(), {donor for checkpoint in plan.chosen for donor in checkpoint.requires}
     for checkpoint in plan.chosen:
         opened = plan.run.open(checkpoint)
-        for part in opened.parts:
-            for pack in part.packs:
-                if pack.stored is not None:
-                    report.bytes += _write(opened, pack, progress)
+        if engine.is_local:
+            packs = (pack for part in opened.parts for pack in part.packs if pack.stored is not None)
+            report.bytes += sum(_write(opened, pack, progress) for pack in packs)
+        else:
+            for (_, part, pack), written in engine.run(_write_one, _tasks(opened)):
+                report.bytes += written
+                if progress is not None:
+                    progress(opened.parts[part].packs[pack].size)
         opened.store.sync(opened.prefix)
         _record_repacked(Log(plan.run.store, plan.run.name), checkpoint.id)
         report.repacked.append(checkpoint.id)
@@ -71,6 +80,20 @@ def execute_repack(plan: RepackPlan, progress: Callable[[int], None] | None = No
     needed = {donor for checkpoint in history.live for donor in needs_of(history, checkpoint)}
     report.freed = sorted(before - needed)
     return report
+
+
+def _tasks(opened: Opened) -> Iterator[tuple[CheckpointReference, int, int]]:
+    """Yield the packs to write, by the numbers of part and pack."""
+    reference = reference_to(opened)
+    for number, part in enumerate(opened.parts):
+        yield from ((reference, number, index) for index, pack in enumerate(part.packs) if pack.stored is not None)
+
+
+def _write_one(task: tuple[CheckpointReference, int, int]) -> int:
+    """Write one pack, in any process. Return the bytes written."""
+    reference, part, pack = task
+    opened = open_reference(reference)
+    return _write(opened, opened.parts[part].packs[pack], None)
 
 
 def _write(opened: Opened, pack: Pack, progress: Callable[[int], None] | None) -> int:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from relight.engines import IN_PROCESS, Engine
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
+from relight.reader.by_reference import CheckpointReference, open_reference, reference_to
 from relight.reader.merged_parts import MergedCheckpoint, whole_of
 from relight.reader.opened import Opened
 from relight.reader.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of
@@ -107,8 +110,11 @@ def diff(
     tensors: bool = True,
     progress: Progress | None = None,
     slab_bytes: int = SLAB_BYTES,
+    engine: Engine = IN_PROCESS,
 ) -> Difference:
     """Compare two checkpoints of one store or of two. ``only``: patterns of names. ``tensors=False``: read no tensor.
+
+    The engine's processes read and compare the tensors. The result does not depend on the engine, to the bit.
 
     Raise ``CorruptCheckpoint`` if a byte that is read is not what was committed. ``progress``: called with bytes of both sides. Memory:
     four times ``slab_bytes``, or two rows of a tensor in pieces, and what reading takes.
@@ -137,7 +143,7 @@ def diff(
                 todo.append((change, numbers_a[name], numbers_b[name]))
         difference.tensors.append(change)
     if tensors:
-        _go_through(a, left, b, right, todo, difference, progress, slab_bytes)
+        _go_through(a, left, b, right, todo, difference, progress, slab_bytes, engine)
     return difference
 
 
@@ -176,47 +182,115 @@ def _go_through(
     found: Difference,
     progress: Progress | None,
     slab_bytes: int,
+    engine: Engine,
 ) -> None:
-    """Read both sides, slab by slab. Another thread compares the previous slabs."""
+    """Read both sides, batch by batch of slabs, and add up the distances in the batches' order."""
     sizes = [0] * len(left.tensors)
-    changes: dict[int, tuple[TensorChange, int]] = {}
+    changes: dict[int, TensorChange] = {}
+    theirs: dict[int, int] = {}
 
     def slabs() -> Iterator[Slab]:
-        for change, mine, theirs in todo:
+        for change, mine, other in todo:
             shape, size = left.tensors[mine].shape, DTYPES[left.tensors[mine].dtype].itemsize
-            sizes[mine] = max(size, DTYPES[right.tensors[theirs].dtype].itemsize)
-            changes[mine] = change, theirs
+            sizes[mine] = max(size, DTYPES[right.tensors[other].dtype].itemsize)
+            changes[mine], theirs[mine] = change, other
             change.apart = Apart()
-            by_rows = not (is_straight(left, mine) and is_straight(right, theirs))
+            by_rows = not (is_straight(left, mine) and is_straight(right, other))
             yield from slabs_of(shape, mine, by_rows=by_rows, at_most=max(1, slab_bytes // sizes[mine]))
 
-    reads_a, reads_b = SlabReader(a, left, batch_bytes=slab_bytes), SlabReader(b, right, batch_bytes=slab_bytes)
-    with ThreadPoolExecutor(2) as pool:
-        working: Future[None] | None = None
-        for batch in batches(slabs(), sizes, slab_bytes):
-            ahead = pool.submit(reads_a.read, batch)
-            theirs = reads_b.read([slab._replace(tensor=changes[slab.tensor][1]) for slab in batch])
-            mine = ahead.result()
-            if working is not None:
-                working.result()
-            working = pool.submit(
-                _count, [(changes[slab.tensor][0], x, y) for slab, x, y in zip(batch, mine, theirs, strict=True)]
-            )
-            read = sum(map(len, mine)) + sum(map(len, theirs))
-            found.bytes_read += read
-            if progress is not None:
-                progress(read)
-        if working is not None:
-            working.result()
+    pairs = (
+        [(slab, slab._replace(tensor=theirs[slab.tensor])) for slab in batch]
+        for batch in batches(slabs(), sizes, slab_bytes)
+    )
+    if engine.is_local:
+        compared = _Comparing(a, left, b, right, slab_bytes).in_order(pairs)
+    else:
+        compared = _by_processes(engine, (reference_to(a), reference_to(b)), pairs, slab_bytes)
+    for batch, distances, read in compared:
+        for (slab, _), distance in zip(batch, distances, strict=True):
+            apart = changes[slab.tensor].apart
+            assert apart is not None
+            apart.add(distance)
+        found.bytes_read += read
+        if progress is not None:
+            progress(read)
     for change, _, _ in todo:  # only its neighbours in a chunk differed, or its chunks begin elsewhere
         if change.apart is not None and not change.apart.changed and change.a is not None and change.b is not None:
             change.state = SAME if change.a.dtype == change.b.dtype else CHANGED
 
 
-def _count(pairs: list[tuple[TensorChange, memoryview, memoryview]]) -> None:
-    for change, x, y in pairs:
-        assert change.apart is not None and change.a is not None and change.b is not None
-        change.apart.add(compare(x, change.a.dtype, y, change.b.dtype))
+_Pairs = list[tuple[Slab, Slab]]
+"""The same slabs of both sides."""
+_Compared = tuple[_Pairs, list[Apart], int]
+"""Slabs, their distances, and the bytes read."""
+
+
+class _Comparing:
+    """Reads slabs of both sides and compares them."""
+
+    def __init__(self, a: Opened, left: MergedCheckpoint, b: Opened, right: MergedCheckpoint, slab_bytes: int) -> None:
+        self._left, self._right = left, right
+        self._reads_a, self._reads_b = (
+            SlabReader(a, left, batch_bytes=slab_bytes),
+            SlabReader(b, right, batch_bytes=slab_bytes),
+        )
+
+    def in_order(self, batches_of_pairs: Iterable[_Pairs]) -> Iterator[_Compared]:
+        """Read batch after batch. Another thread compares the previous one."""
+        with ThreadPoolExecutor(2) as pool:
+            working: Future[_Compared] | None = None
+            for pairs in batches_of_pairs:
+                ahead = pool.submit(self._reads_a.read, [slab for slab, _ in pairs])
+                theirs = self._reads_b.read([slab for _, slab in pairs])
+                mine = ahead.result()
+                if working is not None:
+                    yield working.result()
+                working = pool.submit(self._compare, pairs, mine, theirs)
+            if working is not None:
+                yield working.result()
+
+    def _compare(self, pairs: _Pairs, mine: list[memoryview], theirs: list[memoryview]) -> _Compared:
+        distances = [
+            compare(x, self._left.tensors[slab.tensor].dtype, y, self._right.tensors[other.tensor].dtype)
+            for (slab, other), x, y in zip(pairs, mine, theirs, strict=True)
+        ]
+        return pairs, distances, sum(map(len, mine)) + sum(map(len, theirs))
+
+
+class _DiffTask(NamedTuple):
+    number: int
+    sides: tuple[CheckpointReference, CheckpointReference]
+    pairs: _Pairs
+    slab_bytes: int
+
+
+def _by_processes(
+    engine: Engine,
+    sides: tuple[CheckpointReference, CheckpointReference],
+    batches_of_pairs: Iterable[_Pairs],
+    slab_bytes: int,
+) -> Iterator[_Compared]:
+    """Yield the batches' results in order, as sums of doubles depend on it."""
+    tasks = (_DiffTask(number, sides, pairs, slab_bytes) for number, pairs in enumerate(batches_of_pairs))
+    early: dict[int, _Compared] = {}
+    given = 0
+    for task, result in engine.run(_compare_batch, tasks):
+        early[task.number] = result
+        while given in early:
+            yield early.pop(given)
+            given += 1
+
+
+@lru_cache(maxsize=1)
+def _comparing(sides: tuple[CheckpointReference, CheckpointReference], slab_bytes: int) -> _Comparing:
+    a, b = (open_reference(side) for side in sides)
+    return _Comparing(a, whole_of(a), b, whole_of(b), slab_bytes)
+
+
+def _compare_batch(task: _DiffTask) -> _Compared:
+    """Compare one batch, in any process."""
+    (result,) = _comparing(task.sides, task.slab_bytes).in_order([task.pairs])
+    return result
 
 
 def _facts(a: Opened, b: Opened) -> Iterator[ValueChange]:

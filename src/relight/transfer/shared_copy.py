@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -25,12 +27,15 @@ from relight.commit.chunk_index import Chunks
 from relight.commit.multi_rank import is_root_there, void_root
 from relight.commit.save import check_written
 from relight.decode import from_json_bytes
+from relight.engines import IN_PROCESS, Engine
 from relight.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
     Fenced,
+    LeaseHeld,
     RelightError,
     SaveFailed,
+    StoreUnavailable,
     UnsafeContent,
 )
 from relight.format import encode_root
@@ -53,8 +58,28 @@ from relight.format.names import (
 from relight.format.records import Body
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.reader import Opened
-from relight.store import ByteStore
-from relight.transfer.copying import CopyDraft, CopyWriter, copied_body, parents_there, stays_coded
+from relight.reader.by_reference import (
+    CheckpointReference,
+    PackRange,
+    open_reference,
+    ranges_of_part,
+    reference_to,
+    shared_url,
+)
+from relight.store import ByteStore, Writer, open_bytes
+from relight.store.base import SharesWrites
+from relight.transfer.copying import (
+    Check,
+    CopyDraft,
+    CopyPlan,
+    CopyReport,
+    CopyWriter,
+    copied_body,
+    copy_one,
+    execute_with,
+    parents_there,
+    stays_coded,
+)
 from relight.transfer.stored_there import chunks_there, there_already
 
 DRAFT_BYTES_MAX = 1 << 20
@@ -62,6 +87,8 @@ NAMES_MAX = 16
 """Directory names that are tried for one checkpoint and attempt. A name is left only after damage, or if its draft became useless."""
 POLL_S = 0.25
 """Seconds between two listings of what the other nodes have done, with up to a hundred parts; more with more parts."""
+TIDY_POLLS = 4
+"""Listings of what other nodes delete, within two polls of theirs."""
 LATE_AFTER_S = 3.0
 LATE_BYTES_PER_S = 50e6
 LATE_FACTOR = 4.0
@@ -74,12 +101,13 @@ class GivenUp(SaveFailed):
 
 
 class Shared(NamedTuple):
-    """What this node did: the parts and bytes that it copied, of how many parts, and whether it committed the copy."""
+    """What this node did: the parts and bytes that it copied, of how many parts, and whether it committed the copy, which has ``id``."""
 
     parts: int
     of: int
     bytes: int
     committed: bool
+    id: str
 
 
 def copy_together(
@@ -94,15 +122,20 @@ def copy_together(
     hold: Callable[[], None] = lambda: None,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
+    checks: Check = lambda history: None,
+    command: bool = False,
+    engine: Engine = IN_PROCESS,
 ) -> Shared:
     """Copy a checkpoint to the tier at ``log``, together with all processes that make the same call. Return when it is committed.
 
     ``charge``: epoch of the attempt. If the tier has another, raise ``Fenced``. ``own``: this node copies the parts of these ranks first.
     ``share`` is called with bytes that are written and the number of nodes that take part, ``progress`` with bytes of the checkpoint,
-    ``hold`` before the first byte is copied by anyone. ``pause`` waits, and may raise.
+    ``hold`` before the first byte is copied by anyone. ``pause`` waits, and may raise. ``checks`` raises if the copy must not be
+    committed. ``command``: also copy what the tier had and has retired, and do not wait for parts that another process has taken, as it
+    was probably killed. The engine's processes write the packs.
     Raise ``CorruptCheckpoint`` or ``UnsafeContent`` if the original is damaged, on every node. After other errors, a later call continues.
     """
-    copy = _Copy(opened, store, log, charge, own, share, progress, hold, pause, clock)
+    copy = _Copy(opened, store, log, charge, own, share, progress, hold, pause, clock, checks, command, engine)
     while copy.join():
         try:
             copy.write_parts()
@@ -118,9 +151,11 @@ class _Copy:
     def __init__(
         self, opened: Opened, store: ByteStore, log: Log, charge: int, own: frozenset[int], share: Callable[[int, int], None],
         progress: Callable[[int], None], hold: Callable[[], None], pause: Callable[[float], None], clock: Callable[[], float],
+        checks: Check, command: bool, engine: Engine,
     ) -> None:  # fmt: skip
         self._opened, self._store, self._log, self._charge = opened, store, log, charge
         self._share, self._progress, self._hold, self._pause, self._clock = share, progress, hold, pause, clock
+        self._checks, self._command, self._engine = checks, command, engine
         self._origin = opened.checkpoint.original_id
         self._sizes = [sum(pack.size for pack in part.packs) for part in opened.parts]
         self._order = _order([part.rank for part in opened.root.parts], own)
@@ -138,28 +173,35 @@ class _Copy:
         self._arrived: set[int] = set()
         self._parts = self._bytes = 0
         self._seconds = 0.0
+        self._id = ""
 
     def result(self, committed: bool) -> Shared:
         """Return what this node did."""
-        return Shared(self._parts, len(self._sizes), self._bytes, committed)
+        return Shared(self._parts, len(self._sizes), self._bytes, committed, self._id)
 
     # -- the directory
 
     def join(self) -> bool:
         """Begin or join the copy. Return False if the tier has or had the checkpoint."""
+        tries = 0
         for id in self._names():
             view = self._log.read()
             history = fold(view)
             self._check_charge(view)
-            if self._copies(history, durable=True):
+            if self._is_copied(history):
                 return False
             directory = CheckpointDir(self._opened.root.step, id, self._charge)
             prefix = f"{view.run}/{directory}"
-            if id in self._useless or id in history.committed_ids:
+            if id in history.committed_ids:
+                continue
+            tries += 1
+            if tries > NAMES_MAX:
+                break
+            if id in self._useless:
                 continue
             draft = self._draft(prefix, history)
             if draft is None or not self._is_usable(prefix):
-                if self._copies(fold(self._log.read()), durable=True):  # committed by other nodes meanwhile
+                if self._is_copied(fold(self._log.read())):  # committed by other nodes meanwhile
                     return False
                 continue
             known: Chunks = {}
@@ -180,7 +222,7 @@ class _Copy:
         """Yield the ids under which this checkpoint may be copied, in the order that every node uses."""
         root = self._opened.root
         yield root.id
-        for number in range(1, NAMES_MAX):
+        for number in itertools.count(1):
             digest = hashlib.sha256(f"{self._origin} {root.id} {self._charge} {number}".encode()).digest()
             yield base36(int.from_bytes(digest[:8], "big")).zfill(10)[-10:]
 
@@ -237,15 +279,18 @@ class _Copy:
         """Return when all parts are there. Raise ``GivenUp`` if they never will be."""
         while (left := self._parts_left()) is not None:
             now = self._clock()
-            number = next(
-                (number for number in self._order if number in left and self._is_free(number, left[number], now)), None
-            )
-            if number is None:
+            free = [number for number in self._order if number in left and self._is_free(number, left[number], now)]
+            if not free:
                 self._pause(max(POLL_S, POLL_S * len(self._sizes) / 100))
-                continue
-            self._taken[number] = attempt = left[number] + 1
-            if self._announce(taken_file(number, attempt)):
-                self._write_part(number, attempt)
+            elif not self._engine.is_local:
+                self._share_out(free, left)
+            elif self._take(free[0], left):
+                self._write_part(free[0], left[free[0]] + 1)
+
+    def _take(self, number: int, left: dict[int, int]) -> bool:
+        """Take a part. Return False if another node has taken it since the listing."""
+        self._taken[number] = attempt = left[number] + 1
+        return self._announce(taken_file(number, attempt))
 
     def _parts_left(self) -> dict[int, int] | None:
         """Return the newest attempt at each part that is not there, −1 for none. None if all are there, or another node has completed
@@ -278,7 +323,7 @@ class _Copy:
 
     def _is_free(self, number: int, attempt: int, now: float) -> bool:
         """Return whether no node copies a part, or the one that did is late. ``attempt``: the newest one at it."""
-        if attempt < 0 or (number, attempt) in self._freed:
+        if attempt < 0 or (number, attempt) in self._freed or self._command:
             return True
         since = self._first_seen.setdefault((number, attempt), now)
         speed = self._bytes / self._seconds / LATE_FACTOR if self._bytes and self._seconds > 0 else LATE_BYTES_PER_S
@@ -289,19 +334,114 @@ class _Copy:
         try:
             self._writer.write_part(number, self._progress, again=attempt > 0)
         except (CorruptCheckpoint, UnsafeContent) as error:
-            if not void_root(self._store, self._prefix, f"part {number} of the original: {error.what}"):
-                return  # another node has read it whole, and completed the copy
-            self._clear()
+            if not self._give_up_part(number, error):
+                return
             raise
         except BaseException:
             with contextlib.suppress(RelightError):
                 self._announce(freed_file(number, attempt))
             raise
+        self._complete(number)
+        self._seconds += self._clock() - started
+
+    def _share_out(self, free: list[int], left: dict[int, int]) -> None:
+        """Have the engine's processes write the packs of the free parts, by ranges where several processes can write one file."""
+        started, writer = self._clock(), self._writer
+        target = _CopyTarget(
+            reference_to(self._opened),
+            shared_url(self._store),
+            self._log.run,
+            writer.directory,
+            msgspec.json.encode(writer.draft),
+        )
+        waiting: dict[int, int] = {}
+        """Number of tasks that are left of each part."""
+        files: dict[tuple[int, int], tuple[Writer, int]] = {}
+        """Packs that are written by ranges: their writers here, and the number of ranges that are left."""
+
+        def tasks() -> Iterator[_PackTask]:
+            for number in free:
+                if self._take(number, left):
+                    ranges = ranges_of_part(self._opened, number)
+                    shared = [chunks for chunks in ranges if self._is_shared(chunks)]
+                    whole = {chunks.pack for chunks in ranges} - {chunks.pack for chunks in shared}
+                    waiting[number] = len(shared) + len(whole)
+                    for pack in sorted(whole):
+                        yield _PackTask(target, PackRange(number, pack, 0, 0))
+                    for chunks in shared:
+                        yield _PackTask(target, chunks, self._shared_file(chunks, shared, files))
+                    if not ranges:
+                        self._finish_part(number, waiting)
+
+        try:
+            for task, length in self._engine.run(_write_pack, tasks()):
+                number, pack = task.chunks.part, task.chunks.pack
+                self._sent(length)
+                if task.file:
+                    file, ranges_left = files[number, pack]
+                    files[number, pack] = file, ranges_left - 1
+                    if ranges_left == 1:
+                        file.finish()
+                        del files[number, pack]
+                self._progress(
+                    task.chunks.bytes_of(self._opened.parts[number].packs)
+                    or self._opened.parts[number].packs[pack].size
+                )
+                waiting[number] -= 1
+                if not waiting[number]:
+                    self._finish_part(number, waiting)
+        except (CorruptCheckpoint, UnsafeContent) as error:
+            if self._give_up_part(min(waiting, default=0), error):
+                raise
+        except BaseException:
+            with contextlib.suppress(RelightError):
+                for number in waiting:
+                    self._announce(freed_file(number, self._taken[number]))
+            raise
+        finally:
+            for file, _ in files.values():
+                file.abort()
+        self._seconds += self._clock() - started
+
+    def _is_shared(self, chunks: PackRange) -> bool:
+        """Return whether a range of a pack is a task of its own."""
+        pack = self._opened.parts[chunks.part].packs[chunks.pack]
+        is_whole = chunks.last - chunks.first == len(pack.chunks)
+        return (
+            not is_whole and isinstance(self._store, SharesWrites) and self._writer.is_plain(chunks.part, chunks.pack)
+        )
+
+    def _shared_file(
+        self, chunks: PackRange, shared: list[PackRange], files: dict[tuple[int, int], tuple[Writer, int]]
+    ) -> str:
+        """Return the name by which other processes write a pack's file. Create the file before its first range."""
+        assert isinstance(self._store, SharesWrites)
+        place = chunks.part, chunks.pack
+        if place not in files:
+            pack = self._opened.parts[chunks.part].packs[chunks.pack]
+            file = self._store.rewrite(f"{self._prefix}/{pack.file}", pack.size)
+            files[place] = file, sum(other.pack == chunks.pack for other in shared)
+        return self._store.share(files[place][0])
+
+    def _finish_part(self, number: int, waiting: dict[int, int]) -> None:
+        self._writer.write_part_file(number, again=True)
+        self._complete(number)
+        del waiting[number]
+
+    def _give_up_part(self, number: int, error: RelightError) -> bool:
+        """Make the directory void, as a part of the original is damaged. Return False if another node has read it whole, and
+        completed the copy."""
+        if not void_root(self._store, self._prefix, f"part {number} of the original: {error.what}"):
+            return False
+        self._clear()
+        return True
+
+    def _complete(self, number: int) -> None:
+        """Make a written part durable, and announce it."""
         self._store.sync(self._prefix)
         self._announce(copied_file(number))
         self._arrived.add(number)
         self._parts += 1
-        self._seconds += self._clock() - started
 
     def _sent(self, length: int) -> None:
         self._bytes += length
@@ -314,7 +454,8 @@ class _Copy:
         store, log, root = self._store, self._log, self._writer.root()
         store.sync(log.run)  # the directory's name: its creator may not have made it durable
         if not store.put_once(f"{self._prefix}/{ROOT_FILE}", encode_root(root)):
-            ends = self._clock() + LATE_AFTER_S  # its creator has this long to append the COMMIT
+            # its creator has this long to append the COMMIT; that of an interrupted command has ended
+            ends = self._clock() + (0.0 if self._command else LATE_AFTER_S)
             while not self._copies(fold(log.read())) and self._clock() < ends:
                 self._pause(POLL_S)
         committed = False
@@ -331,6 +472,7 @@ class _Copy:
                 self._check_charge(now)
                 if self._copies(history):
                     return None
+                self._checks(history)
                 if not set(root.requires) <= history.by_id.keys():
                     self._give_up("a checkpoint that has some of its chunks was retired")
                 return body, self._charge
@@ -338,6 +480,7 @@ class _Copy:
             committed = log.append(decide) is not None
         view = log.read()
         copies = self._copies(fold(view), durable=not committed)
+        self._id = copies[0].id if copies else self._writer.directory.id
         self._leave()
         with contextlib.suppress(RelightError):
             if committed:
@@ -349,8 +492,11 @@ class _Copy:
 
     def _tidy(self) -> None:
         """Delete the files in ``ready/`` that other nodes do not delete themselves, because they have ended."""
+        for _ in range(TIDY_POLLS):
+            if not any(True for _ in self._store.list(self._ready)):
+                return
+            self._pause(2 * POLL_S / TIDY_POLLS)
         if any(True for _ in self._store.list(self._ready)):
-            self._pause(2 * POLL_S)
             for entry in list(self._store.list(self._ready)):
                 if is_announcement_file(entry.name):
                     self._store.delete(f"{self._ready}/{entry.name}")
@@ -388,10 +534,15 @@ class _Copy:
                 delete_directory(self._store, self._prefix)
         raise Fenced(f"attempt {self._charge} there was superseded by attempt {history.epoch}", where=self._log.run)
 
+    def _is_copied(self, history: History) -> bool:
+        copies = self._copies(history, durable=True)
+        self._id = copies[0].id if copies else ""
+        return bool(copies)
+
     def _copies(self, history: History, *, durable: bool = False) -> list[Checkpoint]:
-        """Return the checkpoint's copies that the tier has or had, under any id. ``durable``: make their records durable, as
-        the nodes that wrote them may not have done so."""
-        every = [*history.by_id.values(), *history.retired.values()]
+        """Return the checkpoint's copies that the tier has, or had unless those are copied again, under any id. ``durable``: make their
+        records durable, as the nodes that wrote them may not have done so."""
+        every = [*history.by_id.values(), *(() if self._command else history.retired.values())]
         copies = [copy for copy in every if copy.original_id == self._origin]
         for copy in copies if durable else ():
             self._log.sync(copy.seq)
@@ -406,3 +557,88 @@ def _order(ranks: list[int], own: frozenset[int]) -> list[int]:
     mine = [number for number, rank in enumerate(ranks) if rank in own]
     first = mine[-1] + 1 if mine else secrets.randbelow(len(ranks))
     return [*mine, *(number for number in [*range(first, len(ranks)), *range(first)] if number not in mine)]
+
+
+class _CopyTarget(NamedTuple):
+    """A copy in progress, for other processes: in a directory of run ``run`` of the store at ``url``."""
+
+    reference: CheckpointReference
+    url: str
+    run: str
+    directory: CheckpointDir
+    draft: bytes
+
+
+class _PackTask(NamedTuple):
+    """Chunks of a pack, to be written to a ``file`` that several processes share; or the whole pack, without a file."""
+
+    target: _CopyTarget
+    chunks: PackRange
+    file: str = ""
+
+
+def _write_pack(task: _PackTask) -> int:
+    """Write a pack or a range of it, in any process. Return the bytes written."""
+    writer, store, sent = _writer_of(task.target)
+    sent.clear()
+    number, pack, first, last = task.chunks
+    if not task.file:
+        writer.write_pack(number, pack, None, again=True)
+        return sum(sent)
+    assert isinstance(store, SharesWrites)
+    file = store.join(task.file)
+    try:
+        writer.write_range(number, pack, range(first, last), file)
+        file.finish()
+    except BaseException:
+        file.abort()
+        raise
+    return sum(sent)
+
+
+@lru_cache(maxsize=1)
+def _writer_of(target: _CopyTarget) -> tuple[CopyWriter, ByteStore, list[int]]:
+    """Return a process's writer of a copy, its store, and the list to which the writer adds the bytes that it writes."""
+    store, draft = open_bytes(target.url), from_json_bytes(target.draft, CopyDraft)
+    run, known, sent = Run(store, target.run), Chunks(), list[int]()
+    if draft.donor:
+        donor = run.history().find(draft.donor)
+        if donor is None:
+            raise StoreUnavailable(
+                "a checkpoint that has some of its chunks was retired", where=target.run, hint="repeat the command"
+            )
+        known = chunks_there(run, donor)
+    opened = open_reference(target.reference)
+    return CopyWriter(opened, store, run.view(), target.directory, draft, known, sent.append), store, sent
+
+
+def execute_copy(
+    plan: CopyPlan, *, progress: Callable[[int], None] | None = None, engine: Engine = IN_PROCESS
+) -> CopyReport:
+    """Copy, oldest first. Damaged checkpoints are skipped and reported. Other errors stop the copy; committed copies stay.
+
+    If the engine has processes, they copy packs, and a second call continues what an interrupted one has begun.
+    """
+
+    def copy(opened: Opened, log: Log, checks: Check | None) -> str:
+        if engine.is_local:
+            return copy_one(opened, plan.destination, log, progress, checks=checks)
+        try:
+            return copy_together(
+                opened,
+                plan.destination,
+                log,
+                fold(log.read()).epoch,
+                checks=checks or (lambda history: None),
+                command=True,
+                engine=engine,
+                progress=progress or (lambda length: None),
+            ).id
+        except Fenced as error:
+            raise LeaseHeld(
+                "an attempt took charge of the destination while this was copied",
+                where=log.run,
+                hint="repeat the command",
+            ) from error
+
+    return execute_with(plan, copy)

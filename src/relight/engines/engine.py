@@ -1,0 +1,94 @@
+"""Run tasks of one function, wherever the engine runs them, and run the task of a lost process again."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
+
+from relight.engines.backends import Lost, Processes, Ray
+from relight.errors import ConfigError, StoreUnavailable
+
+ENGINES = ("local", "processes", "ray")
+TRIES = 5
+"""Processes that one task may lose. A task that needs too much memory loses every one."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Engine:
+    """Where tasks run: ``local``, in this process, one after the other; ``processes``, in processes of this machine; or ``ray``.
+
+    A context manager: its end ends the processes. ``jobs``: largest number of tasks at once; None: the cores of this process, or of the
+    Ray cluster. Processes start with the first task. Raise ``ConfigError`` for an unknown engine, or if Ray is not installed.
+    """
+
+    def __init__(self, name: str = "local", jobs: int | None = None) -> None:
+        if name not in ENGINES:
+            raise ConfigError(f"no engine {name!r}", hint=f"one of {', '.join(ENGINES)}")
+        self.name = name
+        self._backend: Processes | Ray | None = None
+        self.jobs = 1
+        if name == "processes":
+            self.jobs = jobs or max(1, len(os.sched_getaffinity(0)))
+            self._backend = Processes(self.jobs)
+        elif name == "ray":
+            self._backend = Ray()
+            self.jobs = min(jobs or self._backend.cpus, self._backend.cpus)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._backend is not None:
+            self._backend.close()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether tasks run in this process."""
+        return self._backend is None
+
+    def run(
+        self, function: Callable[[T], R], tasks: Iterable[T], *, tries: int = TRIES
+    ) -> Generator[tuple[T, R], None, None]:
+        """Yield each task with its result, as they finish. ``tasks`` is read as processes become free.
+
+        Raise what a task raises; running tasks then end unheard. Raise ``StoreUnavailable`` if a task has lost ``tries`` processes.
+        """
+        backend = self._backend
+        if backend is None:
+            for task in tasks:
+                yield task, function(task)
+            return
+        left, again = iter(tasks), deque[tuple[T, int]]()
+        running: dict[Any, tuple[T, int]] = {}
+        while True:
+            while len(running) < self.jobs:
+                if again:
+                    item = again.popleft()
+                else:
+                    try:
+                        item = next(left), 0
+                    except StopIteration:
+                        break
+                running[backend.submit(function, item[0])] = item
+            if not running:
+                return
+            for handle in backend.wait(list(running)):
+                task, lost = running.pop(handle)
+                try:
+                    result = backend.result(handle)
+                except Lost as error:
+                    if lost + 1 >= tries:
+                        raise StoreUnavailable(
+                            f"a task lost its process {'' if tries == 1 else f'{tries} times'}".rstrip() + f": {error}",
+                            hint="out of memory? repeat the command, with fewer --jobs: it continues",
+                        ) from error
+                    again.append((task, lost + 1))
+                    continue
+                yield task, result
+
+
+IN_PROCESS = Engine()
+"""The engine that runs every task in this process. It has no state."""
