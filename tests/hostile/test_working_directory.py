@@ -19,7 +19,7 @@ import pytest
 from relight.comm.children import child_command, child_environment, enter_script, safe_spawn, script_directory
 from relight.drain.process import Drainer
 from relight.drill import warden
-from relight.migrate import engines
+from relight.engines import Engine, backends
 from relight.prove import drive
 from relight.serve import tasks_work
 from relight.supervise import spare
@@ -157,9 +157,9 @@ def test_a_migration_is_not_made_by_modules_of_the_working_directory(
             seen.append(os.environ.get("PYTHONSAFEPATH"))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "ProcessPoolExecutor", ThreadPool)
-    with pytest.raises(KeyboardInterrupt):
-        list(engines.outcomes("local", 1, [object()]))  # type: ignore[list-item]
+    monkeypatch.setattr(backends, "ProcessPoolExecutor", ThreadPool)
+    with pytest.raises(KeyboardInterrupt), Engine("processes", 1) as engine:
+        list(engine.run(repr, [object()]))
     assert seen == ["1"]
 
 
