@@ -1,0 +1,129 @@
+"""``make versions``: the tests that touch torch, with each supported torch and Python. Writes the table in ``docs/versions-table.md``.
+
+Each pair has an environment of its own, which is deleted afterwards: torch's builds for CUDA take 5 GB. A Python that is not installed is
+left out, and so is a torch that has no build for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "versions-table.md"
+PAIRS = (
+    ("3.11", "2.6.0"),
+    ("3.11", "2.9.1"),
+    ("3.11", "2.13.0"),
+    ("3.11", "2.14.1"),
+    ("3.12", "2.6.0"),
+    ("3.12", "2.14.1"),
+    ("3.13", "2.14.1"),
+    ("3.14", "2.14.1"),
+)
+SLICE = ("capture", "snapshot", "checkpointer", "integrations", "golden", "versions", "exact")
+EXTRAS = "demo,s3,encryption,orbax"
+NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "msgpack", "safetensors", "psutil", "moto", "flask", "flask-cors")
+START = """# Table: versions
+
+`make versions` writes this page. It runs the tests that touch torch (`{slice}` below `tests`) in a new environment for each pair.
+
+| Python | torch | numpy | passed | skipped | failed |
+|---|---|---|---:|---:|---:|
+"""
+
+
+class Outcome(NamedTuple):
+    """Result of one pair. ``failed``: names of tests."""
+
+    python: str
+    torch: str
+    numpy: str
+    passed: int
+    skipped: int
+    failed: list[str]
+
+
+def interpreter(version: str) -> str | None:
+    """Return a Python of that version; None if there is none."""
+    path = shutil.which(f"python{version}")
+    for candidate in [path, *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]:
+        if candidate and subprocess.run([candidate, "-c", f"import sys, venv; assert sys.version.startswith('{version}.')"], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
+
+
+def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
+    """Test one pair. Return the reason if it cannot be installed."""
+    found = interpreter(python)
+    if found is None:
+        return f"Python {python} is not installed"
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([found, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet"]
+    for words in ([f"torch=={torch}", "numpy"], [f"torch=={torch}", f"{ROOT}[{EXTRAS}]", *NEEDED]):
+        done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            return f"torch {torch} cannot be installed for Python {python}: {(lines or [done.stderr[-200:]])[-1]}"
+    code = "import json, numpy, torch; print(json.dumps([torch.__version__, numpy.__version__]))"
+    answer = subprocess.run([str(folder / "bin/python"), "-c", code], capture_output=True, text=True, check=True)
+    torch_there, numpy_there = json.loads(answer.stdout)
+    tests = [f"tests/{name}" for name in SLICE]
+    command = [str(folder / "bin/python"), "-m", "pytest", "-q", "--numprocesses", str(jobs), "--dist", "loadfile", "--tb=line", "-rf", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    tested = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    (folder.parent / f"{folder.name}.log").write_text(tested.stdout + tested.stderr, encoding="utf-8")
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|error)", tested.stdout[-500:])}
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", tested.stdout, re.MULTILINE)
+    if tested.returncode not in (0, 1):
+        failed.append(f"pytest ended with {tested.returncode}: {tested.stderr[-300:]}")
+    return Outcome(python, torch_there, numpy_there, counts.get("passed", 0), counts.get("skipped", 0), failed)
+
+
+def page(outcomes: list[Outcome], left_out: list[str]) -> str:
+    """Return the page of the docs."""
+    rows = [
+        f"| {one.python} | {one.torch} | {one.numpy} | {one.passed} | {one.skipped} | {len(one.failed)} |" for one in outcomes
+    ]
+    more = [f"\nNot tested: {'; '.join(left_out)}."] if left_out else []
+    failed = [f"- Python {one.python}, torch {one.torch}: `{name}`" for one in outcomes for name in one.failed]
+    return START.format(slice="`, `".join(SLICE)) + "\n".join([*rows, *more, *(["\nFailed:\n", *failed] if failed else [])]) + "\n"
+
+
+def main() -> int:
+    """Test every pair, print progress, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pair", action="append", metavar="PYTHON:TORCH", help="only this pair; the page is not written; repeatable")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="keep the environments")
+    given = parser.parse_args()
+    pairs = [tuple(pair.split(":")) for pair in given.pair] if given.pair else PAIRS
+    outcomes, left_out = list[Outcome](), list[str]()
+    for python, torch in pairs:
+        began, folder = time.monotonic(), ROOT / "build" / "versions" / f"python{python}-torch{torch}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        result = run(python, torch, folder, given.jobs)
+        if not given.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(result, str):
+            left_out.append(result.partition(": ")[0])
+            print(result, flush=True)
+        else:
+            outcomes.append(result)
+            print(f"Python {python}, torch {result.torch}: {result.passed} passed, {len(result.failed)} failed, {time.monotonic() - began:.0f} s", *result.failed, sep="\n  ", flush=True)
+    if not given.pair:
+        PAGE.write_text(page(outcomes, left_out), encoding="utf-8")
+    return any(outcome.failed for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
