@@ -293,6 +293,22 @@ def test_damage_in_the_nearest_tier_ends_the_copy_on_all_nodes(tmp_path: Path) -
         scene.check()
 
 
+def test_a_creation_with_a_lost_answer_counts(tmp_path: Path) -> None:
+    """A store repeats a request of which it lost the answer, and then finds the file. The node recognises its own name in it, and does not
+    wait for itself."""
+    scene = Scene(tmp_path)
+
+    class Repeating(StoreWrapper):
+        def put_once(self, key: str, data: bytes) -> bool:
+            return super().put_once(key, data) and "/taken-" not in key
+
+    store = Repeating(scene.far)
+    opened = scene.near.open(scene.near.history().live[-1])
+    waits: list[float] = []
+    done = copy_together(opened, store, Log(store, "run"), scene.charge, pause=waits.append)
+    assert done.committed and done.parts == PARTS and not waits
+
+
 def test_a_store_that_fails_once_is_tried_again_without_waiting(tmp_path: Path) -> None:
     """A node frees a part if its write fails. Its next call continues with the next attempt."""
     scene = Scene(tmp_path)

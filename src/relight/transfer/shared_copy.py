@@ -92,8 +92,9 @@ TIDY_POLLS = 4
 LATE_AFTER_S = 3.0
 LATE_BYTES_PER_S = 50e6
 LATE_FACTOR = 4.0
+LATE_DOUBLINGS_MAX = 5
 """A part that another node copies counts as abandoned after ``LATE_AFTER_S``, plus ``LATE_FACTOR`` times the time that this node would
-take at the speed of its own parts; at ``LATE_BYTES_PER_S`` if it has copied none. The time doubles with each attempt."""
+take at the speed of its own parts; at ``LATE_BYTES_PER_S`` if it has copied none. The time doubles with each attempt, up to ``LATE_DOUBLINGS_MAX`` times."""
 
 
 class GivenUp(SaveFailed):
@@ -267,9 +268,14 @@ class _Copy:
         self._announce(copying_node_file(self._node))
 
     def _announce(self, name: str) -> bool:
-        """Create an empty file in ``ready/``. Return False if it exists."""
-        if not self._store.put_once(f"{self._ready}/{name}", b""):
-            return False
+        """Create a file in ``ready/`` with this node's name. Return False if another node has created it."""
+        key, own = f"{self._ready}/{name}", self._node.encode()
+        if not self._store.put_once(key, own):
+            try:
+                if self._store.get(key, len(own)) != own:  # else an earlier answer was lost
+                    return False
+            except (CheckpointNotFound, UnsafeContent):
+                return False
         self._mine.append(name)
         return True
 
@@ -327,7 +333,7 @@ class _Copy:
             return True
         since = self._first_seen.setdefault((number, attempt), now)
         speed = self._bytes / self._seconds / LATE_FACTOR if self._bytes and self._seconds > 0 else LATE_BYTES_PER_S
-        return now - since > (LATE_AFTER_S + self._sizes[number] / speed) * 2.0**attempt
+        return now - since > (LATE_AFTER_S + self._sizes[number] / speed) * 2.0 ** min(attempt, LATE_DOUBLINGS_MAX)
 
     def _write_part(self, number: int, attempt: int) -> None:
         started = self._clock()
