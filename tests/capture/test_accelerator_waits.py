@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relight.capture import capture, plan_restore, targets, tensors
+from relight.capture import accelerator, capture, plan_restore, targets, tensors
 from relight.format import Tensor, encode_tree
 
 
@@ -32,3 +32,15 @@ def test_a_source_waits_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     assert synchronized == [torch.device("meta")]
     tensors.finish_kernels(torch.device("cuda", 0))
     assert len(synchronized) == 1, "it is not the accelerator that this process uses"
+
+
+def test_a_torch_that_raises_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.6 raises where later versions return None. Both mean that there is none."""
+
+    def none_here() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", none_here)
+    assert accelerator.accelerator_kind() is None and accelerator.device_names() == []
+    assert not accelerator.copies_are_queued(torch.device("cpu"))
+    accelerator.finish_kernels(torch.device("cuda", 0))

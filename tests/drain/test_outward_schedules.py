@@ -8,7 +8,7 @@ from proofs.outward import BUGS, main, play
 from proofs.seeded_bugs import plant
 
 QUICK = [
-    "a part counts as copied before it is written",
+    "a part counts as copied before its names are durable",
     "a node does not ask whether its attempt is superseded",
     "COMMIT is written without checking whether the tier has the checkpoint",
     "a part is taken by one node only",

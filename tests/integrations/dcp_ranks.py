@@ -21,7 +21,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import relight.integrations.dcp
 from relight.integrations.dcp import StorageReader, StorageWriter
@@ -77,11 +76,17 @@ def save(
         if how == "sync":
             dcp.save(state, planner=planner, **where)
         else:
-            kind = AsyncCheckpointerType.PROCESS if how == "process" else AsyncCheckpointerType.THREAD
-            dcp.async_save(state, planner=planner, async_checkpointer_type=kind, **where).result()
+            dcp.async_save(state, planner=planner, **where, **in_process() if how == "process" else {}).result()
         if writer is not None and writer.report is not None:
             ids.append(writer.report.id)
     return {"ids": ids}
+
+
+def in_process() -> dict[str, Any]:
+    """Return the option by which DCP saves from another process. torch 2.6 lacks it."""
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    return {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
 
 
 def comparable(value: Any) -> str:

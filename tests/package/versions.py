@@ -31,7 +31,18 @@ PAIRS = (
 )
 SLICE = ("capture", "snapshot", "checkpointer", "integrations", "golden", "versions", "exact")
 EXTRAS = "demo,s3,encryption,orbax"
-NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "msgpack", "safetensors", "psutil", "moto", "flask", "flask-cors")
+NEEDED = (
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "msgpack",
+    "safetensors",
+    "psutil",
+    "moto",
+    "flask",
+    "flask-cors",
+)
 START = """# Table: versions
 
 `make versions` writes this page. It runs the tests that touch torch (`{slice}` below `tests`) in a new environment for each pair.
@@ -56,7 +67,15 @@ def interpreter(version: str) -> str | None:
     """Return a Python of that version; None if there is none."""
     path = shutil.which(f"python{version}")
     for candidate in [path, *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]:
-        if candidate and subprocess.run([candidate, "-c", f"import sys, venv; assert sys.version.startswith('{version}.')"], capture_output=True, check=False).returncode == 0:
+        if (
+            candidate
+            and subprocess.run(
+                [candidate, "-c", f"import sys, venv; assert sys.version.startswith('{version}.')"],
+                capture_output=True,
+                check=False,
+            ).returncode
+            == 0
+        ):
             return candidate
     return None
 
@@ -78,11 +97,27 @@ def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
     answer = subprocess.run([str(folder / "bin/python"), "-c", code], capture_output=True, text=True, check=True)
     torch_there, numpy_there = json.loads(answer.stdout)
     tests = [f"tests/{name}" for name in SLICE]
-    command = [str(folder / "bin/python"), "-m", "pytest", "-q", "--numprocesses", str(jobs), "--dist", "loadfile", "--tb=line", "-rf", "-p", "no:cacheprovider", *tests]
+    command = [
+        str(folder / "bin/python"),
+        "-m",
+        "pytest",
+        "-q",
+        "--numprocesses",
+        str(jobs),
+        "--dist",
+        "loadfile",
+        "--tb=line",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
     tested = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     (folder.parent / f"{folder.name}.log").write_text(tested.stdout + tested.stderr, encoding="utf-8")
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|error)", tested.stdout[-500:])}
+    counts = {
+        word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|error)", tested.stdout[-500:])
+    }
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", tested.stdout, re.MULTILINE)
     if tested.returncode not in (0, 1):
         failed.append(f"pytest ended with {tested.returncode}: {tested.stderr[-300:]}")
@@ -92,17 +127,24 @@ def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
 def page(outcomes: list[Outcome], left_out: list[str]) -> str:
     """Return the page of the docs."""
     rows = [
-        f"| {one.python} | {one.torch} | {one.numpy} | {one.passed} | {one.skipped} | {len(one.failed)} |" for one in outcomes
+        f"| {one.python} | {one.torch} | {one.numpy} | {one.passed} | {one.skipped} | {len(one.failed)} |"
+        for one in outcomes
     ]
     more = [f"\nNot tested: {'; '.join(left_out)}."] if left_out else []
     failed = [f"- Python {one.python}, torch {one.torch}: `{name}`" for one in outcomes for name in one.failed]
-    return START.format(slice="`, `".join(SLICE)) + "\n".join([*rows, *more, *(["\nFailed:\n", *failed] if failed else [])]) + "\n"
+    return (
+        START.format(slice="`, `".join(SLICE))
+        + "\n".join([*rows, *more, *(["\nFailed:\n", *failed] if failed else [])])
+        + "\n"
+    )
 
 
 def main() -> int:
     """Test every pair, print progress, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pair", action="append", metavar="PYTHON:TORCH", help="only this pair; the page is not written; repeatable")
+    parser.add_argument(
+        "--pair", action="append", metavar="PYTHON:TORCH", help="only this pair; the page is not written; repeatable"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     given = parser.parse_args()
@@ -119,7 +161,12 @@ def main() -> int:
             print(result, flush=True)
         else:
             outcomes.append(result)
-            print(f"Python {python}, torch {result.torch}: {result.passed} passed, {len(result.failed)} failed, {time.monotonic() - began:.0f} s", *result.failed, sep="\n  ", flush=True)
+            print(
+                f"Python {python}, torch {result.torch}: {result.passed} passed, {len(result.failed)} failed, {time.monotonic() - began:.0f} s",
+                *result.failed[:30],
+                sep="\n  ",
+                flush=True,
+            )
     if not given.pair:
         PAGE.write_text(page(outcomes, left_out), encoding="utf-8")
     return any(outcome.failed for outcome in outcomes)

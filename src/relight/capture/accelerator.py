@@ -13,7 +13,10 @@ def accelerator_kind() -> str | None:
 
     There may be no device of it. Costs less than a microsecond.
     """
-    accelerator = torch.accelerator.current_accelerator()
+    try:
+        accelerator = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6 raises where later versions return None
+        return None
     return None if accelerator is None else accelerator.type
 
 
@@ -40,7 +43,7 @@ def device_names() -> list[str]:
 
 def copies_are_queued(device: torch.device) -> bool:
     """Return whether copies between the device and page-locked host memory run while the host continues."""
-    return device.type == accelerator_kind() and _has_streams(device.type)
+    return device.type != "cpu" and device.type == accelerator_kind() and _has_streams(device.type)
 
 
 @cache
