@@ -94,7 +94,8 @@ LATE_BYTES_PER_S = 50e6
 LATE_FACTOR = 4.0
 LATE_DOUBLINGS_MAX = 5
 """A part that another node copies counts as abandoned after ``LATE_AFTER_S``, plus ``LATE_FACTOR`` times the time that this node would
-take at the speed of its own parts; at ``LATE_BYTES_PER_S`` if it has copied none. The time doubles with each attempt, up to ``LATE_DOUBLINGS_MAX`` times."""
+take at the speed of its own parts; at ``LATE_BYTES_PER_S`` if it has copied none. The time doubles with each attempt, at most
+``LATE_DOUBLINGS_MAX`` times."""
 
 
 class GivenUp(SaveFailed):
