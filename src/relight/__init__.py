@@ -138,4 +138,4 @@ if not TYPE_CHECKING:  # or type checkers would believe every name
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

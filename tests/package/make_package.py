@@ -234,7 +234,7 @@ def interpreters(asked: list[str]) -> dict[str, Path]:
     return paths
 
 
-def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
+def as_installed(version: str, python: Path, wheel: Path, work: Path, tools: Path) -> None:
     """A venv that has torch, the wheel, and what that asks for: tried there, away from the tree. Then each extra, resolved."""
     venv = work / f"python{version}"
     run([python, "-m", "venv", "--clear", venv])
@@ -259,6 +259,9 @@ def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
     ]
     run([*types, "--strict", "--warn-unused-ignores", HERE / "typed_user.py"], cwd=away)
     report(f"Python {version}: mypy --strict sees the types, and the mistakes, in a user's file")
+    (away / "pyrightconfig.json").write_text(json.dumps(PYRIGHT | {"include": [str(HERE / "typed_user.py")]}))
+    run([tools / "basedpyright", "--pythonpath", own, "--project", away / "pyrightconfig.json"], cwd=away)
+    report(f"Python {version}: pyright's defaults see them, too")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra in extras:
         plan = run(
