@@ -15,7 +15,7 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers plugins production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -103,6 +103,9 @@ matrix: $(STAMP) ## features against each other, every pair: saved in one way, k
 endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved; two hours
 	$(BIN)/python -m proofs.endings --trials 200 --jobs 8
 
+versions: ## the tests that touch torch, with each supported torch and Python that can be installed: an hour, and 6 GB at a time
+	$(PYTHON) tests/package/versions.py
+
 optimizers: $(OPTIMIZERS)/.ready ## 250 optimizers of nine libraries, each saved and restored into new objects: the same losses, to the bit; about one minute
 	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --table docs/optimizers-table.md
 
@@ -156,6 +159,7 @@ migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by R
 engines: $(EXPORTS)/.ready ## heavy commands on processes and on Ray: 200 workers and 20 commands killed with each: results equal to the bit
 	$(EXPORTS)/bin/python -m tests.engines.kills
 	$(EXPORTS)/bin/python -m tests.engines.kills --engine ray
+	$(EXPORTS)/bin/python -m benchmarks.engines --out benchmarks/results/engines.json
 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000

@@ -344,8 +344,11 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])
 @pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")  # of SequentialLR in torch 2.6
 def test_every_scheduler_continues_as_if_uninterrupted(kind: str, rate: object) -> None:
     """Compute the uninterrupted run's learning rates after a resume, bit for bit."""
+    if kind == "swa" and torch.__version__ < "2.7":
+        pytest.skip("the state of torch 2.6's SWALR has a function, which no checkpoint stores")
     made = []
     for seed in (1, 2):
         model = net(seed)

@@ -69,7 +69,8 @@ def save(
     for step in steps:
         model, optim = get_state_dict(net, optimizer)
         state = {"model": model, "optim": optim, **extra(step)}
-        planner = DefaultSavePlanner(enable_plan_caching=caching)
+        # torch 2.6 has no cache of plans
+        planner = DefaultSavePlanner(enable_plan_caching=True) if caching else DefaultSavePlanner()
         if writer is not None:
             writer.step = step
         where = {"checkpoint_id": place} if native else {"storage_writer": writer}

@@ -23,6 +23,12 @@ HERE = Path(__file__).resolve().parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OF_GPUS = {"nvcomp"}
 """Extras that bring a vendor's libraries: CI has no device for them, and does not install them."""
+PYRIGHT = {
+    "typeCheckingMode": "standard",
+    "reportUnnecessaryTypeIgnoreComment": "error",
+    "enableTypeIgnoreComments": True,
+}
+"""pyright's defaults; an ignore without an error is an error."""
 TORCHES = {"torch", "torchvision", "torchaudio"}
 
 
@@ -307,7 +313,7 @@ def main() -> int:
             bill_of_materials(given.tools, ROOT / "build" / "relight.cdx.json")
             pythons = {} if given.only_build else interpreters(given.python)
             for version, python in pythons.items():
-                as_installed(version, python, wheel, work)
+                as_installed(version, python, wheel, work, given.tools)
         except Wrong as wrong:
             print(f"wrong: {wrong}", file=sys.stderr)
             return 1
