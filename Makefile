@@ -223,6 +223,7 @@ foreign: $(FOREIGN)/.ready ## checkpoints of other frameworks: written anew by t
 
 exports: $(EXPORTS)/.ready ## models of transformers, exported and loaded by from_pretrained: the same logits, to the bit
 	HF_HUB_OFFLINE=1 $(EXPORTS)/bin/python tests/export/logits.py
+	$(EXPORTS)/bin/python -m pytest -q tests/export/test_hub.py
 
 readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
 	$(BIN)/python -m tests.serve.storm --seconds 60

@@ -115,7 +115,7 @@ def measure(megabytes: int, megabytes_s: float, rounds: int) -> dict[str, dict[s
         make(folder / "store", megabytes // 2)
         url = stack.enter_context(served(folder / "store", megabytes_s))
         address = stack.enter_context(cluster(max(WORKERS), folder / "ray"))
-        expected: dict[str, str] = {}
+        expected: dict[str, tuple[str, str]] = {}
         for turn in range(rounds):
             for count in WORKERS if turn % 2 else WORKERS[::-1]:
                 for name in times:
@@ -134,7 +134,8 @@ def measure(megabytes: int, megabytes_s: float, rounds: int) -> dict[str, dict[s
                     times[name][str(count)].append(round(time.perf_counter() - began, 2))
                     assert done.returncode == 0, done.stderr
                     result = outcome(name, target, done.stdout)
-                    assert expected.setdefault(name, result) == result, (name, count)
+                    earlier, printed = expected.setdefault(name, (result, done.stdout))
+                    assert earlier == result, f"{name} by {count}: {done.stdout[-2000:]}, and before: {printed[-2000:]}"
                     print(
                         f"round {turn + 1} of {rounds}: {name} by {count}: {times[name][str(count)][-1]} s",
                         file=sys.stderr,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from relight.catalog import Run
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.chunk_index import IncrementalState
 from relight.drain.scrub import scrub
-from relight.engines import ENGINES, Engine
+from relight.engines import ENGINES, Engine, backends
 from relight.errors import ConfigError, CorruptCheckpoint, StoreUnavailable
 from relight.export import Options, execute_export, mixture, plan_export
 from relight.format import encode_tree
@@ -157,6 +158,18 @@ def test_wrong_engines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="needs Ray") as raised:
         Engine("ray")
     assert "pip install" in raised.value.hint
+
+
+def test_what_ray_prints_does_not_mix_with_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray prints warnings to stdout, from threads of its own. They go to stderr."""
+    output = backends._OwnOutput(sys.stdout)
+    for name in ("ray_listen_error_messages", "MainThread"):
+        thread = threading.Thread(target=print, args=[name], kwargs={"file": output, "flush": True}, name=name)
+        thread.start()
+        thread.join()
+    captured = capfd.readouterr()
+    assert captured.out == "MainThread\n" and captured.err == "ray_listen_error_messages\n"
+    assert not output.isatty() and output.fileno() == sys.stdout.fileno() and output.encoding == sys.stdout.encoding
 
 
 def test_a_store_in_memory_stays_in_its_process(engine: Engine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -9,6 +11,7 @@ import click
 from relight.catalog.locate import locate_destination
 from relight.cli.common import OpenedRun, engine_of, engine_options, json_option, open_run_at
 from relight.cli.output import emit_json, escape, progress, warn
+from relight.engines import Engine
 from relight.errors import ConfigError
 from relight.export import (
     ExportPlan,
@@ -25,7 +28,9 @@ from relight.export.average import check_alike
 from relight.export.convert import SHORT, dtype_meant
 from relight.export.plan import FORMATS, facts, format_of, left_out
 from relight.export.selection import choose
+from relight.importers.hub import hub_address, is_hub
 from relight.policy.argument_checks import bytes_of
+from relight.reader.opened import Opened
 from relight.units import count_text, size_text
 
 SHOWN = 8
@@ -51,6 +56,7 @@ SHOWN = 8
 @click.option("--ema", type=float, metavar="DECAY", help="Weigh each DECAY times as much as the next newer one.")
 @click.option("--into", metavar="RUN", help="Save the average as a checkpoint of RUN, instead of exporting it.")
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--public", is_flag=True, help="A new repository of the Hub is public; by default it is private.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be written.")
 @engine_options()
 @json_option
@@ -69,12 +75,14 @@ def command(
     ema: float | None,
     into: str | None,
     overwrite: bool,
+    public: bool,
     dry_run: bool,
     engine: str | None,
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint's model to TARGET for other tools: a file (model.safetensors), or a directory for from_pretrained.
+    """Write a checkpoint's model to TARGET for other tools: a file (model.safetensors), a directory for from_pretrained, or
+    a repository of the Hugging Face Hub (hf://ORG/NAME), with a model card.
 
     The newest checkpoint, or SOURCE@WHICH. Every byte is verified on the way; memory stays small. TARGET appears only when
     all of it is durable.
@@ -104,6 +112,9 @@ def command(
         assert into is not None and isinstance(exported, Mixture)
         _into(exported, into, options, dry_run, as_json)
         return
+    if is_hub(target):
+        _to_hub(exported, target, options, public, dry_run, engine_of(engine, jobs), as_json)
+        return
     plan = plan_export(exported, target, options)
     if dry_run:
         _print_plan(plan, as_json)
@@ -122,6 +133,34 @@ def command(
         )
     else:
         _print_report(plan, report)
+
+
+def _to_hub(
+    exported: Opened | Mixture,
+    target: str,
+    options: Options,
+    public: bool,
+    dry_run: bool,
+    engine: Engine,
+    as_json: bool,
+) -> None:
+    from relight.export.hub import export_to_hub, plan_hub_export
+
+    address = hub_address(target)
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_hub_export(exported, folder, options)
+    if dry_run:
+        _print_plan(replace(plan, path=str(address)), as_json)
+        return
+    with engine, progress("exporting", plan.bytes) as meter:
+        done = export_to_hub(exported, address, options, private=not public, progress=meter, engine=engine)
+    if as_json:
+        emit_json(
+            {**facts(done.plan), "path": str(address), "commit": done.commit, "card": done.card, "dry_run": False}
+        )
+    else:
+        _print_report(replace(done.plan, path=str(address)), done.export)
+        click.echo(f"commit: {escape(done.commit)}")
 
 
 def averaged(opened_run: OpenedRun, spec: str, ema: float | None) -> Mixture:

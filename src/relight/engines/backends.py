@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TextIO
 
 from relight.comm.children import safe_spawn
 from relight.errors import ConfigError, RelightError
@@ -67,6 +70,35 @@ class Processes:
             self._pool = None
 
 
+class _OwnOutput(io.TextIOBase):
+    """``stream`` without what Ray's threads print: Ray prints warnings to stdout, where a program expects JSON. They go to stderr."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """See ``io.TextIOBase``."""
+        of_ray = threading.current_thread().name.startswith("ray_")
+        return (sys.stderr if of_ray else self.stream).write(text)
+
+    def flush(self) -> None:
+        """See ``io.IOBase``."""
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        """See ``io.IOBase``."""
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        """See ``io.IOBase``."""
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """See ``io.TextIOBase``."""
+        return self.stream.encoding
+
+
 class Ray:
     """Processes of the cluster at ``RAY_ADDRESS``; without it, of a Ray that is started here and ends with ``close``."""
 
@@ -78,6 +110,8 @@ class Ray:
                 "--engine ray needs Ray", hint="pip install 'ray>=2.40', on the cluster's nodes as here"
             ) from error
         self._ray, self._mine = ray, not ray.is_initialized()
+        self._stdout = sys.stdout
+        sys.stdout = _OwnOutput(self._stdout)
         if self._mine:
             ray.init(
                 address=os.environ.get("RAY_ADDRESS") or "local",
@@ -114,3 +148,4 @@ class Ray:
         """End the Ray that was started here."""
         if self._mine:
             self._ray.shutdown()
+        sys.stdout = self._stdout

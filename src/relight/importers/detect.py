@@ -15,6 +15,7 @@ from relight.importers.deepspeed import detect_deepspeed
 from relight.importers.files import Files, pread
 from relight.importers.found import DetectedCheckpoint, found_of
 from relight.importers.hf import add_trainer, detect_model, detect_trainer
+from relight.importers.hub import from_hub, is_hub
 from relight.importers.megatron import detect_megatron
 from relight.importers.orbax import detect_orbax
 from relight.importers.single_file import detect_file
@@ -43,13 +44,15 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 
 
 def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
-    """Return the checkpoint at ``path``, which may be the URL of an object store, from its metadata alone.
+    """Return the checkpoint at ``path``, which may be the URL of an object store or of the Hub, from its metadata alone.
 
     Nothing in it is executed, and no tensor is read. Raise ``IncompatibleState``, with a listing, if the format is
     unknown; ``CorruptCheckpoint`` or ``UnsafeContent`` if the checkpoint is invalid. Memory: the metadata's size, at
     most some hundred megabytes.
     """
     text = os.fspath(path)
+    if is_hub(text):
+        return detect_files(from_hub(text))
     return detect_files(BucketFiles.from_url(text) if is_bucket(text) else Files(text))
 
 

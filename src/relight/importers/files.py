@@ -41,6 +41,9 @@ Handle = int | Far
 """A descriptor, or a remote file: for ``pread``, ``read_into`` and ``size_of``."""
 
 
+LINK = "a link"
+
+
 class Files:
     """One file, or all files below one folder, by relative names with ``/``. Links are listed, and never followed."""
 
@@ -225,7 +228,7 @@ class Files:
                         if level < LEVELS_MAX:
                             self._scan(name, level + 1)
                     else:
-                        self.others[name] = "a link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+                        self.others[name] = LINK if stat.S_ISLNK(status.st_mode) else "not a regular file"
         except OSError as error:
             raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.where(folder)) from error
 
