@@ -19,7 +19,7 @@ SHOWN_MAX, ELEMENTS_MAX = 5, 16
 SAVES_MAX = 2
 """Number of saves after which such state is searched for. State that changes later is only reported by
 ``describe_state()``."""
-_SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
+_SKIPPED_HOMES = ("relight.", "torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
 """Packages with classes that are skipped: their objects have caches and counters, or their state has all that a resume
 needs."""
 _TORCHS = frozenset(vars(nn.Module())) | {

@@ -147,7 +147,11 @@ class SeveralRanks:
         self._count += 1
         shared, mine = self.split(components)
         common = capture(shared, rng=False, recall=recall)
-        values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
+        values = {
+            name: Digest(encode_tree(node)).digest()[:8]
+            for name, node in common.tree.items()
+            if not getattr(shared.get(name), "of_rank_0", False)  # such as a tracker: only rank 0 logs
+        }
         try:
             plan = self._agree(common, values, plans.error(shared, common))
         except RankTimeout:  # a later exchange would get no answer, or an answer that was meant for this one
