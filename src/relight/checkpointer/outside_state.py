@@ -19,7 +19,7 @@ SHOWN_MAX, ELEMENTS_MAX = 5, 16
 SAVES_MAX = 2
 """Number of saves after which such state is searched for. State that changes later is only reported by
 ``describe_state()``."""
-_SKIPPED_HOMES = ("relight.", "torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
+_SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
 """Packages with classes that are skipped: their objects have caches and counters, or their state has all that a resume
 needs."""
 _TORCHS = frozenset(vars(nn.Module())) | {
@@ -112,6 +112,8 @@ def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, 
 
 
 def _is_skipped(value: object) -> bool:
+    if getattr(type(value), "of_rank_0", False) is True:
+        return True  # a tracker: it keeps what it wrote, and its caches are made again
     return f"{type(value).__module__}.".startswith(_SKIPPED_HOMES)
 
 

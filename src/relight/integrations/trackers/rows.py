@@ -59,5 +59,5 @@ def join_rows(rows: Iterable[bytes]) -> bytes:
 
 
 def decode_rows(data: bytes) -> list[Row]:
-    """Return the rows in ``data``. Raise ``UnsafeContent`` for anything else."""
+    """Return the rows in ``data``. Raise ``msgspec.MsgspecError`` for anything else."""
     return from_msgpack(data, list[Row])

@@ -72,7 +72,8 @@ class TensorBoard(Tracker):
     def _begin(self, where: str, purge_step: int) -> Any:
         """Return a writer whose file is read after all others in the directory: TensorBoard reads them by name."""
         before = _event_files(where)
-        writer = self._make(where, purge_step=purge_step if before else None, **self._options)
+        # the first file needs its start, too: TensorBoard takes only the second one for a restart
+        writer = self._make(where, purge_step=purge_step, **self._options)
         newest = max((int(name[len(_PREFIX) :][:_DIGITS]) for name in before), default=-1)
         for name in _event_files(where) - before:
             if int(name[len(_PREFIX) :][:_DIGITS]) <= newest:  # another host's clock, or the same second
