@@ -320,6 +320,7 @@ class SeveralRanks:
             [*common.notes, *own.notes],
             [*common.found, *own.found],
             [*common.missed, *own.missed],
+            [*common.plain, *own.plain],
             written,
         )
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
