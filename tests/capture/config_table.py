@@ -134,7 +134,7 @@ class Kind(NamedTuple):
     needs: str = ""
 
 
-UTC, BERLIN = dt.timezone.utc, zoneinfo.ZoneInfo("Europe/Berlin")
+UTC, BERLIN = dt.UTC, zoneinfo.ZoneInfo("Europe/Berlin")
 KINDS = [
     *(Kind(title, (lambda value: lambda: value)(value), OWN) for title, value in [
         ("`None`", None), ("`bool`", True), ("`int`", 7), ("an `int` of 100 digits", 10**99), ("`float`", 0.1), ("NaN, infinity", float("-inf")),

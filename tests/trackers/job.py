@@ -15,7 +15,7 @@ kind, root, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 
 def lines() -> trackers.Tracker:
-    """Return the tracker of the guide, whose code is next to the run."""
+    """Return the tracker of the guide: its code is next to the run."""
     spec = importlib.util.spec_from_file_location("lines", f"{root}/lines.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -31,9 +31,17 @@ tracker = {
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with tracker, relight.Checkpointer(
-    f"{root}/runs/demo", model=model, optimizer=optimizer, tracker=tracker, save=relight.every(steps=7), fresh="fresh" in sys.argv
-) as ckpt:
+with (
+    tracker,
+    relight.Checkpointer(
+        f"{root}/runs/demo",
+        model=model,
+        optimizer=optimizer,
+        tracker=tracker,
+        save=relight.every(steps=7),
+        fresh="fresh" in sys.argv,
+    ) as ckpt,
+):
     for step in range(ckpt.restore(), steps):
         inputs = torch.randn(8, 4)
         loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()

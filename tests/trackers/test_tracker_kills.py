@@ -30,7 +30,9 @@ def guide_code(name: str) -> str:
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the kind of tracker. Skip it if its package is not installed."""
     if PACKAGES[request.param] is not None:
-        pytest.importorskip(PACKAGES[request.param], reason=f"{PACKAGES[request.param]} is not installed: make trackers")
+        pytest.importorskip(
+            PACKAGES[request.param], reason=f"{PACKAGES[request.param]} is not installed: make trackers"
+        )
     for place in (tmp_path, tmp_path / "whole"):
         place.mkdir(exist_ok=True)
         (place / "lines.py").write_text(guide_code("lines.py"))
@@ -49,12 +51,12 @@ def test_five_kills_leave_one_run_with_each_step_once(kind: str, tmp_path: Path)
     """Each kill ends all processes of the job, the tracker's own, too. One comes before the first save."""
     losses = run_job(kind, tmp_path / "whole", STEPS)
     killed_five_times(kind, tmp_path, STEPS, KILLS)
-    found = getattr(tracker_readers, kind)(tmp_path)
+    runs = getattr(tracker_readers, kind)(tmp_path)
     if kind == "tensorboard":
-        own = found.pop("relight")
+        own = runs.pop("relight")
         assert {"relight/stall_s", "relight/durable_s", "relight/bytes", "relight/restarts"} <= own.keys()
-    assert len(found) == 1, "one run"
-    (series,) = found.values()
+    assert len(runs) == 1, "one run"
+    (series,) = runs.values()
     assert [step for step, _ in series["loss"]] == list(range(STEPS))
     assert [step for step, _ in series["rate"]] == list(range(0, STEPS, 5))
     assert dict(series["loss"]) == pytest.approx(losses, rel=1e-6), "the values of a run that was never killed"
@@ -68,9 +70,9 @@ def test_a_fresh_job_begins_a_run_of_its_own(kind: str, tmp_path: Path) -> None:
     """``fresh=True`` in a run that has checkpoints: the earlier curve stays, and the new job has its own."""
     run_job(kind, tmp_path, 20)
     run_job(kind, tmp_path, 20, fresh=True)
-    found = tracker_readers.lines(tmp_path)
-    assert len(found) == 2
-    assert all([step for step, _ in series["loss"]] == list(range(20)) for series in found.values())
+    runs = tracker_readers.lines(tmp_path)
+    assert len(runs) == 2
+    assert all([step for step, _ in series["loss"]] == list(range(20)) for series in runs.values())
 
 
 @pytest.mark.timeout(120)

@@ -14,7 +14,7 @@ import relight
 import relight.integrations.trackers.row_queue as row_queue
 import relight.integrations.trackers.tracker as base
 from relight.errors import ConfigError
-from relight.integrations.trackers import RelightNumbers, Row, Tracker
+from relight.integrations.trackers import RelightNumbers, StepRow, Tracker
 from relight.integrations.trackers.row_queue import RowQueue
 from relight.integrations.trackers.rows import decode_rows
 from relight.observe import Event, subscribe
@@ -26,7 +26,7 @@ class Kept(Tracker):
     name = "kept"
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[StepRow] = []
         self.links: list[object] = []
         self.opened: list[tuple[str, int]] = []
         self.broken = threading.Event()
@@ -36,7 +36,7 @@ class Kept(Tracker):
         self.opened.append((run, first))
         return run or key, f"memory:{key}"
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[StepRow]) -> None:
         if self.broken.is_set():
             raise OSError("the tracker cannot be reached")
         self.rows += rows
@@ -100,7 +100,10 @@ def test_a_tracker_that_fails_gets_the_rows_later(tmp_path: Path, events: list[E
 
 def test_a_restore_in_the_same_process_opens_the_run_again(tmp_path: Path) -> None:
     """The same tracker run, from the first row that the checkpoint does not know to be written."""
-    with Kept() as tracker, relight.Checkpointer(tmp_path / "demo", w=torch.ones(3), tracker=tracker, save=None) as ckpt:
+    with (
+        Kept() as tracker,
+        relight.Checkpointer(tmp_path / "demo", w=torch.ones(3), tracker=tracker, save=None) as ckpt,
+    ):
         for step in range(6):
             tracker.log(step, loss=step)
             if step == 3:
@@ -136,7 +139,7 @@ def test_waiting_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.dropped == 999 - len(queue.unwritten())
 
 
-def test_rows_are_decoded_as_they_were_encoded() -> None:
+def test_decoded_rows_equal_the_encoded_ones() -> None:
     """NaN, infinities and notes included; confirmed rows are not encoded."""
     queue = RowQueue()
     for step, value in enumerate((1.5, math.nan, -math.inf, 2.0)):

@@ -15,15 +15,18 @@ def tensorboard(root: Path) -> dict[str, Series]:
 
     reader = EventMultiplexer(tensor_size_guidance={"scalars": 0}).AddRunsFromDirectory(str(root / "tensorboard"))
     reader.Reload()
-    found: dict[str, Series] = {}
+    runs: dict[str, Series] = {}
     for run in reader.Runs():
         tags = reader.Runs()[run]["tensors"]
-        found[run] = {
-            tag: [(e.step, float(tensor_util.make_ndarray(e.tensor_proto).reshape(-1)[0])) for e in reader.Tensors(run, tag)]
+        runs[run] = {
+            tag: [
+                (e.step, float(tensor_util.make_ndarray(e.tensor_proto).reshape(-1)[0]))
+                for e in reader.Tensors(run, tag)
+            ]
             for tag in tags
             if not tag.endswith("text_summary")
         }
-    return found
+    return runs
 
 
 def mlflow(root: Path) -> dict[str, Series]:
@@ -32,35 +35,36 @@ def mlflow(root: Path) -> dict[str, Series]:
 
     client = MlflowClient(tracking_uri=f"sqlite:///{root}/mlflow.db")
     experiment = client.get_experiment_by_name("demo")
-    found = {}
+    runs = {}
     for run in client.search_runs([experiment.experiment_id]):
         id_ = run.info.run_id
-        found[id_] = {
-            key: [(point.step, point.value) for point in client.get_metric_history(id_, key)] for key in run.data.metrics
+        runs[id_] = {
+            key: [(point.step, point.value) for point in client.get_metric_history(id_, key)]
+            for key in run.data.metrics
         }
-    return found
+    return runs
 
 
 def wandb(root: Path) -> dict[str, Series]:
     """The files of the offline runs, which W&B reads in the order of their names, as its own protocol buffers."""
     from relight.integrations.trackers.wandb_files import WandbFile
 
-    found: dict[str, Series] = defaultdict(lambda: defaultdict(list))
+    runs: dict[str, Series] = defaultdict(lambda: defaultdict(list))
     for path in sorted(root.glob("wandb/offline-run-*/run-*.wandb")):
         for row in WandbFile(path).rows():
             for name, value in row.items():
                 if not name.startswith("_"):
-                    found[path.stem][name].append((row["_step"], value))
-    return {run: dict(series) for run, series in found.items()}
+                    runs[path.stem][name].append((row["_step"], value))
+    return {run: dict(series) for run, series in runs.items()}
 
 
 def lines(root: Path) -> dict[str, Series]:
     """The guide's own tracker: a file of lines for each run."""
-    found: dict[str, Series] = {}
+    runs: dict[str, Series] = {}
     for path in sorted((root / "lines").glob("*.txt")):
         series: Series = defaultdict(list)
         for line in path.read_text().splitlines():
             step, name, value = line.split()
             series[name].append((int(step), float(value)))
-        found[path.stem] = dict(series)
-    return found
+        runs[path.stem] = dict(series)
+    return runs

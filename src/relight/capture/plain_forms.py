@@ -1,6 +1,6 @@
 """Configuration objects as plain values: dicts and lists that are stored in their place.
 
-Nothing of these packages is imported: an object is known by its class, whose package is then loaded already.
+None of these packages is imported here: if an object of its classes exists, the package is loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _fields_of(value: Any) -> Any:
     if kind in (Namespace, SimpleNamespace):
         return dict(vars(value))
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)}
+        return {
+            field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)
+        }
     if isinstance(value, (MappingProxyType, ChainMap, UserDict)):
         return dict(value)
     if isinstance(value, UserList):

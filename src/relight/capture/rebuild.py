@@ -114,7 +114,15 @@ def build(leaf: Leaf, memory: FreshTensors, path: str) -> Thunk:
         def run() -> Any:
             try:
                 return make()
-            except (MemoryError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            except (
+                MemoryError,
+                RuntimeError,
+                ValueError,
+                TypeError,
+                LookupError,
+                AttributeError,
+                ArithmeticError,
+            ) as error:
                 if is_no_memory(error):  # an intact checkpoint must not be taken for a damaged one
                     raise no_memory(error, f"a value of kind {leaf.kind}", path) from error
                 raise UnsafeContent(f"a {leaf.kind} that cannot be rebuilt: {str(error)[:200]}", where=path) from error

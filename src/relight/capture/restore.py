@@ -46,7 +46,15 @@ from relight.capture.own_loading import (
 )
 from relight.capture.plain_forms import fields_in, takes_back, with_fields
 from relight.capture.rebuild import Check, FreshTensors, Thunk, torch_dtype
-from relight.capture.refill import refill_array, refill_bytes, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
+from relight.capture.refill import (
+    refill_array,
+    refill_bytes,
+    refill_deque,
+    refill_dict,
+    refill_sequence,
+    refill_set,
+    refill_tensor,
+)
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.restore_plan import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.sharded import Flat
@@ -449,7 +457,9 @@ class _Planner(Planning):
         fields, whole = fields_in(live), self.takes(path)
         if not isinstance(live, (Namespace, SimpleNamespace)) and whole:
             for key in [key for key in node if key not in fields]:
-                self.result.notes.append(f"{join_path(path, key)}: stored, and {type(live).__qualname__} has no such field")
+                self.result.notes.append(
+                    f"{join_path(path, key)}: stored, and {type(live).__qualname__} has no such field"
+                )
         parts = {
             key: self._value(fields.get(key), value, join_path(path, key))
             for key, value in node.items()

@@ -1,6 +1,6 @@
 """Values of the standard library, torch and NumPy that are restored as their own type: paths, dates, decimals and so on.
 
-The types are in fixed tables. No class is looked up by a stored name, and a subclass is never taken for its base.
+The types are in fixed tables. No class is found by a stored name, and a subclass is never taken for its base.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEMORY_FORMATS = {name: value for name, value in vars(torch).items() if type(va
 
 
 class Unstorable(ValueError):
-    """The value is of a known type and cannot be stored: the text says why, and what to pass instead."""
+    """A value of a known type that cannot be stored. The text has the reason, and what to pass instead."""
 
 
 class _StandardType(NamedTuple):
@@ -183,7 +183,7 @@ NAMES = tuple(sorted({f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
 
 
 def standard_leaf(value: Any) -> Leaf | None:
-    """Return the leaf of a value whose type is in the table; None for other types. Raise ``Unstorable``."""
+    """Return the leaf of a value of a type in the table; None for other types. Raise ``Unstorable``."""
     entry = _BY_TYPE.get(type(value))
     if entry is not None:
         return Leaf(KIND, (), (entry.name, entry.encode(value)))

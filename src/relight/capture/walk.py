@@ -86,7 +86,7 @@ class Walker:
         self.plain: list[str] = []
         """For each object that comes back as a plain value: its path, and what is stored."""
         self._inside = ""
-        """The configuration object whose fields are walked."""
+        """Name of the configuration object that is being walked."""
         self.find_trained: Callable[[], frozenset[tuple[object, ...]]] = frozenset
         self._alive: list[object] = []
         self._open: set[int] = set()

@@ -5,9 +5,9 @@ other. May import: as ``relight.integrations``.
 """
 
 from relight.integrations.trackers.mlflow import MLflow
-from relight.integrations.trackers.rows import CheckpointLink, RelightNumbers, Row
+from relight.integrations.trackers.rows import CheckpointLink, RelightNumbers, StepRow
 from relight.integrations.trackers.tensorboard import TensorBoard
 from relight.integrations.trackers.tracker import Tracker
 from relight.integrations.trackers.wandb import WandB
 
-__all__ = ["CheckpointLink", "MLflow", "RelightNumbers", "Row", "TensorBoard", "Tracker", "WandB"]
+__all__ = ["CheckpointLink", "MLflow", "RelightNumbers", "StepRow", "TensorBoard", "Tracker", "WandB"]

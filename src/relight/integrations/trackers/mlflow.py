@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.integrations.frameworks import needed
-from relight.integrations.trackers.rows import CheckpointLink, Row
+from relight.integrations.trackers.rows import CheckpointLink, StepRow
 from relight.integrations.trackers.tracker import Tracker
 
 _KEY = "relight.key"
@@ -59,7 +59,7 @@ class MLflow(Tracker):
         """See ``Tracker``."""
         return step <= self._last.get(name, -1)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[StepRow]) -> None:
         """See ``Tracker``. Each row is in one request, so MLflow has it as a whole or not at all."""
         metric = self._mlflow.entities.Metric
         batch: list[Any] = []

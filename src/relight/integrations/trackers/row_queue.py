@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.integrations.trackers.rows import RelightNumbers, Row, encode_row, join_rows
+from relight.integrations.trackers.rows import RelightNumbers, StepRow, encode_row, join_rows
 
 WAITING_BYTES_MAX = 4 << 20
 """Most bytes of rows that wait for the tracker. They are part of each checkpoint."""
@@ -16,7 +16,7 @@ WAITING_BYTES_MAX = 4 << 20
 class WaitingRow(NamedTuple):
     """A row that the tracker has not confirmed."""
 
-    row: Row
+    row: StepRow
     encoded: bytes
     is_old: bool
     """Whether it comes from a checkpoint."""
@@ -25,7 +25,7 @@ class WaitingRow(NamedTuple):
 class RowQueue:
     """The rows of one life of a tracker: from its start, or from a restore, to the next restore. The tracker has the lock."""
 
-    def __init__(self, step: int = -1, rows: Sequence[Row] = (), first: int = 0) -> None:
+    def __init__(self, step: int = -1, rows: Sequence[StepRow] = (), first: int = 0) -> None:
         """``rows``: those of a checkpoint. ``first``: the tracker has all rows before this step."""
         self.step, self.first = step, first
         self.notes: list[RelightNumbers] = []
@@ -46,7 +46,7 @@ class RowQueue:
             )
         if self._row is None or step > self._row.step:
             self.finish_row()
-            self._row, self.step = Row.at(step), step
+            self._row, self.step = StepRow.at(step), step
         self._row.values.update(numbers)
 
     def finish_row(self) -> None:
@@ -81,7 +81,7 @@ class RowQueue:
             self._bytes -= len(self._waiting.popleft().encoded)
             self._written -= 1
 
-    def _append(self, row: Row, *, is_old: bool) -> None:
+    def _append(self, row: StepRow, *, is_old: bool) -> None:
         encoded = encode_row(row)
         self._waiting.append(WaitingRow(row, encoded, is_old))
         self._bytes += len(encoded)

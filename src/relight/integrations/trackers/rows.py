@@ -20,7 +20,7 @@ class RelightNumbers(NamedTuple):
     values: dict[str, float]
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """The values that the script logged for one step. ``time_s``: seconds since 1970 of the first of them.
 
     ``notes``: what Relight reported during that step.
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     notes: list[RelightNumbers]
 
     @classmethod
-    def at(cls, step: int) -> Row:
+    def at(cls, step: int) -> StepRow:
         """Return an empty row that begins now."""
         return cls(step, time.time(), {}, [])
 
@@ -48,7 +48,7 @@ class CheckpointLink(NamedTuple):
     """BLAKE3 of the checkpoint's root, from which every byte can be verified; empty if the log could not be read."""
 
 
-def encode_row(row: Row) -> bytes:
+def encode_row(row: StepRow) -> bytes:
     """Return the row as MessagePack. NaN and infinities are kept."""
     return _encode(row)
 
@@ -58,6 +58,6 @@ def join_rows(rows: Iterable[bytes]) -> bytes:
     return _encode([msgspec.Raw(row) for row in rows])
 
 
-def decode_rows(data: bytes) -> list[Row]:
+def decode_rows(data: bytes) -> list[StepRow]:
     """Return the rows in ``data``. Raise ``msgspec.MsgspecError`` for anything else."""
-    return from_msgpack(data, list[Row])
+    return from_msgpack(data, list[StepRow])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.integrations.frameworks import needed
-from relight.integrations.trackers.rows import CheckpointLink, Row
+from relight.integrations.trackers.rows import CheckpointLink, StepRow
 from relight.integrations.trackers.tracker import Tracker
 
 _OWN = "relight"
@@ -47,7 +47,7 @@ class TensorBoard(Tracker):
         self._own_writer = self._begin(os.path.join(where, _OWN), 0 if saved is None else saved + 1)
         return where, where if "://" in where else Path(where).absolute().as_uri()
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[StepRow]) -> None:
         """See ``Tracker``."""
         for row in rows:
             for name, value in row.values.items():
@@ -70,7 +70,7 @@ class TensorBoard(Tracker):
         self._own_writer.close()
 
     def _begin(self, where: str, purge_step: int) -> Any:
-        """Return a writer whose file is read after all others in the directory: TensorBoard reads them by name."""
+        """Return a writer to a new file with the last name in the directory: TensorBoard reads the files by name."""
         before = _event_files(where)
         # the first file needs its start, too: TensorBoard takes only the second one for a restart
         writer = self._make(where, purge_step=purge_step, **self._options)

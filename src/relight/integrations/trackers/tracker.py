@@ -18,8 +18,8 @@ from relight.checkpointer.metric_values import check_metrics, numbers_of
 from relight.format.digest import Digest
 from relight.format.step_number import step_of
 from relight.integrations.trackers.row_queue import RowQueue, WaitingRow
-from relight.integrations.trackers.rows import CheckpointLink, RelightNumbers, Row, decode_rows
-from relight.integrations.trackers.run_facts import RunFacts
+from relight.integrations.trackers.rows import CheckpointLink, RelightNumbers, StepRow, decode_rows
+from relight.integrations.trackers.reported_facts import ReportedFacts
 from relight.observe import Event, emit, subscribe
 
 INTERVAL_S, PAUSE_S_MAX = 1.0, 60.0
@@ -54,7 +54,7 @@ class Tracker:
         """The rows for which the tracker was opened."""
         self._run = self._url = self._nonce = ""
         self._restarts = 0
-        self._facts = RunFacts()
+        self._facts = ReportedFacts()
         self._link: CheckpointLink | None = None
         self._thread: threading.Thread | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
@@ -152,7 +152,7 @@ class Tracker:
         """
         raise NotImplementedError
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[StepRow]) -> None:
         """Write rows, in order. If this raises, they are written again later."""
         raise NotImplementedError
 
@@ -224,11 +224,11 @@ class Tracker:
             return
         if self._opened is not queue:
             self._open(queue)
-        self._look(ending)
+        self._read_store(ending)
         if rows:
             self.write(self._lacking(rows))
         if ending and queue.notes:
-            self.write([Row.at(queue.step)._replace(notes=queue.notes)])
+            self.write([StepRow.at(queue.step)._replace(notes=queue.notes)])
         with self._lock:
             queue.mark_written(len(rows))
         confirmed = self.confirmed_step()
@@ -251,12 +251,12 @@ class Tracker:
         self._opened = queue
         emit("tracker.opened", f"{self.name} {'continues' if run else 'begins'} {url or opened}", tracker=self.name)
 
-    def _lacking(self, rows: Sequence[WaitingRow]) -> list[Row]:
+    def _lacking(self, rows: Sequence[WaitingRow]) -> list[StepRow]:
         """Return what the tracker lacks of these rows.
 
         Relight's numbers of a repeated row move to the next row: repeated steps have new ones.
         """
-        lacking: list[Row] = []
+        lacking: list[StepRow] = []
         carried: list[RelightNumbers] = []
         for row, _, is_old in rows:
             values = {name: value for name, value in row.values.items() if not self.has(name, row.step)}
@@ -269,17 +269,17 @@ class Tracker:
             self._rows.notes[:0] = carried
         return lacking
 
-    def _look(self, ending: bool) -> None:
+    def _read_store(self, ending: bool) -> None:
         """Read the run's account, its incidents and the newest checkpoint's digest, at most twice a minute."""
-        found = self._facts.look(ending)
-        if found is None:
+        facts = self._facts.read(ending)
+        if facts is None:
             return
-        if found.link != self._link:
-            self.link(found.link)
-            self._link = found.link
-        if found.numbers is not None:
+        if facts.link != self._link:
+            self.link(facts.link)
+            self._link = facts.link
+        if facts.numbers is not None:
             with self._lock:
-                self._rows.notes.append(found.numbers)
+                self._rows.notes.append(facts.numbers)
 
     def _report(self, error: Exception) -> None:
         self._rows.failures += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.integrations.frameworks import needed
-from relight.integrations.trackers.rows import CheckpointLink, Row
+from relight.integrations.trackers.rows import CheckpointLink, StepRow
 from relight.integrations.trackers.tracker import Tracker
 from relight.integrations.trackers.wandb_files import WandbFile, steps_on_disk
 
@@ -61,7 +61,7 @@ class WandB(Tracker):
         """See ``Tracker``."""
         return step <= self._last
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[StepRow]) -> None:
         """See ``Tracker``."""
         for row in rows:
             values: dict[str, float] = dict(row.values)

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from relight.integrations.frameworks import needed
 
@@ -17,8 +18,8 @@ _FULL, _LAST = 1, 4
 
 def steps_on_disk(directory: Path, run: str) -> int:
     """Return the newest step in the files of the offline run ``run`` below ``directory``; −1: there is none."""
-    found = directory.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
-    return max((WandbFile(path).newest_step() for path in found), default=-1)
+    paths = directory.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
+    return max((WandbFile(path).newest_step() for path in paths), default=-1)
 
 
 class WandbFile:
@@ -34,7 +35,7 @@ class WandbFile:
             self._newest = max(self._newest, int(row.get("_step", -1)))
         return self._newest
 
-    def rows(self) -> Iterator[dict[str, object]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the history that were appended since the last call. An incomplete record ends them."""
         for data in self._records():
             record = self._record()

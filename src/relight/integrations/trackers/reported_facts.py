@@ -12,20 +12,20 @@ from relight.observe import Event
 from relight.supervise.goodput import merged
 from relight.supervise.incidents import once_each, read_accounts, read_incidents
 
-LOOK_S = 30.0
+READ_S = 30.0
 """Seconds between two reads of the run's log, at least."""
 FRESH_JOB = "fresh=True"
 """Field ``reason`` of ``restore.fresh`` for a job that begins from scratch although the run has checkpoints."""
 
 
-class FoundFacts(NamedTuple):
-    """What a look at the store found."""
+class StoreFacts(NamedTuple):
+    """What the store has: numbers from account and incidents, and the newest checkpoint."""
 
     numbers: RelightNumbers | None
     link: CheckpointLink
 
 
-class RunFacts:
+class ReportedFacts:
     """Facts about the run of this process. The first event that names a run decides which one."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class RunFacts:
         self.is_new_job = False
         """Whether the job begins from scratch in a run that has checkpoints."""
         self._saved: tuple[int, str] | None = None
-        self._looked: tuple[int, str] | None = None
+        self._read: tuple[int, str] | None = None
         self._next_s = 0.0
         self._failed_saves = 0
 
@@ -65,14 +65,14 @@ class RunFacts:
             return RelightNumbers(int(fields["step"]), {"relight/failed_saves": float(self._failed_saves)})
         return None
 
-    def look(self, at_once: bool) -> FoundFacts | None:
+    def read(self, at_once: bool) -> StoreFacts | None:
         """Read the account, the incidents and the newest checkpoint's digest. None: too early, or nothing is new.
 
         A store that cannot be read here (a key is missing) gives the link without its digest.
         """
-        if self._saved is None or self._saved == self._looked or (not at_once and monotonic() < self._next_s):
+        if self._saved is None or self._saved == self._read or (not at_once and monotonic() < self._next_s):
             return None
-        (step, id_), self._looked, self._next_s = self._saved, self._saved, monotonic() + LOOK_S
+        (step, id_), self._read, self._next_s = self._saved, self._saved, monotonic() + READ_S
         link = CheckpointLink(f"{self.store.rstrip('/')}/{self.run}@{id_}", id_, step, "")
         try:
             opened = Store(self.store).run(self.run)
@@ -80,14 +80,14 @@ class RunFacts:
             accounts = read_accounts(opened.store, opened.name)
             incidents = once_each(read_incidents(opened.store, opened.name)) if accounts else []
         except RelightError:
-            return FoundFacts(None, link)
+            return StoreFacts(None, link)
         link = link._replace(digest=body.root if body is not None else "")
         if not accounts:
-            return FoundFacts(None, link)
+            return StoreFacts(None, link)
         lost = sum(incident.after.steps_lost for incident in incidents if incident.after is not None)
         numbers = {
             "relight/goodput": merged(accounts).goodput,
             "relight/incidents": float(len(incidents)),
             "relight/steps_lost": float(lost),
         }
-        return FoundFacts(RelightNumbers(step, numbers), link)
+        return StoreFacts(RelightNumbers(step, numbers), link)
