@@ -71,7 +71,7 @@ class Struct(msgspec.Struct):
 
 
 class EasyDict(dict):
-    """A dict whose entries are attributes, as several packages have them."""
+    """A dict with its entries as attributes, as several packages have it."""
 
     __getattr__ = dict.__getitem__
 

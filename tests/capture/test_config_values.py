@@ -25,7 +25,7 @@ MARKS = "<!-- table: made by tests/capture/test_config_values.py -->\n", "<!-- e
 
 
 def kinds(*outcomes: str) -> Any:
-    """Parametrize a test with the kinds of these outcomes; those whose package is not installed are skipped."""
+    """Parametrize a test with the kinds of these outcomes. Skip those that need a package that is not installed."""
     marks = [
         pytest.param(kind, id=kind.title, marks=[] if not kind.needs or find_spec(kind.needs) else missing(kind.needs))
         for kind in KINDS
@@ -69,7 +69,7 @@ def test_a_value_comes_back_as_its_own_type(kind: Kind) -> None:
 
 @kinds(LIVE)
 def test_a_value_gets_the_class_of_the_live_value(kind: Kind) -> None:
-    """Without a live value it is plain, and the report of the captured state says so with its path."""
+    """Without a live value it is plain, and the report of the captured state has its path."""
     value = kind.make()
     stored = save({"config": {"x": value}}, rng=False)
     plain = load(stored)["config"]["x"]
@@ -195,7 +195,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("meta", HOSTILE, ids=lambda meta: repr(meta)[:40])
 def test_malformed_content_is_refused(meta: Any) -> None:
-    """A leaf names a type of the fixed table, and its content is checked and bounded. Nothing else is looked up or made."""
+    """A leaf names a type of the fixed table, and its content is checked and bounded. No other class is found or made."""
     tree = decode_tree(encode_tree({"x": Leaf(KIND, (), meta)}), 0, "test")
     assert tree["x"].meta == meta
     with pytest.raises((ValueError, TypeError, LookupError, ArithmeticError)):
@@ -204,8 +204,8 @@ def test_malformed_content_is_refused(meta: Any) -> None:
         load(save({"x": 1}, rng=False).__class__([], encode_tree({"x": Leaf(KIND, (), meta)}), [], {}))
 
 
-def test_a_leaf_of_a_later_version_says_so() -> None:
-    """A kind of leaf that this version does not know: the error says that a newer version may have written it."""
+def test_an_unknown_leaf_is_reported_as_newer() -> None:
+    """The error for an unknown kind of leaf states that a newer version may have written it."""
     with pytest.raises(NewerFormat, match="unknown kind of leaf") as caught:
         decode_tree(encode_tree({"x": Leaf("quaternion", (), 1)}), 0, "test")
     assert "upgrade" in caught.value.hint

@@ -30,6 +30,10 @@ _WRAPPERS = {
 _KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
 
 
+class RankZeroComponent:
+    """Base class of components with a state on rank 0 only, such as a tracker: other ranks need not agree on it."""
+
+
 def kind_of(value: Any) -> str:
     """Return ``module``, ``optimizer``, ``scheduler``, ``scaler``, ``loader``, ``stateful``, ``rng`` or ``value``."""
     if isinstance(value, nn.Module):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relight.capture import CaptureCache, Captured, capture, kind_of
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, RankZeroComponent
 from relight.capture.optimizers import parameter_names
 from relight.capture.restore_check import Restorable
 from relight.capture.sharded import table_of
@@ -150,7 +150,7 @@ class SeveralRanks:
         values = {
             name: Digest(encode_tree(node)).digest()[:8]
             for name, node in common.tree.items()
-            if not getattr(shared.get(name), "of_rank_0", False)  # such as a tracker: only rank 0 logs
+            if not isinstance(shared.get(name), RankZeroComponent)
         }
         try:
             plan = self._agree(common, values, plans.error(shared, common))

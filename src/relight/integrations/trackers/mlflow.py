@@ -64,11 +64,11 @@ class MLflow(Tracker):
         metric = self._mlflow.entities.Metric
         batch: list[Any] = []
         for row in rows:
-            at = int(row.time_s * 1000)
-            metrics = [metric(name, value, at, row.step) for name, value in row.values.items()]
+            time_ms = int(row.time_s * 1000)
+            metrics = [metric(name, value, time_ms, row.step) for name, value in row.values.items()]
             for note in row.notes:
                 metrics += [
-                    metric(name, value, at, note.step)
+                    metric(name, value, time_ms, note.step)
                     for name, value in note.values.items()
                     if not self.has(name, note.step)
                 ]

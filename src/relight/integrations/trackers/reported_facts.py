@@ -18,7 +18,7 @@ FRESH_JOB = "fresh=True"
 """Field ``reason`` of ``restore.fresh`` for a job that begins from scratch although the run has checkpoints."""
 
 
-class StoreFacts(NamedTuple):
+class RecordedFacts(NamedTuple):
     """What the store has: numbers from account and incidents, and the newest checkpoint."""
 
     numbers: RelightNumbers | None
@@ -65,7 +65,7 @@ class ReportedFacts:
             return RelightNumbers(int(fields["step"]), {"relight/failed_saves": float(self._failed_saves)})
         return None
 
-    def read(self, at_once: bool) -> StoreFacts | None:
+    def read(self, at_once: bool) -> RecordedFacts | None:
         """Read the account, the incidents and the newest checkpoint's digest. None: too early, or nothing is new.
 
         A store that cannot be read here (a key is missing) gives the link without its digest.
@@ -80,14 +80,14 @@ class ReportedFacts:
             accounts = read_accounts(opened.store, opened.name)
             incidents = once_each(read_incidents(opened.store, opened.name)) if accounts else []
         except RelightError:
-            return StoreFacts(None, link)
+            return RecordedFacts(None, link)
         link = link._replace(digest=body.root if body is not None else "")
         if not accounts:
-            return StoreFacts(None, link)
+            return RecordedFacts(None, link)
         lost = sum(incident.after.steps_lost for incident in incidents if incident.after is not None)
         numbers = {
             "relight/goodput": merged(accounts).goodput,
             "relight/incidents": float(len(incidents)),
             "relight/steps_lost": float(lost),
         }
-        return StoreFacts(RelightNumbers(step, numbers), link)
+        return RecordedFacts(RelightNumbers(step, numbers), link)

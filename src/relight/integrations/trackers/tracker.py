@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from relight.capture.kinds import RankZeroComponent
 from relight.checkpointer.metric_values import check_metrics, numbers_of
 from relight.format.digest import Digest
 from relight.format.step_number import step_of
+from relight.integrations.trackers.reported_facts import ReportedFacts
 from relight.integrations.trackers.row_queue import RowQueue, WaitingRow
 from relight.integrations.trackers.rows import CheckpointLink, RelightNumbers, StepRow, decode_rows
-from relight.integrations.trackers.reported_facts import ReportedFacts
 from relight.observe import Event, emit, subscribe
 
 INTERVAL_S, PAUSE_S_MAX = 1.0, 60.0
@@ -28,7 +29,7 @@ CLOSE_S = 30.0
 """Seconds that ``close`` waits for a tracker that takes no rows."""
 
 
-class Tracker:
+class Tracker(RankZeroComponent):
     """A component that logs to an experiment tracker: ``Checkpointer(…, tracker=TensorBoard("logs/demo"))``.
 
     ``log`` hands rows to a thread, which writes them about once a second. A checkpoint has the tracker's run id, its
@@ -44,8 +45,6 @@ class Tracker:
     """
 
     name: ClassVar[str] = ""
-    of_rank_0 = True
-    """Ranks need not agree on this component's state: rank 0's is saved."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
