@@ -106,9 +106,7 @@ class Tagged(str):
 Point = collections.namedtuple("Point", "x y")
 
 
-@pytest.mark.parametrize(
-    "value", [Tagged("x"), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr
-)
+@pytest.mark.parametrize("value", [Tagged("x"), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr)
 def test_a_value_that_would_change_its_type_is_refused(value: object) -> None:
     """Refuse subclasses of plain types, and enums as keys, by path at any depth. They are never converted."""
     with pytest.raises(IncompatibleState) as caught:

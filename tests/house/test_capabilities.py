@@ -41,6 +41,10 @@ OTHERS: dict[str, tuple[str, str]] = {
         "the script's modules and tensor classes",
         "_version __tensor_flatten__ __torch_dispatch__",
     ),
+    "capture/plain_forms.py": (
+        "configuration objects of the script and of other packages",
+        "get_secret_value __next__ model_fields to_dict __struct_fields__ __attrs_attrs__",
+    ),
     "capture/reposition.py": ("torchdata's order of batches", "load_state_dict sampler_iter"),
     "capture/revision.py": ("the module __main__, which has a file or none", "__file__"),
     "capture/rng.py": ("torch, and generators of torch, numpy and Python", "bit_generator numpy tobytes"),

@@ -24,6 +24,7 @@ BROAD_MAY_STAND = {
     "checkpointer/leaving.py": "the caller's exception counts more than a save that fails after it: an event",
     "checkpointer/save_loop.py": "the trainer's edge: event, counter, warning",
     "supervise/prediction_thread.py": "a driver's library may raise anything: an event, and the job continues without predictions",
+    "integrations/trackers/tracker.py": "a tracker may raise anything: rows are kept, and training continues",
     "errors.py": "repr of a value failed: an error's message is made without it",
     "checkpointer/outside_state.py": "another object's state_dict, asked for a report only",
     "checkpointer/signals.py": "what the script's own signal handler raises: raised again after the save",

@@ -71,6 +71,8 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+    """Objects that are stored as plain values: sentences with their paths."""
     fixed: TemplateItems | None = None
     """The first of ``items``, with their encoded tree. The object stays the same while they are unchanged."""
     spreads: Mapping[int, ShardingOf] = field(default_factory=dict)
@@ -145,7 +147,7 @@ def capture(
         )
     walker.finish()
     frozen = fixed.frozen if fixed is not None else frozenset[int]()
-    return Captured(tree, walker.items, kinds, notes, summaries, warnings, fixed, walker.spreads, frozen)
+    return Captured(tree, walker.items, kinds, notes, summaries, warnings, walker.plain, fixed, walker.spreads, frozen)
 
 
 def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
@@ -226,7 +228,11 @@ def _component(walker: Walker, name: str, value: Any, kind: str, moments: Moment
     if kind == RNG:
         return walker.value(generators.generator_state(value), path, "rng")
     if kind == VALUE:
-        return walker.value(value, path)
+        walker.in_value = True
+        try:
+            return walker.value(value, path)
+        finally:
+            walker.in_value = False
     state = value.state_dict()
     return walker.value(dict(state) if isinstance(state, Mapping) else state, path)
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from relight.capture.plain_forms import plain_form
 from relight.capture.rng import is_generator
 from relight.capture.sharded import Flat, is_spread
+from relight.capture.standard_values import Unstorable
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER = "module", "optimizer", "scheduler", "scaler"
 LOADER, STATEFUL, RNG, VALUE = "loader", "stateful", "rng", "value"
@@ -28,6 +30,10 @@ _WRAPPERS = {
 _KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
 
 
+class RankZeroComponent:
+    """Base class of components with a state on rank 0 only, such as a tracker: other ranks need not agree on it."""
+
+
 def kind_of(value: Any) -> str:
     """Return ``module``, ``optimizer``, ``scheduler``, ``scaler``, ``loader``, ``stateful``, ``rng`` or ``value``."""
     if isinstance(value, nn.Module):
@@ -40,6 +46,8 @@ def kind_of(value: Any) -> str:
         return LOADER
     if is_generator(value):
         return RNG
+    if isinstance(value, dict) and not hasattr(type(value), "state_dict"):
+        return VALUE  # attributes of a class such as EasyDict are its entries
     if (
         not isinstance(value, type)
         and callable(getattr(value, "state_dict", None))
@@ -55,15 +63,20 @@ def is_component(value: object) -> bool:
     """Return whether a value by itself is a state worth a name: an object with ``state_dict``, a generator, a tensor,
     an array, a container.
 
-    Plain values (numbers, texts, paths, dates) do not count: a misspelt option is one. Nor do values that no save can
-    hold.
+    A configuration object (DictConfig, Namespace, dataclass) counts. Plain values (numbers, texts, paths, dates) do not
+    count: a misspelt option is one. Nor do values that no save can hold.
     """
     if kind_of(value) != VALUE or isinstance(
         value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, deque, set, frozenset)
     ):
         return True
     numpy = sys.modules.get("numpy")
-    return is_spread(value) or (numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)))
+    if is_spread(value) or (numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))):
+        return True
+    try:
+        return plain_form(value) is not None
+    except Unstorable:  # the first save names the path
+        return True
 
 
 def is_large(value: object) -> bool:
@@ -168,6 +181,8 @@ def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
 
 def is_swapped(value: object) -> bool | None:
     """Return whether an averaged copy reports that it is swapped into the model; None if it reports nothing."""
+    if isinstance(value, dict):
+        return None
     for name in ("swapped", "is_swapped", "swapped_in"):
         flag = getattr(value, name, None)
         if isinstance(flag, bool):

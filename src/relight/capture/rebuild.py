@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from relight.capture.standard_values import KIND as STANDARD
+from relight.capture.standard_values import standard_value
 from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_memory, no_memory
 from relight.format import Leaf, Tensor
@@ -112,7 +114,15 @@ def build(leaf: Leaf, memory: FreshTensors, path: str) -> Thunk:
         def run() -> Any:
             try:
                 return make()
-            except (MemoryError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            except (
+                MemoryError,
+                RuntimeError,
+                ValueError,
+                TypeError,
+                LookupError,
+                AttributeError,
+                ArithmeticError,
+            ) as error:
                 if is_no_memory(error):  # an intact checkpoint must not be taken for a damaged one
                     raise no_memory(error, f"a value of kind {leaf.kind}", path) from error
                 raise UnsafeContent(f"a {leaf.kind} that cannot be rebuilt: {str(error)[:200]}", where=path) from error
@@ -154,6 +164,8 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
         return torch._make_per_tensor_quantized_tensor(parts[0], float(meta[1]), int(meta[2]))
     if kind == "quantized_channel":
         return torch._make_per_channel_quantized_tensor(parts[0], parts[1], parts[2], int(meta[1]))
+    if kind == STANDARD:
+        return standard_value(meta)
     if kind == "torch_dtype":
         return _DTYPES[meta]
     if kind == "torch_device":

@@ -83,6 +83,12 @@ def refill_set(live: set[Any], values: set[Any]) -> set[Any]:
     return live
 
 
+def refill_bytes(live: bytearray, value: bytes | bytearray) -> bytearray:
+    """Return the live bytearray with the restored bytes."""
+    live[:] = value
+    return live
+
+
 def refill_array(live: Any, value: Any) -> Any:
     """Return the live array with the restored elements; the restored array itself if shape or dtype differ."""
     if live.shape == value.shape and live.dtype == value.dtype and live.flags.writeable:

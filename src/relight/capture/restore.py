@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,8 +44,17 @@ from relight.capture.own_loading import (
     materialise,
     not_taken,
 )
+from relight.capture.plain_forms import fields_in, takes_back, with_fields
 from relight.capture.rebuild import Check, FreshTensors, Thunk, torch_dtype
-from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
+from relight.capture.refill import (
+    refill_array,
+    refill_bytes,
+    refill_deque,
+    refill_dict,
+    refill_sequence,
+    refill_set,
+    refill_tensor,
+)
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.restore_plan import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.sharded import Flat
@@ -420,6 +431,8 @@ class _Planner(Planning):
             if isinstance(live, deque):
                 return partial(refill_deque, live, items)
             return partial(refill_sequence, live, items, type(node))
+        if isinstance(node, dict) and takes_back(live):
+            return self._fields(live, node, path)
         if isinstance(live, dict) and isinstance(node, dict):
             parts = {key: self._value(live.get(key), value, join_path(path, key)) for key, value in node.items()}
             whole = self.takes(path)
@@ -435,7 +448,31 @@ class _Planner(Planning):
             return lambda: refill_array(live, make())
         if isinstance(live, Enum):
             return lambda: member(live, make(), path)
+        if type(live) is bytearray:
+            return lambda: refill_bytes(live, make())
         return make
+
+    def _fields(self, live: Any, node: dict[Any, Any], path: str) -> Thunk | None:
+        """Return a function that puts stored fields into a live Namespace or dataclass."""
+        fields, whole = fields_in(live), self.takes(path)
+        if not isinstance(live, (Namespace, SimpleNamespace)) and whole:
+            for key in [key for key in node if key not in fields]:
+                self.result.notes.append(
+                    f"{join_path(path, key)}: stored, and {type(live).__qualname__} has no such field"
+                )
+        parts = {
+            key: self._value(fields.get(key), value, join_path(path, key))
+            for key, value in node.items()
+            if key in fields or isinstance(live, (Namespace, SimpleNamespace))
+        }
+        if not whole and not any(parts.values()):
+            return None
+
+        def fill() -> Any:
+            values = {key: make() for key, make in parts.items() if make is not None}
+            return with_fields(live, values if whole else {**fields_in(live), **values})
+
+        return fill
 
     # -- tools
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,9 @@ from relight.capture.objects import (
     parts_of,
     typed_parts,
 )
+from relight.capture.plain_forms import PlainForm, plain_form, way_out
 from relight.capture.sharded import Flat, ShardingOf, is_spread, spread_of
+from relight.capture.standard_values import Unstorable, standard_leaf
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
 from relight.errors import IncompatibleState
@@ -78,6 +81,12 @@ class Walker:
         self.names: set[str] = set()
         self._fixed_known: Mapping[tuple[object, ...], int] = fixed.known if fixed is not None else {}
         self._fixed_names: frozenset[str] = fixed.names if fixed is not None else frozenset()
+        self.in_value = False
+        """Whether what is walked was given as a plain value: then a configuration object is stored as a plain one."""
+        self.plain: list[str] = []
+        """For each object that comes back as a plain value: its path, and what is stored."""
+        self._inside = ""
+        """Name of the configuration object that is being walked."""
         self.find_trained: Callable[[], frozenset[tuple[object, ...]]] = frozenset
         self._alive: list[object] = []
         self._open: set[int] = set()
@@ -104,18 +113,36 @@ class Walker:
                 self.refuse(path, reason)
             return value
         if isinstance(value, torch.Tensor) or is_spread(value):
+            if self._inside:
+                self.refuse(path, f"a tensor in a {self._inside}: give it as a component, or in a dict")
+                return None
             return self.tensor(value, path, role)
         if level > LEVELS_MAX - 10:
             self.refuse(path, "nested too deeply")
             return None
-        if kind is bytearray:
-            return bytes(value)
-        if kind in (dict, list, tuple, set, frozenset) or kind.__name__ in ("OrderedDict", "defaultdict", "Counter"):
+        if kind in (dict, list, tuple, set, frozenset) or kind in (OrderedDict, defaultdict, Counter):
+            if kind in (OrderedDict, defaultdict, Counter) and self.in_value:
+                self._note_plain(path, kind.__qualname__, "dict")
             return self._container(value, path, role, level)
+        try:
+            if (standard := standard_leaf(value)) is not None:
+                return standard
+            form = plain_form(value) if self.in_value and role == "value" else None
+        except Unstorable as error:
+            self.refuse(path, str(error))
+            return None
+        if form is not None:
+            if id(value) in self._open:
+                self.refuse(path, "an object that contains itself")
+                return None
+            return self._plain_form(value, form, path, level)
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
             if type(value) is not numpy.ndarray:
                 self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}; pass np.asarray() of it")
+                return None
+            if self._inside:
+                self.refuse(path, f"an array in a {self._inside}: give it as a component, or in a dict")
                 return None
             return self._array(value, path, role)
         if numpy is not None and isinstance(value, numpy.generic):
@@ -137,12 +164,28 @@ class Walker:
             }
         without_class = plain(value)
         if without_class is not None:
+            if self.in_value:
+                self._note_plain(path, kind.__qualname__, type(without_class).__name__)
             return self.value(without_class, path, role, level)
         if role == "optim" and is_simple(value):
             return self._object(value, path, level)
-        remedy = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
+        remedy = NO_OPTIMIZER_OBJECT if role == "optim" else way_out(value) or NO_OBJECT
         self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {remedy}")
         return None
+
+    def _plain_form(self, value: Any, form: PlainForm, path: str, level: int) -> Any:
+        """Return a configuration object as its plain form."""
+        self._note_plain(path, form.label, type(form.value).__name__)
+        self._open.add(id(value))
+        outer, self._inside = self._inside, form.label
+        try:
+            return self.value(form.value, path, "value", level + 1)
+        finally:
+            self._open.discard(id(value))
+            self._inside = outer
+
+    def _note_plain(self, path: str, label: str, form: str) -> None:
+        self.plain.append(f"{path}: {label} is stored as {form}")
 
     def _object(self, value: Any, path: str, level: int) -> Any:
         """Return a simple object as the dict of its attributes, to be restored into the live object in its place."""
@@ -290,7 +333,8 @@ class Walker:
         import numpy as np
 
         if array.dtype.kind not in _NUMPY_KINDS or array.dtype.hasobject or not array.dtype.itemsize:
-            self.refuse(path, f"a numpy array of dtype {array.dtype}")
+            instead = ": pass .tolist() of it, if its elements are plain values" if array.dtype.hasobject else ""
+            self.refuse(path, f"a numpy array of dtype {array.dtype}{instead}")
             return None
         dtype_text, shape = array.dtype.str, array.shape
         dense = np.ascontiguousarray(array)
@@ -319,8 +363,6 @@ class Walker:
             items = [
                 self.value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)
             ]
-            if type(value) not in (list, tuple):
-                self.refuse(path, f"a {type(value).__module__}.{type(value).__qualname__}")
             return items if isinstance(value, list) else tuple(items)
         finally:
             self._open.discard(id(value))
@@ -333,7 +375,7 @@ class Walker:
             if reason is None:
                 return key
         else:
-            reason = f"a {type(key).__module__}.{type(key).__qualname__}"
+            reason = f"a {type(key).__module__}.{type(key).__qualname__}: pass str() or another plain value of it"
         self.refuse(path, f"a key or member of a set: {reason}")
         return repr(key).encode("ascii", "backslashreplace").decode()
 

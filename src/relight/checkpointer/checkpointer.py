@@ -247,13 +247,14 @@ class Checkpointer:
         self._hooks.schedule.phase = name
 
     def describe_state(self) -> dict[str, Any]:
-        """Return what a save would contain: ``found`` and ``missed`` (lists of sentences), ``bytes`` and ``tensors``.
+        """Return what a save would contain: ``found``, ``missed`` and ``plain`` (lists of sentences), ``bytes`` and ``tensors``.
 
-        Copies nothing.
+        ``plain``: objects that are stored as plain values. Copies nothing.
         """
         state = self._capture.describe()
         missed = [*state.missed, *self._hooks.watch.sentences]
-        return {"found": state.found, "missed": missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
+        facts = {"found": state.found, "missed": missed, "plain": state.plain}
+        return {**facts, "bytes": state.logical_bytes, "tensors": len(state.items)}
 
     def __getitem__(self, name: str) -> Any:
         """Return a component; for a plain value, the value that was restored or last set."""

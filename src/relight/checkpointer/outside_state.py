@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from relight.capture.flattened import is_flattened
-from relight.capture.kinds import MODULE, OPTIMIZER, SCHEDULER, STATEFUL, kind_of, unwrap
+from relight.capture.kinds import MODULE, OPTIMIZER, SCHEDULER, STATEFUL, RankZeroComponent, kind_of, unwrap
 from relight.observe import emit
 
 SHOWN_MAX, ELEMENTS_MAX = 5, 16
@@ -112,6 +112,8 @@ def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, 
 
 
 def _is_skipped(value: object) -> bool:
+    if isinstance(value, RankZeroComponent):
+        return True  # a tracker: it keeps what it wrote, and its caches are made again
     return f"{type(value).__module__}.".startswith(_SKIPPED_HOMES)
 
 

@@ -70,12 +70,13 @@ class Restorer:
         progress.resumed = resumed
         if resumed.checkpoint is None:
             session.check(self._capture, signals)
-            cause = f"{'fresh=True' if session.fresh.used else 'it has no checkpoint yet'} (store {session.store.url})"
+            reason = "fresh=True" if session.fresh.used else "it has no checkpoint yet"
             emit(
                 "restore.fresh",
-                f"run {session.run!r} starts from scratch: {cause}",
+                f"run {session.run!r} starts from scratch: {reason} (store {session.store.url})",
                 run=session.run,
                 store=session.store.url,
+                reason=reason,
             )
             start = 0
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from relight.errors import IncompatibleState, UnsafeContent
+from relight.errors import IncompatibleState, NewerFormat, UnsafeContent
 
 LEVELS_MAX = 100
 DIGITS_MAX = 4096
@@ -30,6 +30,7 @@ LEAF_KINDS: dict[str, int] = {
     "torch_dtype": 0,
     "torch_device": 0,
     "torch_size": 0,
+    "standard": 0,
 }
 """Leaf kinds, with the number of tensors of each."""
 MANY = 64
@@ -229,7 +230,11 @@ class _Decoder:
             if type(index) is int and 0 <= index < self._tensors:
                 return Leaf("tensor", (index,), meta)
         if not isinstance(kind, str) or kind not in LEAF_KINDS:
-            raise self._unsafe(f"unknown kind of leaf {str(kind)[:40]!r}")
+            raise NewerFormat(
+                f"unknown kind of leaf {str(kind)[:40]!r}",
+                where=self._where,
+                hint="upgrade relight, if a newer version has written it",
+            )
         if not isinstance(indices, list) or len(indices) != LEAF_KINDS[kind]:
             raise self._unsafe(f"a {kind} of {len(indices) if isinstance(indices, list) else '?'} tensors")
         if any(type(index) is not int or not 0 <= index < self._tensors for index in indices):

@@ -188,6 +188,11 @@ EVENTS: dict[str, tuple[int, str]] = {
     "alert.fired": (logging.WARNING, "a rule for alerts holds"),
     "alert.resolved": (logging.INFO, "a rule for alerts no longer holds"),
     "alert.unsent": (logging.ERROR, "an alert could not be delivered"),
+    "tracker.opened": (logging.INFO, "an experiment tracker's run begins or continues"),
+    "tracker.failed": (
+        logging.WARNING,
+        "an experiment tracker takes no rows; they are kept and written later, and training continues",
+    ),
     "traces.off": (logging.WARNING, "variables of OpenTelemetry request traces, and none are sent"),
     "traces.lost": (logging.WARNING, "the receiver of traces does not take spans; training continues"),
     "events.lost": (logging.WARNING, "events came faster than they could be written"),

@@ -141,6 +141,7 @@ class OneWriter(SeveralRanks):
             [*common.notes, *own.notes],
             [*common.found, *own.found],
             [*common.missed, *own.missed],
+            [*common.plain, *own.plain],
         )
 
     def _item(self, common: Captured, index: int, one: Gathering, trainable: Mapping[str, bool]) -> Item:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relight.capture import CaptureCache, Captured, capture, kind_of
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, RankZeroComponent
 from relight.capture.optimizers import parameter_names
 from relight.capture.restore_check import Restorable
 from relight.capture.sharded import table_of
@@ -147,7 +147,11 @@ class SeveralRanks:
         self._count += 1
         shared, mine = self.split(components)
         common = capture(shared, rng=False, recall=recall)
-        values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
+        values = {
+            name: Digest(encode_tree(node)).digest()[:8]
+            for name, node in common.tree.items()
+            if not isinstance(shared.get(name), RankZeroComponent)
+        }
         try:
             plan = self._agree(common, values, plans.error(shared, common))
         except RankTimeout:  # a later exchange would get no answer, or an answer that was meant for this one
@@ -316,6 +320,7 @@ class SeveralRanks:
             [*common.notes, *own.notes],
             [*common.found, *own.found],
             [*common.missed, *own.missed],
+            [*common.plain, *own.plain],
             written,
         )
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
