@@ -79,7 +79,7 @@ def live(control: socket.socket) -> None:
         word, *given = json.loads(line)
         answer: Any = None
         if word == "start":
-            token, memory, rate, tls = given
+            token, memory, rate, tls, plane = given
             peers = PeerService(
                 "127.0.0.1",
                 token=bytes.fromhex(token),
@@ -87,6 +87,7 @@ def live(control: socket.socket) -> None:
                 notify=lambda *event: events.append(event[:2]),
                 bytes_per_second=rate,
                 tls=tls,
+                plane=plane,
             )
             answer = [peers.address, os.getpid()]
         elif word == "fill":
@@ -127,11 +128,18 @@ class Neighbour:
     """The test's end of an agent process."""
 
     def __init__(
-        self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None, tls: bool
+        self,
+        control: socket.socket,
+        name: str,
+        token: bytes,
+        memory: int | None,
+        rate: float | None,
+        tls: bool,
+        plane: str,
     ) -> None:
         self._control, self._lines, self.name = control, control.makefile("rb"), name
         self.sizes: list[tuple[int, int]] = []
-        self.address, self.pid = self.call("start", token.hex(), memory, rate, tls)
+        self.address, self.pid = self.call("start", token.hex(), memory, rate, tls, plane)
         self.shown = without_fingerprint(self.address)
 
     def send(self, *words: Any) -> None:
@@ -193,10 +201,11 @@ class Town:
         self.all("offer")
         assert all(self.all("wait", seconds))
 
-    def remote(self) -> Remote:
+    def remote(self, plane: str = "tcp", timeout_s: float = 20.0) -> Remote:
         """Return a reader of all agents, as a restoring rank has."""
         addresses = [agent.address for agent in self.agents]
-        return Remote(addresses, self.token, 20.0, tls=all("#" in address for address in addresses))
+        tls = all("#" in address for address in addresses)
+        return Remote(addresses, self.token, timeout_s, tls=tls, plane=plane)
 
     def close(self) -> None:
         """Close all agents."""
@@ -205,12 +214,15 @@ class Town:
 
 
 class Nursery:
-    """A process that forks agents on demand."""
+    """A process that forks agents on demand. ``env``: added to its environment."""
+
+    def __init__(self, env: dict[str, str] | None = None) -> None:
+        self._env = {**os.environ, **(env or {})}
 
     def __enter__(self) -> Nursery:
         self._folder = tempfile.TemporaryDirectory()
         self._path = os.path.join(self._folder.name, "s")
-        self._process = subprocess.Popen([sys.executable, __file__, self._path], stdin=subprocess.PIPE)
+        self._process = subprocess.Popen([sys.executable, __file__, self._path], stdin=subprocess.PIPE, env=self._env)
         ends = time.monotonic() + 60
         while not os.path.exists(self._path):
             assert time.monotonic() < ends and self._process.poll() is None
@@ -225,7 +237,13 @@ class Nursery:
         self._folder.cleanup()
 
     def agent(
-        self, token: bytes, memory: int | None = None, rate: float | None = None, *, tls: bool = False
+        self,
+        token: bytes,
+        memory: int | None = None,
+        rate: float | None = None,
+        *,
+        tls: bool = False,
+        plane: str = "tcp",
     ) -> Neighbour:
         """Fork an agent."""
         control = socket.socket(socket.AF_UNIX)
@@ -239,7 +257,7 @@ class Nursery:
                 time.sleep(0.01)
         control.settimeout(120)
         self._made += 1
-        return Neighbour(control, f"agent{self._made}", token, memory, rate, tls)
+        return Neighbour(control, f"agent{self._made}", token, memory, rate, tls, plane)
 
     def town(
         self,
@@ -250,11 +268,12 @@ class Nursery:
         memory: int | None = None,
         token: bytes = b"t" * 32,
         tls: bool = False,
+        plane: str = "tcp",
     ) -> Town:
         """Fork one agent for each list of sizes, and let them join. A list has a size for each rank of the agent."""
         agents, rank = [], 0
         for mine in sizes:
-            agent = self.agent(token, memory, tls=tls)
+            agent = self.agent(token, memory, tls=tls, plane=plane)
             agent.sizes = [(rank + number, size) for number, size in enumerate(mine)]
             rank += len(mine)
             agents.append(agent)

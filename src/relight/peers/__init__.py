@@ -10,7 +10,7 @@ without the token gets no answer. May import: ``arena``, ``store`` (readers and 
 
 from relight.peers.parts import HeldPartFile
 from relight.peers.protecting import PeerService
-from relight.peers.rdma import TCP
+from relight.peers.rdma import TCP, plane_here
 from relight.peers.reading import Remote
 from relight.peers.rings import FailureGroup, Peer, PeerRing, Rings, rings
 from relight.peers.wire import TOKEN_BYTES
@@ -25,5 +25,6 @@ __all__ = [
     "PeerService",
     "Remote",
     "Rings",
+    "plane_here",
     "rings",
 ]

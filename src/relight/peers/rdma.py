@@ -401,6 +401,20 @@ def without_plane(wanted: str, tls: bool) -> NoPlane | None:
     return None if installed() is not None else NoPlane("package", f"NIXL is not installed ({INSTALL})")
 
 
+def plane_here(wanted: str, tls: bool) -> tuple[str, str]:
+    """Return the plane of a process of this machine, and why. Loads NIXL and makes a plane if need be."""
+    try:
+        excluded = without_plane(wanted, tls)
+        if excluded is not None:
+            raise excluded
+        plane = RdmaPlane()
+    except NoPlane as error:
+        return TCP, error.why
+    plane.close()
+    found = devices()
+    return RDMA, f"{plane.name}, {', '.join(found) if found else 'without an RDMA device'}"
+
+
 def devices(top: Path = Path("/sys/class/infiniband")) -> list[str]:
     """Return the names of this machine's RDMA devices that have an active port."""
     active = set()

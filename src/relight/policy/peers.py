@@ -43,7 +43,7 @@ class Peers:
         if (copies is None) == (data is None and parity is None):
             hint = "relight.Peers(copies=1), relight.Peers(data=4, parity=2)"
             raise ConfigError("Peers() takes copies=, or data= and parity=", hint=hint)
-        checked = checked_arguments(PeersSettings, locals(), "Peers({}=…)")
+        checked = checked_arguments(PeersSettings, locals(), "Peers({}=…)", ("plane",))
         for name, value in (("data", checked["data"]), ("parity", checked["copies"] or checked["parity"])):
             object.__setattr__(self, name, value or 1)
         for name in ("memory", "bytes_per_second", "tls", "plane"):
