@@ -39,7 +39,7 @@ AUTO, TCP, RDMA = "auto", "tcp", "rdma"
 """Values of ``Peers(plane=)``. The last two are also the names of the planes in events."""
 PACKAGES = ("nixl-cu13", "nixl-cu12")
 """NIXL's builds, which read the memory of hosts alike. The package ``nixl`` only chooses one, and may load torch for it."""
-VERSION_LEAST = (1, 0)
+VERSION_LEAST = (1, 5)
 INSTALL = "pip install --no-deps nixl-cu12"
 WINDOW_BYTES = PIECE_BYTES + 2 * BLOCK
 WINDOWS_KEPT = 16
