@@ -2,38 +2,42 @@
 use TCP (``peers.wire``).
 
 A process registers memory once (``share``). Another process reads ranges of it (``pieces``). With an RDMA device the
-first process takes no part in that. NIXL's transport is UCX, which uses shared memory or TCP where there is no device.
+processors of the first one take no part in that. NIXL's transport is UCX, which uses shared memory or TCP where there is
+no device.
+
+NIXL and UCX run in a process of their own (``peers.rdma_process``), which maps the same memory: UCX ends its process if
+another one dies at the wrong moment, and with it an agent would lose all snapshots. So the agent and the trainer load
+neither. If that process ends, transfers fail, and a new one is started, ``STARTS_MAX`` times.
 
 Always holds: a transfer writes only to a window, and no window is used again while its transfer may still write to it.
-A transfer that does not end in time keeps its window; ``STUCK_MAX`` of these end the plane. The bytes may be wrong: the
-caller compares them with checksums or hashes.
-
-NIXL's own progress thread takes a whole processor, so it is off. A reader's polls make progress. A thread of the process
-that is read from polls for ``ATTEND_S`` after each ``share`` or ``attend``, because UCX needs both sides to connect.
+The bytes may be wrong: the caller compares them with checksums or hashes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
-import logging.config
 import os
-import secrets
+import socket
+import subprocess
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from relight.arena import SharedMapping
+import msgspec
+
+from relight.arena import SharedMapping, allocate
+from relight.comm.children import child_command, child_environment
+from relight.decode import msgpack_decoder
+from relight.errors import NoSpace
 from relight.peers.galois import BLOCK
 from relight.peers.messages import PIECE_BYTES
 from relight.peers.wire import PeerLost
-from relight.store.buffers import page_buffer
 
 AUTO, TCP, RDMA = "auto", "tcp", "rdma"
 """Values of ``Peers(plane=)``. The last two are also the names of the planes in events."""
@@ -42,24 +46,72 @@ PACKAGES = ("nixl-cu13", "nixl-cu12")
 VERSION_LEAST = (1, 5)
 INSTALL = "pip install --no-deps nixl-cu12"
 WINDOW_BYTES = PIECE_BYTES + 2 * BLOCK
-WINDOWS_KEPT = 16
+WINDOWS_MAX = 64
 STUCK_MAX = 16
-REMOTES_MAX = 256
+"""Transfers that did not end, after which the process is started again."""
+STARTS_MAX = 8
 AHEAD = 2
 """Transfers in flight of one ``pieces``."""
-ATTEND_S = 10.0
-_POLL_S, _POLL_MAX_S, _ALIVE_EVERY_S = 0.00005, 0.0005, 0.02
+START_S, ANSWER_S, END_S = 60.0, 60.0, 2.0
+MESSAGE_BYTES_MAX = 1 << 17
+_ALIVE_EVERY_S = 0.02
+_WORDS_MAX = 300
 _SETTINGS = {
-    "UCX_DEBUG_SIGNO": "0",  # UCX handles SIGHUP otherwise
-    "UCX_ERROR_SIGNALS": "",
-    "UCX_HANDLE_ERRORS": "none",
+    "UCX_HANDLE_ERRORS": "none",  # no backtraces
     "UCX_VFS_ENABLE": "n",  # a thread and a watch of the file system
     "UCX_LOG_LEVEL": "fatal",  # events report failures
     "NIXL_LOG_LEVEL": "FATAL",
 }
-"""Environment variables while the libraries are loaded. Those that are set already keep their values."""
-_loading = threading.Lock()
-os.register_at_fork(after_in_child=_loading._at_fork_reinit)  # type: ignore[attr-defined]
+"""Environment of the process that loads NIXL. Variables that are set already keep their values."""
+
+
+class PlaneShare(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Register the memory of the descriptor that comes with this message, to be read by others. ``window``: as a target
+    of transfers instead."""
+
+    number: int
+    size: int
+    window: bool
+
+
+class PlaneUnshare(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Unmap memory that was shared as ``number``."""
+
+    number: int
+
+
+class PlaneRead(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Read ``length`` bytes at ``address`` of the process that described its memory, to the start of a window."""
+
+    number: int
+    description: bytes
+    address: int
+    length: int
+    window: int
+
+
+class PlaneCancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Cancel transfer ``number``, and disconnect from its process."""
+
+    number: int
+
+
+class PlaneAttend(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Make progress for other processes, which read shared memory."""
+
+
+class PlaneReply(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of request ``number``; an empty ``error`` is success. Number 0: NIXL is loaded, or why it is not."""
+
+    number: int
+    error: str = ""
+    reason: str = ""
+    address: int = 0
+    description: bytes = b""
+
+
+PlaneRequest = PlaneShare | PlaneUnshare | PlaneRead | PlaneCancel | PlaneAttend
+_replies: msgspec.msgpack.Decoder[PlaneReply] = msgpack_decoder(PlaneReply)
 
 
 class NoPlane(Exception):  # caught below: the peers use TCP
@@ -76,78 +128,87 @@ class PlaneFailed(Exception):  # caught in this package: the same bytes are read
 
 
 class _Window(NamedTuple):
-    """Registered memory that transfers write to."""
+    """Memory that transfers write to."""
 
-    view: memoryview
-    address: int
+    number: int
+    memory: SharedMapping
+
+
+class _Pending:
+    """A request without a reply."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.reply = PlaneReply(0)
 
 
 class DirectRead:
     """A transfer into a window. ``release`` it once, whatever happened."""
 
-    def __init__(self, plane: RdmaPlane, remote: str, handle: Any, state: str, window: _Window, length: int) -> None:
-        self._plane, self._remote, self._handle, self._state = plane, remote, handle, state
-        self._window, self._length = window, length
+    def __init__(self, plane: RdmaPlane, number: int, pending: _Pending, window: _Window) -> None:
+        self._plane, self._number, self._pending, self._window = plane, number, pending, window
 
     def wait(self, ends: float, alive: Callable[[], bool]) -> memoryview:
         """Return the window, with the bytes at its start, when the transfer is complete.
 
         ``PlaneFailed`` if it fails, or at ``ends`` (``time.monotonic``); ``PeerLost`` soon after ``alive`` returns False.
         """
-        pause, check = _POLL_S, time.monotonic() + _ALIVE_EVERY_S
-        while self._state == "PROC":
-            now = time.monotonic()
-            if now >= ends:
-                self._plane.forget(self._remote)
+        while not self._pending.done.wait(_ALIVE_EVERY_S):
+            if time.monotonic() >= ends:
                 raise PlaneFailed("the transfer did not end in time")
-            if now >= check:
-                check = now + _ALIVE_EVERY_S
-                if not alive():
-                    self._plane.forget(self._remote)
-                    raise PeerLost("closed")
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_MAX_S)
-            self._poll()
-        if self._state != "DONE":
-            self._plane.forget(self._remote)
-            raise PlaneFailed(f"the transfer failed ({self._state})")
-        return self._window.view
+            if not alive():
+                raise PeerLost("closed")
+        if self._pending.reply.error:
+            raise PlaneFailed(f"the transfer failed: {self._pending.reply.error}")
+        return self._window.memory.view
 
     def release(self) -> None:
         """Give the window back. A window that a transfer may still write to is never used again."""
-        if self._state == "PROC":
-            self._poll()
-        self._plane.end(self._handle, self._window, stuck=self._state == "PROC")
-
-    def _poll(self) -> None:
-        try:
-            self._state = self._plane.state(self._handle)
-        except PlaneFailed as error:
-            self._state = str(error)
+        self._plane.end(self._number, self._window, stuck=not self._pending.done.is_set())
 
 
 class RdmaPlane:
-    """This process's plane. Any thread. Construction loads the libraries: half a second. ``NoPlane`` if they do not work.
-
-    Threads: UCX's own, asleep without transfers, and one that polls while another process may read.
-    """
+    """This process's plane. Any thread. Construction starts a process that loads NIXL: half a second. ``NoPlane`` if that
+    does not work."""
 
     def __init__(self) -> None:
-        self._api, self.name = _load()
-        self._errors: tuple[type[Exception], ...] = _error_types(self._api)
         self._lock = threading.RLock()
         self._shared: weakref.WeakKeyDictionary[SharedMapping, tuple[int, bytes]] = weakref.WeakKeyDictionary()
-        self._remotes: dict[bytes, str] = {}
+        self._waiting: dict[int, _Pending] = {}
         self._windows: list[_Window] = []
-        self._stuck: list[tuple[Any, _Window]] = []
+        self._made = self._stuck = self._number = 0
+        self._closed = False
         self.registrations = 0
         """How often memory of this process was registered to be read by others."""
-        self._agent: Any = self._make_agent()
-        self._attending = threading.Condition()
-        self._attend_until, self._thread = 0.0, False
+        self._errors = os.memfd_create("relight-rdma", os.MFD_CLOEXEC)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+        hello = self._waiting[0] = _Pending()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    child_command("relight.peers.rdma_process", str(theirs.fileno())),
+                    env=child_environment(None, **added),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                )
+            self._thread = threading.Thread(target=self._receive, name="relight-peers-rdma", daemon=True)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            self.close()
+            raise NoPlane("load", f"the process that loads NIXL cannot be started: {error}") from error
+        if not hello.done.wait(START_S):
+            self.close()
+            raise NoPlane("load", f"NIXL was not loaded within {START_S:.0f} s")
+        if hello.reply.error:
+            self.close()
+            raise NoPlane(hello.reply.reason or "load", hello.reply.error)
+        self.name = hello.reply.description.decode()
 
     def share(self, memory: SharedMapping) -> tuple[int, bytes]:
-        """Let other processes read this memory. Return its address here, and NIXL's description of it.
+        """Let other processes read this memory. Return its address there, and NIXL's description of it.
 
         The memory is registered at the first call, and until it is unmapped. ``ValueError`` if it was released;
         ``PlaneFailed`` if it cannot be registered.
@@ -156,45 +217,29 @@ class RdmaPlane:
             known = self._shared.get(memory)
             if known is None:
                 with memory.view[:1]:  # keeps it mapped meanwhile; ValueError if it was released
-                    agent, address = self._living(), memory.address
-                    try:
-                        registered = agent.register_memory([(address, memory.size, 0, "")], "DRAM")
-                        described = agent.get_partial_agent_metadata(registered, True, ["UCX"])
-                    except self._errors as error:
-                        raise PlaneFailed(f"memory cannot be registered: {_text(error)}") from error
-                    memory.before_unmap(partial(self._deregister, registered))
+                    number, reply = self._register(memory, window=False)
+                    memory.before_unmap(partial(self._unshare, number))
                 self.registrations += 1
-                known = self._shared[memory] = (address, bytes(described))
+                known = self._shared[memory] = (reply.address, reply.description)
         self.attend()
         return known
 
     def attend(self) -> None:
-        """Make progress for other processes that read this one's memory, for ``ATTEND_S`` from now on."""
-        with self._attending:
-            self._attend_until = time.monotonic() + ATTEND_S
-            if not self._thread:
-                self._thread = True
-                threading.Thread(target=self._attend, name="relight-peers-rdma", daemon=True).start()
-            self._attending.notify_all()
+        """Make progress for other processes that read this one's memory, for some seconds from now on."""
+        with contextlib.suppress(PlaneFailed):
+            self._send(PlaneAttend())
 
     def begin(self, description: bytes, address: int, length: int) -> DirectRead:
         """Start to read ``length`` bytes, at most ``WINDOW_BYTES``, at ``address`` of the process that described its memory."""
         with self._lock:
-            agent, window = self._living(), self._take_window()
-        try:
-            remote = self._remote(description)
-            here = agent.get_xfer_descs([(window.address, length, 0)], "DRAM")
-            there = agent.get_xfer_descs([(address, length, 0)], "DRAM")
-            handle = agent.initialize_xfer("READ", here, there, remote)
-        except self._errors as error:
-            with self._lock:
-                self._windows.append(window)
-            raise PlaneFailed(f"no transfer: {_text(error)}") from error
-        try:
-            state = agent.transfer(handle)
-        except self._errors as error:
-            state = _text(error)
-        return DirectRead(self, remote, handle, state, window, length)
+            window = self._windows.pop() if self._windows else self._make_window()
+            number, pending = self._expect()
+            try:
+                self._send(PlaneRead(number, description, address, length, window.number))
+            except PlaneFailed:
+                self._waiting.pop(number, None)
+                raise
+            return DirectRead(self, number, pending, window)
 
     def pieces(
         self, description: bytes, address: int, length: int, ends: float, alive: Callable[[], bool]
@@ -215,118 +260,137 @@ class RdmaPlane:
             for read, _ in waiting:
                 read.release()
 
-    def state(self, handle: Any) -> str:
-        """Return a transfer's state: ``PROC`` while it runs, ``DONE``, ``ERR``. ``PlaneFailed`` if it was disconnected."""
-        try:
-            return str(self._living().check_xfer_state(handle))
-        except self._errors as error:
-            raise PlaneFailed(_text(error)) from error
-
-    def end(self, handle: Any, window: _Window, *, stuck: bool) -> None:
-        """Free a transfer. ``stuck``: it may still write to its window."""
+    def end(self, number: int, window: _Window, *, stuck: bool) -> None:
+        """Take a window back. ``stuck``: its transfer may still write to it."""
         with self._lock:
-            if self._agent is None:
-                return
-            with contextlib.suppress(*self._errors):
-                self._agent.release_xfer_handle(handle)
-            if stuck:
-                self._stuck.append((handle, window))
-            elif len(self._windows) < WINDOWS_KEPT:
+            self._waiting.pop(number, None)
+            if not stuck:
                 self._windows.append(window)
-            else:
-                with contextlib.suppress(*self._errors):
-                    self._agent.deregister_memory(self._described(window))
-
-    def forget(self, remote: str) -> None:
-        """Disconnect from a process, so that the next transfer connects again."""
-        with self._lock:
-            self._remotes = {known: name for known, name in self._remotes.items() if name != remote}
-            if self._agent is not None:
-                with contextlib.suppress(*self._errors):
-                    self._agent.remove_remote_agent(remote)
+                return
+            self._stuck += 1
+            with contextlib.suppress(PlaneFailed):
+                self._send(PlaneCancel(number))
 
     @property
-    def spent(self) -> bool:
-        """Return whether so many transfers did not end that this plane must not be used any more."""
-        return len(self._stuck) >= STUCK_MAX
+    def ended(self) -> str:
+        """Return why this plane must not be used any more; empty if it works."""
+        if self._closed:
+            return self._end_of_process()
+        return f"{STUCK_MAX} transfers did not end" if self._stuck >= STUCK_MAX else ""
 
     def close(self) -> None:
-        """End all transfers, and free the windows. Memory that was shared cannot be read any more."""
-        with self._attending:
-            self._attend_until = -1.0
-            self._attending.notify_all()
+        """End all transfers, and the process. Memory that was shared cannot be read any more."""
+        self._fail()
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        if getattr(self, "_thread", None) is not None and self._thread is not threading.current_thread():
+            self._thread.join(END_S)
+        process = getattr(self, "_process", None)
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            process.kill()
+            process.wait()
         with self._lock:
-            # NIXL's agent ends its transfers, so the windows are freed only after it
-            agent, self._agent = self._agent, None
-            windows = self._windows, self._stuck
-            self._windows, self._stuck, self._remotes = [], [], {}
+            self._channel.close()
+            if self._errors >= 0:
+                os.close(self._errors)
+            self._errors = -1
+            self._windows, self._stuck = [], 0
             self._shared.clear()
-        del agent, windows
 
-    def _make_agent(self) -> Any:
-        """Return NIXL's agent with UCX."""
-        api = self._api
+    def _make_window(self) -> _Window:
+        if self._made >= WINDOWS_MAX:
+            raise PlaneFailed(f"all {WINDOWS_MAX} windows are in use")
         try:
-            config = api.nixl_agent_config(
-                enable_prog_thread=False, backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-            )
-            with _settings():
-                agent = api.nixl_agent(f"relight-{secrets.token_hex(8)}", config)
-                if "UCX" not in agent.get_plugin_list():
-                    raise NoPlane("plugin", "NIXL has no UCX plugin")
-                agent.create_backend("UCX")
-        except self._errors as error:
-            raise NoPlane("plugin", f"NIXL's UCX plugin does not start: {_text(error)}") from error
-        return agent
+            memory = SharedMapping(allocate(WINDOW_BYTES, "relight-rdma"), WINDOW_BYTES, writable=True)
+        except (NoSpace, OSError) as error:
+            raise PlaneFailed(f"no memory for a window: {error}") from error
+        memory.populate()
+        self._made += 1
+        return _Window(self._register(memory, window=True)[0], memory)
 
-    def _living(self) -> Any:
-        agent = self._agent
-        if agent is None:
-            raise PlaneFailed("the plane is closed")
-        return agent
-
-    def _take_window(self) -> _Window:
-        if self._windows:
-            return self._windows.pop()
-        view = page_buffer(WINDOW_BYTES)
-        window = _Window(view, _address(view))
+    def _register(self, memory: SharedMapping, *, window: bool) -> tuple[int, PlaneReply]:
+        fd = memory.fd
         try:
-            self._living().register_memory(self._described(window))
-        except self._errors as error:
-            raise PlaneFailed(f"memory cannot be registered: {_text(error)}") from error
-        return window
+            fds = [os.dup(fd)]
+        except OSError as error:
+            raise ValueError("the memory was released") from error
+        number, pending = self._expect()
+        try:
+            if memory.fd != fd:  # it was closed meanwhile, and the number may be another file's
+                raise ValueError("the memory was released")
+            self._send(PlaneShare(number, memory.size, window), fds)
+            if not pending.done.wait(ANSWER_S):
+                raise PlaneFailed("memory was not registered in time")
+        finally:
+            os.close(fds[0])
+            self._waiting.pop(number, None)
+        if pending.reply.error:
+            raise PlaneFailed(f"memory cannot be registered: {pending.reply.error}")
+        return number, pending.reply
 
-    def _described(self, window: _Window) -> Any:
-        return self._living().get_reg_descs([(window.address, WINDOW_BYTES, 0, "")], "DRAM")
+    def _unshare(self, number: int) -> None:
+        with contextlib.suppress(PlaneFailed):
+            self._send(PlaneUnshare(number))
 
-    def _remote(self, description: bytes) -> str:
-        """Return NIXL's name for the process that described its memory."""
+    def _expect(self) -> tuple[int, _Pending]:
         with self._lock:
-            known = self._remotes.get(description)
-            if known is None:
-                while len(self._remotes) >= REMOTES_MAX:
-                    self.forget(next(iter(self._remotes.values())))
-                name = self._living().add_remote_agent(description)
-                known = self._remotes[description] = name.decode() if isinstance(name, bytes) else str(name)
-            return known
+            self._number += 1
+            number, pending = self._number, _Pending()
+        self._waiting[number] = pending
+        if self._closed:  # else ``_fail`` finds it
+            self._waiting.pop(number, None)
+            raise PlaneFailed(self._end_of_process())
+        return number, pending
 
-    def _deregister(self, registered: Any) -> None:
+    def _send(self, request: PlaneRequest, fds: list[int] | None = None) -> None:
+        """Send a request. A process that takes none for ``ANSWER_S`` counts as hung, and is killed."""
+        data, ends = msgspec.msgpack.encode(request), time.monotonic() + ANSWER_S
         with self._lock:
-            if self._agent is not None:
-                with contextlib.suppress(*self._errors):
-                    self._agent.deregister_memory(registered)
-
-    def _attend(self) -> None:
-        while True:
-            with self._attending:
-                self._attending.wait_for(lambda: self._attend_until < 0 or time.monotonic() < self._attend_until)
-                agent = self._agent
-                if self._attend_until < 0 or agent is None:
+            while not self._closed:
+                try:
+                    socket.send_fds(self._channel, [data], fds or [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                     return
-            with contextlib.suppress(*self._errors):
-                agent.get_new_notifs()
-            del agent
-            time.sleep(4 * _POLL_S)
+                except BlockingIOError:
+                    if time.monotonic() >= ends:
+                        self._process.kill()
+                        self._fail()
+                    time.sleep(0.001)
+                except OSError:
+                    self._fail()
+        raise PlaneFailed(self._end_of_process())
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data = self._channel.recv(MESSAGE_BYTES_MAX)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            reply = _replies.decode(data)
+            pending = self._waiting.get(reply.number)
+            if pending is not None:
+                pending.reply = reply
+                pending.done.set()
+        self._fail()
+
+    def _fail(self) -> None:
+        """Let all requests fail: the process has ended. Without the lock, which a thread that waits may have."""
+        self._closed = True
+        for pending in list(self._waiting.values()):
+            if not pending.done.is_set():
+                pending.reply = PlaneReply(0, self._end_of_process())
+                pending.done.set()
+
+    def _end_of_process(self) -> str:
+        """Return the last line that the process has written."""
+        text = b""
+        with contextlib.suppress(OSError):
+            text = os.pread(self._errors, 1 << 16, 0)
+        lines = text.decode(errors="replace").strip().splitlines()
+        return f"the process that reads has ended{': ' + lines[-1][-_WORDS_MAX:] if lines else ''}"
 
 
 class PlaneChoice:
@@ -341,16 +405,20 @@ class PlaneChoice:
         self._lock = threading.Lock()
         self._plane: RdmaPlane | None = None
         self._without: NoPlane | None = None
+        self._starts = 0
 
     def get(self) -> RdmaPlane | None:
         """Return the plane; None if there is none: ``why`` has the reason then."""
         with self._lock:
             plane = self._plane
-            if plane is not None and plane.spent:
-                self._decide(NoPlane("failed", f"{STUCK_MAX} transfers did not end"))
+            if plane is not None and (why := plane.ended):
+                self._report("failed", why)
                 plane.close()
                 self._plane = plane = None
-            elif plane is None and self._without is None:
+                if self._starts >= STARTS_MAX:
+                    self._without = NoPlane("failed", f"{why}, {STARTS_MAX} times")
+            if plane is None and self._without is None:
+                self._starts += 1
                 try:
                     excluded = without_plane(self.wanted, self.tls)
                     if excluded is not None:
@@ -398,7 +466,7 @@ def without_plane(wanted: str, tls: bool) -> NoPlane | None:
         return NoPlane("tls", "the peers use TLS, and RDMA is not encrypted")
     if wanted == AUTO and not devices():
         return NoPlane("device", "no RDMA device has an active port")
-    return None if installed() is not None else NoPlane("package", f"NIXL is not installed ({INSTALL})")
+    return None if installed() is not None else not_installed()
 
 
 def plane_here(wanted: str, tls: bool) -> tuple[str, str]:
@@ -433,54 +501,6 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
-def _load() -> tuple[Any, str]:
-    """Return NIXL's module, and its name with the version, which both processes must have in common."""
-    found = installed()
-    if found is None:
-        raise NoPlane("package", f"NIXL is not installed ({INSTALL})")
-    package, version = found
-    name = f"nixl {version}"
-    if tuple(int(each) if each.isdigit() else 0 for each in version.split(".")[:2]) < VERSION_LEAST:
-        least = ".".join(map(str, VERSION_LEAST))
-        raise NoPlane("version", f"{name} is older than {least}")
-    with _loading, _settings():
-        # NIXL configures logging, which closes the application's handlers, and writes to standard output
-        configure, raises = logging.config.dictConfig, logging.raiseExceptions
-        logging.config.dictConfig = lambda *_: None  # type: ignore[assignment]
-        try:
-            return importlib.import_module(package.replace("-", "_") + "._api"), name
-        except (ImportError, OSError, AttributeError) as error:
-            raise NoPlane("load", f"{name} cannot be loaded: {error}") from error
-        finally:
-            logging.config.dictConfig, logging.raiseExceptions = configure, raises
-
-
-@contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-def _error_types(api: Any) -> tuple[type[Exception], ...]:
-    """Return the types that NIXL raises; they have no common base."""
-    own = [
-        value
-        for value in vars(api.nixlBind).values()
-        if isinstance(value, type) and issubclass(value, Exception) and value is not Exception
-    ]
-    return (*own, RuntimeError, ValueError, TypeError, KeyError)
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _address(view: memoryview) -> int:
-    import numpy
-
-    return int(numpy.frombuffer(view, numpy.uint8).ctypes.data)
+def not_installed() -> NoPlane:
+    """Return that NIXL is missing."""
+    return NoPlane("package", f"NIXL is not installed ({INSTALL})")
