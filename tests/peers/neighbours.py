@@ -70,6 +70,17 @@ def expected(id: str, rank: int, size: int) -> list[bytes]:
     return [data[start : start + length] for start, length in zip(layout.packs, sizes)]
 
 
+def cpu_s() -> float:
+    """Return the processor seconds of this process and of those that it has started and that run."""
+    total = time.process_time()
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def live(control: socket.socket) -> None:
     """Run one agent that executes the commands from ``control``."""
     peers: PeerService | None = None
@@ -117,7 +128,7 @@ def live(control: socket.socket) -> None:
                 "held": peers.held_bytes
             }
         elif word == "cpu":
-            answer = time.process_time()
+            answer = cpu_s()
         elif word == "close":
             assert peers is not None
             peers.close()
@@ -174,6 +185,8 @@ class Town:
 
     def __init__(self, token: bytes, agents: Sequence[Neighbour], data: int, parity: int) -> None:
         self.token, self.agents, self.data, self.parity = token, list(agents), data, parity
+        self.plane, self.timeout_s = "tcp", 20.0
+        """How ``remote`` reads."""
 
     def all(self, *words: Any) -> list[Any]:
         """Send a command to all agents at once and return their answers."""
@@ -201,11 +214,13 @@ class Town:
         self.all("offer")
         assert all(self.all("wait", seconds))
 
-    def remote(self, plane: str = "tcp", timeout_s: float = 20.0) -> Remote:
-        """Return a reader of all agents, as a restoring rank has."""
+    def remote(self) -> Remote:
+        """Return a reader of all agents, as a restoring rank has, with its plane."""
         addresses = [agent.address for agent in self.agents]
         tls = all("#" in address for address in addresses)
-        return Remote(addresses, self.token, timeout_s, tls=tls, plane=plane)
+        remote = Remote(addresses, self.token, self.timeout_s, tls=tls, plane=self.plane)
+        assert remote.wait_for_plane(60)
+        return remote
 
     def close(self) -> None:
         """Close all agents."""
@@ -278,6 +293,7 @@ class Nursery:
             rank += len(mine)
             agents.append(agent)
         town = Town(token, agents, data, parity)
+        town.plane = plane
         town.join()
         return town
 

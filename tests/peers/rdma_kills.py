@@ -1,8 +1,9 @@
 """Kill agents while their memory is read by RDMA: other agents have the bytes, in bounded time.
 
 ``python tests/peers/rdma_kills.py --count 100``. Each round has four agents in processes of their own, with UCX over shared memory and TCP
-in turn, and kills one agent at a random moment: while its part is read (*owner*), while a lost part is rebuilt with what it holds
-(*holder*), or while agents send each other a new checkpoint (*sender*). All parts must then be read, bit-exactly.
+in turn, and kills one agent with its NIXL process at a random moment: while its part is read (*owner*), while a lost part is rebuilt with
+what it holds (*holder*), or while agents send each other a new checkpoint (*sender*). In a fourth kind of round, *process*, only the NIXL
+process of an agent is killed. All parts must then be read, bit-exactly, and no other agent may end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import contextlib
 import json
 import os
 import random
+import re
+import signal
 import sys
 import threading
 import time
@@ -23,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 os.environ.setdefault("RELIGHT_LOG", "quiet")  # a killed peer is expected
 
-from neighbours import Nursery, Town, expected, lost_is_read_back
+from neighbours import Neighbour, Nursery, Town, expected, lost_is_read_back
 
 from relight.observe import subscribe
 from relight.peers import Remote, rdma
 
 TRANSPORTS = {"shared memory": "tcp,sm,self", "tcp": "tcp"}
-KINDS = ("owner", "holder", "sender")
+KINDS = ("owner", "holder", "sender", "process")
 AGENTS, DATA, PARITY = 4, 2, 2
 LIMIT_S = 60.0
 TIMEOUT_S = 5.0
@@ -48,21 +51,41 @@ def read_all(remote: Remote, id: str, town: Town) -> None:
                 assert room == right, f"rank {rank}: wrong bytes"
 
 
-def one_kill(nursery: Nursery, kind: str, rng: random.Random, size: int) -> float:
-    """Return the seconds from the kill until all parts were read."""
+def nixl_of(pid: int) -> list[int]:
+    """Return the processes that an agent has started."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def kill_node(agent: Neighbour, rng: random.Random) -> None:
+    """Kill an agent and its NIXL process, in any order, as the loss of a node does."""
+    children = nixl_of(agent.pid)
+    assert children, "the agent has no NIXL process"
+    for pid in rng.sample([*children, agent.pid], len(children) + 1):
+        with contextlib.suppress(ProcessLookupError):
+            agent.kill() if pid == agent.pid else os.kill(pid, signal.SIGKILL)
+
+
+def one_kill(nursery: Nursery, kind: str, rng: random.Random, size: int, reasons: Counter[str]) -> float:
+    """Return the seconds from the kill until all parts were read. Count in ``reasons`` why living agents used TCP."""
     with contextlib.closing(nursery.town([[size + rng.randrange(5000)]] * AGENTS, DATA, PARITY, plane="rdma")) as town:
+        town.timeout_s = TIMEOUT_S
         if kind == "sender":
-            return kill_during_a_push(nursery, town, rng)
+            return kill_during_a_push(nursery, town, rng, reasons)
         town.protect("c1", 1)
         first, second = rng.sample(range(AGENTS), 2)
         if kind == "holder":
-            town.agents[first].kill()
-        with contextlib.closing(town.remote("rdma", TIMEOUT_S)) as remote:
+            kill_node(town.agents[first], rng)
+        with contextlib.closing(town.remote()) as remote:
             read_all(remote, "c1", town)  # connections exist
             killed: list[float] = []
 
             def kill() -> None:
-                town.agents[second].kill()
+                if kind == "process":
+                    for pid in nixl_of(town.agents[second].pid):
+                        os.kill(pid, signal.SIGKILL)
+                else:
+                    kill_node(town.agents[second], rng)
                 killed.append(time.monotonic())
 
             timer = threading.Timer(rng.uniform(0, 0.08), kill)
@@ -71,10 +94,26 @@ def one_kill(nursery: Nursery, kind: str, rng: random.Random, size: int) -> floa
                 read_all(remote, "c1", town)
             timer.join()
             read_all(remote, "c1", town)
-            return time.monotonic() - killed[0]
+            seconds = time.monotonic() - killed[0]
+        for number, agent in enumerate(town.agents):
+            if kind == "process" or number not in (first, second):
+                count_reasons(agent, reasons)  # it lives
+        return seconds
 
 
-def kill_during_a_push(nursery: Nursery, town: Town, rng: random.Random) -> float:
+def count_reasons(agent: Neighbour, reasons: Counter[str]) -> None:
+    """Count why a living agent has used TCP."""
+    for name, text in agent.call("events"):
+        if name == "peers.fallback":
+            reasons[plain(text.partition("RDMA: ")[2])] += 1
+
+
+def plain(why: str) -> str:
+    """Return a reason without numbers of processes."""
+    return re.sub(r"\[[^]]*\] *", "", why)
+
+
+def kill_during_a_push(nursery: Nursery, town: Town, rng: random.Random, reasons: Counter[str]) -> float:
     """Kill one agent while all send. A new agent takes its place, and all are protected again."""
     town.protect("c1", 1)
     for agent in town.agents:
@@ -83,7 +122,7 @@ def kill_during_a_push(nursery: Nursery, town: Town, rng: random.Random) -> floa
         agent.call("offer")
     victim = rng.randrange(AGENTS)
     time.sleep(rng.uniform(0, 0.05))
-    town.agents[victim].kill()
+    kill_node(town.agents[victim], rng)
     killed = time.monotonic()
     new = nursery.agent(town.token, plane="rdma")
     new.sizes = town.agents[victim].sizes
@@ -93,8 +132,8 @@ def kill_during_a_push(nursery: Nursery, town: Town, rng: random.Random) -> floa
     town.agents[victim] = new
     town.join()
     assert all(town.all("wait", LIMIT_S)), "not protected again"
-    read = town.remote
-    town.remote = lambda: read("rdma", TIMEOUT_S)  # type: ignore[assignment,method-assign]
+    for agent in town.agents:
+        count_reasons(agent, reasons)
     lost_is_read_back(town, "c2", rng.sample(range(AGENTS), 2))
     return time.monotonic() - killed
 
@@ -110,7 +149,7 @@ def main(count: int, seed: int, megabytes: float) -> dict[str, Any]:
         if event.name == "peers.moved":
             moved[event.fields["plane"]] += event.fields["bytes"]
         elif event.name == "peers.fallback":
-            reasons[f"{event.fields['reason']}: {event.fields['why']}"] += 1
+            reasons[plain(str(event.fields["why"]))] += 1
 
     undo = subscribe(note)
     try:
@@ -120,8 +159,8 @@ def main(count: int, seed: int, megabytes: float) -> dict[str, Any]:
             }
             for number in range(count):
                 rng = random.Random(f"{seed}/{number}")
-                kind, transport = KINDS[number % 3], list(nurseries)[number // 3 % 2]
-                seconds = one_kill(nurseries[transport], kind, rng, int(megabytes * 1_000_000))
+                kind, transport = KINDS[number % len(KINDS)], list(nurseries)[number // len(KINDS) % 2]
+                seconds = one_kill(nurseries[transport], kind, rng, int(megabytes * 1_000_000), reasons)
                 name = f"{kind}, {transport}"
                 rounds[name] += 1
                 longest[name] = max(longest.get(name, 0.0), round(seconds, 2))

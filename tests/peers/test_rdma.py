@@ -59,8 +59,10 @@ def reasons(events: Any) -> list[str]:
 
 
 def remote_of(peers: Any, plane: str = "rdma", timeout_s: float = 20.0) -> Any:
-    """Return a reader that is closed at the end."""
-    return contextlib.closing(Remote([peer.address for peer in peers], TOKEN, timeout_s, plane=plane))
+    """Return a reader with its plane. It is closed at the end."""
+    remote = Remote([peer.address for peer in peers], TOKEN, timeout_s, plane=plane)
+    assert remote.wait_for_plane(60)
+    return contextlib.closing(remote)
 
 
 def fake_nixl(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, api: str) -> None:
@@ -187,8 +189,6 @@ def test_agents_of_other_processes(transports: str, emitted: Any) -> None:
             town.protect("c1", 1)
             sent = [text for events in town.all("events") for name, text in events if name == "peers.moved"]
             assert len(sent) == 5 and all("by RDMA" in text for text in sent)
-            town_remote = town.remote
-            town.remote = lambda: town_remote("rdma")  # type: ignore[assignment,method-assign]
             lost_is_read_back(town, "c1", (0, 4))
     assert set(moved(emitted, "read")) == {"rdma"} and reasons(emitted) == []
 
@@ -352,8 +352,8 @@ def test_a_stopped_agent_costs_bounded_time(transports: str) -> None:
     with Nursery({"UCX_TLS": transports}) as nursery:
         with contextlib.closing(nursery.town([[24 * MB]] * 3, 2, 1, plane="rdma")) as town:
             town.protect("c1", 1)
-            town.all("wait", 30)
-            with contextlib.closing(town.remote("rdma", 2.0)) as remote:
+            town.timeout_s = 2.0
+            with contextlib.closing(town.remote()) as remote:
                 reader = remote.reader("c1", 0, 0)
                 assert reader is not None
                 first, second = bytearray(reader.size), bytearray(reader.size)
@@ -364,6 +364,25 @@ def test_a_stopped_agent_costs_bounded_time(transports: str) -> None:
                 assert time.monotonic() - began < 60
                 assert first == second
             os.kill(town.agents[0].pid, signal.SIGCONT)
+
+
+@needs_nixl
+def test_a_restore_does_not_wait_for_its_plane(emitted: Any) -> None:
+    """Until the plane is made, TCP is used. A reader that is closed before leaves no process."""
+    with several(1, plane="rdma") as (peer,):
+        part, data = part_of("c1", 1, 0, MB)
+        peer.offer(part)
+        peer._plane.get()
+        before = set(threading.enumerate())
+        began = time.monotonic()
+        with contextlib.closing(Remote([peer.address], TOKEN, 20.0, plane="rdma")) as remote:
+            if remote.wait_for_plane(0):
+                pytest.skip("the plane was made at once")
+            read_back(remote, part, data)
+        spent = time.monotonic() - began
+        assert remote.wait_for_plane(60) and spent < 30
+        assert not new_threads(before, "relight-peers-", 10) and remote._direct._choice.made is None
+    assert reasons(emitted) == [] and list(moved(emitted, "read")) == ["tcp"]
 
 
 @needs_nixl

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from relight.comm.new_threads import start
 from relight.observe import emit
 from relight.peers.decoding import CodedSource
 from relight.peers.messages import PLANE, Inventory, Locate, Located, PeerRefusal
@@ -23,7 +24,8 @@ class NotThere(PeerLost):
 class DirectReads:
     """Direct reads of one ``Remote``. An agent that a transfer has failed with is read over TCP from then on. Any thread.
 
-    The plane is made only if an agent has one. What is read is unverified, as over TCP.
+    A thread makes the plane, if an agent has one. Until then all agents are read over TCP: a small restore does not wait.
+    What is read is unverified, as over TCP.
     """
 
     def __init__(self, wanted: str, tls: bool, timeout_s: float, inventories: Mapping[str, Inventory]) -> None:
@@ -32,15 +34,24 @@ class DirectReads:
         self._places: dict[object, Located] = {}
         self._off: set[str] = set()
         self._agents = frozenset(inventories)
+        self._decided, self._closed = threading.Event(), False
         self.read_bytes = 0
         excluded = without_plane(wanted, tls)
-        if excluded is not None or not any(inventory.plane for inventory in inventories.values()):
-            self._off.update(inventories)
-            if wanted == RDMA and inventories:
-                other = next(iter(inventories.values())).without
-                why = (excluded.reason, excluded.why) if excluded else ("peer", f"no peer has an RDMA plane: {other}")
-                report_fallback("", *why)
+        if excluded is None and any(inventory.plane for inventory in inventories.values()):
+            start(threading.Thread(target=self._decide, args=(inventories,), name="relight-peers-plane", daemon=True))
             return
+        if wanted == RDMA and inventories:
+            other = next(iter(inventories.values())).without
+            why = (excluded.reason, excluded.why) if excluded else ("peer", f"no peer has an RDMA plane: {other}")
+            report_fallback("", *why)
+        self._off.update(inventories)
+        self._decided.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is decided which agents are read directly. Return False if that takes longer."""
+        return self._decided.wait(timeout)
+
+    def _decide(self, inventories: Mapping[str, Inventory]) -> None:
         plane = self._choice.get()
         for address, inventory in inventories.items():
             if plane is None:
@@ -49,6 +60,11 @@ class DirectReads:
                 self._leave(address, "peer", f"it has no RDMA plane: {inventory.without}")
             elif inventory.plane != plane.name:
                 self._leave(address, "version", f"it has {inventory.plane}, and this process {plane.name}")
+        with self._lock:
+            self._decided.set()
+            closed = self._closed
+        if closed:
+            self._choice.close()
 
     def read(self, wire: Caller, source: CodedSource, offset: int, into: memoryview) -> bool:
         """Fill ``into`` from a range of the source. Return False if it must be read over TCP.
@@ -115,10 +131,16 @@ class DirectReads:
 
     def close(self) -> None:
         """End all transfers."""
-        self._choice.close()
+        with self._lock:
+            self._closed = True
+            decided = self._decided.is_set()
+        if decided:  # else the thread that makes the plane closes it
+            self._choice.close()
 
     def _plane_for(self, source: CodedSource) -> RdmaPlane | None:
-        return None if source.address in self._off else self._choice.get()
+        if not self._decided.is_set() or source.address in self._off:
+            return None
+        return self._choice.get()
 
     def _place(self, wire: Caller, source: CodedSource) -> Located:
         """Return where the blob or piece that the source is a range of begins. The agent is asked once."""

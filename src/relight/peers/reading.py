@@ -42,7 +42,7 @@ class Remote:
 
     ``timeout_s`` bounds every operation on a connection: connecting, and each answer plus its bytes at 1 MiB/s. ``tls``:
     leave out agents without a certificate. ``plane``: as in ``Peers``. Cost of construction: one round trip to each
-    agent, all at the same time; half a second more with RDMA. Close it when done.
+    agent, all at the same time. Close it when done.
     """
 
     def __init__(
@@ -86,6 +86,10 @@ class Remote:
             if pack < len(known.starts) and self._how(id, rank, known) is not None:
                 return _PeerPackReader(self, id, rank, known, pack)
         return None
+
+    def wait_for_plane(self, timeout: float) -> bool:
+        """Wait until this process's plane is made, if it makes one. Until then TCP is used. Return False if that takes longer."""
+        return self._direct.wait(timeout)
 
     def leave_rdma(self, why: str) -> bool:
         """Read over TCP from now on. Return False if no byte was read by RDMA, so that another try would read the same."""
