@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +134,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print what is kept, and nothing else")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    found = rdma.installed()
-    if found is None:
+    package = rdma.installed()
+    if package is None:
         sys.exit(f"NIXL is not installed: {rdma.INSTALL}")
     planes: dict[str, int] = {}
     reasons: list[str] = []
@@ -149,7 +148,7 @@ def main() -> None:
 
     undo = subscribe(note)
     report: dict[str, Any] = {
-        "machine": describe(Path(tempfile.gettempdir())), found[0]: version(found[0]), "devices": rdma.devices(),
+        "machine": describe(Path(tempfile.gettempdir())), package[0]: package[1], "devices": rdma.devices(),
         "megabytes": options.megabytes, "agents": AGENTS, "data": DATA, "parity": PARITY, "threads": THREADS, "rounds": [],
     }  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -120,7 +120,7 @@ def test_a_library_that_cannot_be_loaded_is_reported(
 
 
 def test_tls_turns_rdma_off(emitted: Any) -> None:
-    """With TLS, RDMA is off, because it is not encrypted: the event says so, and no agent describes its memory."""
+    """With TLS, RDMA is off, because it is not encrypted: the event has the reason, and no agent describes its memory."""
     falls_back(emitted, "tls", "TLS", tls=True)
     with several(1, tls=True, plane="rdma") as (peer,):
         wire = call(peer.address, TOKEN, 10.0, tls=True)
@@ -290,36 +290,36 @@ def test_wrong_bytes_in_the_memory_itself_stay_an_error(tmp_path: Path) -> None:
 @needs_nixl
 def test_a_slot_that_is_filled_again_is_not_read() -> None:
     """If the next save comes while bytes are read directly, the read fails, as over TCP."""
-    there = [True]
+    present = [True]
     with several(1, plane="rdma") as (peer,):
-        part, data = part_of("c1", 1, 0, 2 * MB, lambda: there[0])
+        part, data = part_of("c1", 1, 0, 2 * MB, lambda: present[0])
         peer.offer(part)
         with remote_of([peer]) as remote:
             reader = remote.reader("c1", 0, 0)
             room = memoryview(bytearray(reader.size))
             reader.read_into(0, room)
             assert room == data[part.starts[0] :][: reader.size]
-            there[0] = False
+            present[0] = False
             with pytest.raises(StoreUnavailable):
                 reader.read_into(0, room)
 
 
 @needs_nixl
 def test_a_slot_that_is_filled_again_is_void_at_its_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the next save comes while holders read a segment directly, they drop it, and that is no fall-back."""
+    """If the next save comes while holders read a segment directly, they drop it, without a fall-back."""
     events: Events = []
-    begin, begun, there = rdma.RdmaPlane.begin, [0], [True]
+    begin, begun, present = rdma.RdmaPlane.begin, [0], [True]
 
     def counted(self: rdma.RdmaPlane, description: bytes, address: int, length: int) -> rdma.DirectRead:
         begun[0] += 1
         if begun[0] == 20:
-            there[0] = False
+            present[0] = False
             part.memory.view[:] = bytes(part.memory.size)
         return begin(self, description, address, length)
 
     monkeypatch.setattr(rdma.RdmaPlane, "begin", counted)
     with several(2, events, plane="rdma") as peers:
-        part, _ = part_of("c1", 1, 0, 100 * MB, lambda: there[0])
+        part, _ = part_of("c1", 1, 0, 100 * MB, lambda: present[0])
         join(peers, 1, 1)
         peers[0].offer(part)
         assert peers[0].wait(30)
@@ -599,10 +599,10 @@ def test_loading_leaves_the_process_unchanged() -> None:
 @needs_nixl
 def test_a_read_of_no_bytes_checks_that_they_are_there() -> None:
     """The check after a direct read is a read of no bytes, which both kinds of sources answer."""
-    there = [True]
+    present = [True]
     with several(2, plane="rdma") as peers:
         join(peers, 1, 1)
-        part, _ = part_of("c1", 1, 0, MB, lambda: there[0])
+        part, _ = part_of("c1", 1, 0, MB, lambda: present[0])
         peers[0].offer(part)
         assert peers[0].wait(30) and until(lambda: peers[1]._holder.inventory())
         (piece,) = peers[1]._holder.inventory()

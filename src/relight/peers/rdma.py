@@ -38,6 +38,7 @@ from relight.errors import NoSpace
 from relight.peers.galois import BLOCK
 from relight.peers.messages import PIECE_BYTES
 from relight.peers.wire import PeerLost
+from relight.units import duration_text
 
 AUTO, TCP, RDMA = "auto", "tcp", "rdma"
 """Values of ``Peers(plane=)``. The last two are also the names of the planes in events."""
@@ -181,6 +182,8 @@ class RdmaPlane:
         self.registrations = 0
         """How often memory of this process was registered to be read by others."""
         self._errors = os.memfd_create("relight-rdma", os.MFD_CLOEXEC)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
         hello = self._waiting[0] = _Pending()
@@ -194,14 +197,15 @@ class RdmaPlane:
                     stdout=subprocess.DEVNULL,
                     stderr=self._errors,
                 )
-            self._thread = threading.Thread(target=self._receive, name="relight-peers-rdma", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._receive, name="relight-peers-rdma", daemon=True)
+            thread.start()
+            self._thread = thread
         except (OSError, RuntimeError) as error:
             self.close()
             raise NoPlane("load", f"the process that loads NIXL cannot be started: {error}") from error
         if not hello.done.wait(START_S):
             self.close()
-            raise NoPlane("load", f"NIXL was not loaded within {START_S:.0f} s")
+            raise NoPlane("load", f"NIXL was not loaded within {duration_text(START_S)}")
         if hello.reply.error:
             self.close()
             raise NoPlane(hello.reply.reason or "load", hello.reply.error)
@@ -283,14 +287,13 @@ class RdmaPlane:
         self._fail()
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
-        if getattr(self, "_thread", None) is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join(END_S)
-        process = getattr(self, "_process", None)
-        if process is not None:
+        if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-            process.kill()
-            process.wait()
+                self._process.wait(END_S)
+            self._process.kill()
+            self._process.wait()
         with self._lock:
             self._channel.close()
             if self._errors >= 0:
@@ -354,6 +357,7 @@ class RdmaPlane:
                     return
                 except BlockingIOError:
                     if time.monotonic() >= ends:
+                        assert self._process is not None
                         self._process.kill()
                         self._fail()
                     time.sleep(0.001)
@@ -479,8 +483,7 @@ def plane_here(wanted: str, tls: bool) -> tuple[str, str]:
     except NoPlane as error:
         return TCP, error.why
     plane.close()
-    found = devices()
-    return RDMA, f"{plane.name}, {', '.join(found) if found else 'without an RDMA device'}"
+    return RDMA, f"{plane.name}, {', '.join(devices()) or 'without an RDMA device'}"
 
 
 def devices(top: Path = Path("/sys/class/infiniband")) -> list[str]:

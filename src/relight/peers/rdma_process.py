@@ -148,9 +148,9 @@ class _PlaneProcess:
         window = self._memory[request.window]
         try:
             remote = self._remote(request.description)
-            here = self._agent.get_xfer_descs([(window.address, request.length, 0)], "DRAM")
-            there = self._agent.get_xfer_descs([(request.address, request.length, 0)], "DRAM")
-            transfer = _Transfer(self._agent.initialize_xfer("READ", here, there, remote), remote)
+            target = self._agent.get_xfer_descs([(window.address, request.length, 0)], "DRAM")
+            source = self._agent.get_xfer_descs([(request.address, request.length, 0)], "DRAM")
+            transfer = _Transfer(self._agent.initialize_xfer("READ", target, source, remote), remote)
         except self._errors as error:
             self._reply(PlaneReply(request.number, _text(error)))
             return
@@ -205,10 +205,9 @@ class _PlaneProcess:
 
 def _load() -> tuple[Any, str]:
     """Return NIXL's module, and its name with the version, which both processes must have in common."""
-    found = installed()
-    if found is None:
+    package, version = installed() or ("", "")
+    if not package:
         raise not_installed()
-    package, version = found
     name = f"nixl {version}"
     if tuple(int(each) if each.isdigit() else 0 for each in version.split(".")[:2]) < VERSION_LEAST:
         raise NoPlane("version", f"{name} is older than {'.'.join(map(str, VERSION_LEAST))}")
