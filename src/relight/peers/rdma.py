@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +54,11 @@ STARTS_MAX = 8
 AHEAD = 2
 """Transfers in flight of one ``pieces``."""
 START_S, ANSWER_S, END_S = 60.0, 60.0, 2.0
+ATTEND_S = 5.0
+"""Seconds for which progress is made after each request of another process: UCX needs both sides to connect, and to
+transfer without an RDMA device. A reader asks again every ``ASK_S``."""
+ASK_S = 2.0
+_HOUR_S = 3600.0
 MESSAGE_BYTES_MAX = 1 << 17
 _ALIVE_EVERY_S = 0.02
 _WORDS_MAX = 300
@@ -98,7 +103,9 @@ class PlaneCancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PlaneAttend(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Make progress for other processes, which read shared memory."""
+    """Make progress for other processes, which read shared memory, for ``seconds`` from now on."""
+
+    seconds: float
 
 
 class PlaneReply(msgspec.Struct, frozen=True, array_like=True):
@@ -177,7 +184,7 @@ class RdmaPlane:
         self._shared: weakref.WeakKeyDictionary[SharedMapping, tuple[int, bytes]] = weakref.WeakKeyDictionary()
         self._waiting: dict[int, _Pending] = {}
         self._windows: list[_Window] = []
-        self._made = self._stuck = self._number = 0
+        self._made = self._stuck = self._number = self._attending = 0
         self._closed = False
         self.registrations = 0
         """How often memory of this process was registered to be read by others."""
@@ -229,9 +236,23 @@ class RdmaPlane:
         return known
 
     def attend(self) -> None:
-        """Make progress for other processes that read this one's memory, for some seconds from now on."""
-        with contextlib.suppress(PlaneFailed):
-            self._send(PlaneAttend())
+        """Make progress for other processes that read this one's memory, for ``ATTEND_S`` from now on."""
+        with self._lock, contextlib.suppress(PlaneFailed):
+            if not self._attending:
+                self._send(PlaneAttend(ATTEND_S))
+
+    @contextlib.contextmanager
+    def attending(self) -> Iterator[None]:
+        """Make progress for other processes until the block ends."""
+        with self._lock:
+            self._attending += 1
+            self._send(PlaneAttend(_HOUR_S))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._attending -= 1
+            self.attend()
 
     def begin(self, description: bytes, address: int, length: int) -> DirectRead:
         """Start to read ``length`` bytes, at most ``WINDOW_BYTES``, at ``address`` of the process that described its memory."""

@@ -39,8 +39,6 @@ from relight.peers.rdma import (
     not_installed,
 )
 
-ATTEND_S = 5.0
-"""Seconds for which progress is made after each request of another process: UCX needs both sides to connect."""
 POLL_S, ATTEND_POLL_S = 0.00003, 0.0002
 REMOTES_MAX = 256
 
@@ -113,7 +111,7 @@ class _PlaneProcess:
                 self._forget(transfer.remote)
         else:
             assert isinstance(request, PlaneAttend)
-            self._attend_until = time.monotonic() + ATTEND_S
+            self._attend_until = time.monotonic() + request.seconds
         return True
 
     def _share(self, request: PlaneShare, fd: int) -> None:

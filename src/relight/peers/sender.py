@@ -408,8 +408,9 @@ class _HolderTransfer:
             raise PlaneFailed("the memory was released") from error
         address = base + min(part.starts, default=0) + task.segment.offset + offset
         checksums = tuple(crc32(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES))
-        wire.send(SegmentFetch(offset, len(data), address, description, plane.name, checksums))
-        answer = wire.receive(CALL_S + 30.0 + len(data) / BYTES_PER_SECOND_MIN)
+        with plane.attending():
+            wire.send(SegmentFetch(offset, len(data), address, description, plane.name, checksums))
+            answer = wire.receive(CALL_S + 30.0 + len(data) / BYTES_PER_SECOND_MIN)
         if isinstance(answer, PeerRefusal) and answer.code == PLANE:
             raise PlaneFailed(answer.why)
         if not isinstance(answer, Going) or answer.got != offset + len(data):
