@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.ready
 BENCH := build/bench
 EXPORTS := build/exports
+RDMA := build/rdma
 FOREIGN := build/foreign
 OPTIMIZERS := build/optimizers
 PLUGINS := build/plugins
@@ -203,8 +204,10 @@ cases: $(STAMP) ## both case studies, before and after: goodput, way back, stora
 faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
 	$(BIN)/python tests/store/faults.py --seed 7
 
-peers: $(STAMP) ## peers of 64 MB each in processes of their own: all pairs killed, every coding, connections cut everywhere
+peers: $(STAMP) $(RDMA)/.ready ## peers of 64 MB each in processes of their own: all pairs killed, every coding, connections cut everywhere; RDMA, with 100 kills
 	$(BIN)/python -m pytest -m slow tests/peers
+	$(RDMA)/bin/python -m pytest tests/peers/test_rdma.py
+	$(RDMA)/bin/python tests/peers/rdma_kills.py --count 100
 
 oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 10,000 histories
 	EXAMPLES=10000 $(BIN)/python -m pytest tests/reclaim/test_retention_oracle.py --timeout 3000

@@ -42,13 +42,14 @@ MAKERS: dict[str, Any] = {
 }
 NEEDS = {
     "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1", "checkpoint.peers.tls": "copies = 1",
+    "checkpoint.peers.plane": "copies = 1",
     "checkpoint.keep.metric": "best = 1", "checkpoint.keep.mode": "best = 1", "checkpoint.every.loader": "epochs = 1",
 }  # fmt: skip
 """Other lines of the table without which a setting has no effect."""
 VALUES: dict[str, Any] = {
     "checkpoint.adaptive.phases": {"warm-up": 4.0}, "checkpoint.adaptive.busy": {"disk": 0.8},
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
-    "environment.log": "info", "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
+    "environment.log": "info", "checkpoint.peers.plane": "rdma", "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
     "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.max_error": {"optimizer/*": 1e-4}, "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.compact.plugin_codecs": {"model/*": "toy"}, "checkpoint.every.minutes": 2.5,
     "checkpoint.every.loader": "data", "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
     "supervise.lr_cut": 0.5, "supervise.pause": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],

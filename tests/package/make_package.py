@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-OF_GPUS = {"nvcomp"}
+OF_GPUS = {"nvcomp", "rdma"}
 """Extras that bring a vendor's libraries: CI has no device for them, and does not install them."""
 PYRIGHT = {
     "typeCheckingMode": "standard",

@@ -41,7 +41,9 @@ def part_of(
 
 
 @contextlib.contextmanager
-def several(count: int, events: Events | None = None, tls: bool = False) -> Iterator[list[PeerService]]:
+def several(
+    count: int, events: Events | None = None, tls: bool = False, plane: str = "tcp"
+) -> Iterator[list[PeerService]]:
     """Start ``count`` agents in this process. ``events`` receives theirs."""
     peers = [
         PeerService(
@@ -50,6 +52,7 @@ def several(count: int, events: Events | None = None, tls: bool = False) -> Iter
             memory=None,
             notify=lambda name, message, fields: None if events is None else events.append((name, fields)),
             tls=tls,
+            plane=plane,
         )
         for _ in range(count)
     ]

@@ -70,6 +70,17 @@ def expected(id: str, rank: int, size: int) -> list[bytes]:
     return [data[start : start + length] for start, length in zip(layout.packs, sizes)]
 
 
+def cpu_s() -> float:
+    """Return the processor seconds of this process and of those that it has started and that run."""
+    total = time.process_time()
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def live(control: socket.socket) -> None:
     """Run one agent that executes the commands from ``control``."""
     peers: PeerService | None = None
@@ -79,7 +90,7 @@ def live(control: socket.socket) -> None:
         word, *given = json.loads(line)
         answer: Any = None
         if word == "start":
-            token, memory, rate, tls = given
+            token, memory, rate, tls, plane = given
             peers = PeerService(
                 "127.0.0.1",
                 token=bytes.fromhex(token),
@@ -87,6 +98,7 @@ def live(control: socket.socket) -> None:
                 notify=lambda *event: events.append(event[:2]),
                 bytes_per_second=rate,
                 tls=tls,
+                plane=plane,
             )
             answer = [peers.address, os.getpid()]
         elif word == "fill":
@@ -116,7 +128,7 @@ def live(control: socket.socket) -> None:
                 "held": peers.held_bytes
             }
         elif word == "cpu":
-            answer = time.process_time()
+            answer = cpu_s()
         elif word == "close":
             assert peers is not None
             peers.close()
@@ -127,11 +139,18 @@ class Neighbour:
     """The test's end of an agent process."""
 
     def __init__(
-        self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None, tls: bool
+        self,
+        control: socket.socket,
+        name: str,
+        token: bytes,
+        memory: int | None,
+        rate: float | None,
+        tls: bool,
+        plane: str,
     ) -> None:
         self._control, self._lines, self.name = control, control.makefile("rb"), name
         self.sizes: list[tuple[int, int]] = []
-        self.address, self.pid = self.call("start", token.hex(), memory, rate, tls)
+        self.address, self.pid = self.call("start", token.hex(), memory, rate, tls, plane)
         self.shown = without_fingerprint(self.address)
 
     def send(self, *words: Any) -> None:
@@ -166,6 +185,8 @@ class Town:
 
     def __init__(self, token: bytes, agents: Sequence[Neighbour], data: int, parity: int) -> None:
         self.token, self.agents, self.data, self.parity = token, list(agents), data, parity
+        self.plane, self.timeout_s = "tcp", 20.0
+        """How ``remote`` reads."""
 
     def all(self, *words: Any) -> list[Any]:
         """Send a command to all agents at once and return their answers."""
@@ -194,9 +215,12 @@ class Town:
         assert all(self.all("wait", seconds))
 
     def remote(self) -> Remote:
-        """Return a reader of all agents, as a restoring rank has."""
+        """Return a reader of all agents, as a restoring rank has, with its plane."""
         addresses = [agent.address for agent in self.agents]
-        return Remote(addresses, self.token, 20.0, tls=all("#" in address for address in addresses))
+        tls = all("#" in address for address in addresses)
+        remote = Remote(addresses, self.token, self.timeout_s, tls=tls, plane=self.plane)
+        assert remote.wait_for_plane(60)
+        return remote
 
     def close(self) -> None:
         """Close all agents."""
@@ -205,12 +229,15 @@ class Town:
 
 
 class Nursery:
-    """A process that forks agents on demand."""
+    """A process that forks agents on demand. ``env``: added to its environment."""
+
+    def __init__(self, env: dict[str, str] | None = None) -> None:
+        self._env = {**os.environ, **(env or {})}
 
     def __enter__(self) -> Nursery:
         self._folder = tempfile.TemporaryDirectory()
         self._path = os.path.join(self._folder.name, "s")
-        self._process = subprocess.Popen([sys.executable, __file__, self._path], stdin=subprocess.PIPE)
+        self._process = subprocess.Popen([sys.executable, __file__, self._path], stdin=subprocess.PIPE, env=self._env)
         ends = time.monotonic() + 60
         while not os.path.exists(self._path):
             assert time.monotonic() < ends and self._process.poll() is None
@@ -225,7 +252,13 @@ class Nursery:
         self._folder.cleanup()
 
     def agent(
-        self, token: bytes, memory: int | None = None, rate: float | None = None, *, tls: bool = False
+        self,
+        token: bytes,
+        memory: int | None = None,
+        rate: float | None = None,
+        *,
+        tls: bool = False,
+        plane: str = "tcp",
     ) -> Neighbour:
         """Fork an agent."""
         control = socket.socket(socket.AF_UNIX)
@@ -239,7 +272,7 @@ class Nursery:
                 time.sleep(0.01)
         control.settimeout(120)
         self._made += 1
-        return Neighbour(control, f"agent{self._made}", token, memory, rate, tls)
+        return Neighbour(control, f"agent{self._made}", token, memory, rate, tls, plane)
 
     def town(
         self,
@@ -250,15 +283,17 @@ class Nursery:
         memory: int | None = None,
         token: bytes = b"t" * 32,
         tls: bool = False,
+        plane: str = "tcp",
     ) -> Town:
         """Fork one agent for each list of sizes, and let them join. A list has a size for each rank of the agent."""
         agents, rank = [], 0
         for mine in sizes:
-            agent = self.agent(token, memory, tls=tls)
+            agent = self.agent(token, memory, tls=tls, plane=plane)
             agent.sizes = [(rank + number, size) for number, size in enumerate(mine)]
             rank += len(mine)
             agents.append(agent)
         town = Town(token, agents, data, parity)
+        town.plane = plane
         town.join()
         return town
 

@@ -246,7 +246,7 @@ def test_a_change_after_the_last_check_is_detected(last: int, tls: bool) -> None
         peers[0].offer(part._replace(memory=memory, is_there=memory.is_there))  # type: ignore[arg-type]
         assert peers[0].wait(30)
         assert peers[1]._holder.inventory() == [] and peers[1].held_bytes == 0
-        assert [name for name, _ in events] == ["peers.failed"]
+        assert [name for name, _ in events if name != "peers.moved"] == ["peers.failed"]
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])

@@ -276,14 +276,14 @@ def test_an_agent_changes_between_clear_and_tls() -> None:
         peer.offer(part)
         clear = peer.address
         old = call(clear, TOKEN, 10.0)
-        peer.use_tls(True)
+        peer.use(True, "tcp")
         assert until(old.ends)
         old.close()
         assert without_fingerprint(peer.address) == clear != peer.address
         with pytest.raises(PeerLost):
             call(clear, TOKEN, 10.0)
         same = peer.address
-        peer.use_tls(True)
+        peer.use(True, "tcp")
         assert peer.address == same
         with contextlib.closing(Remote([peer.address], TOKEN, 20.0, tls=True)) as remote:
             read_back(remote, part, data)

@@ -154,7 +154,8 @@ class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Request to listen for agents of other nodes that know ``token``.
 
     ``host``: the address to listen at, if given. ``memory``: bytes for their data. ``tls``: encrypt all connections, and
-    call no agent without a certificate. An agent that listens already keeps its token unless ``change`` is set.
+    call no agent without a certificate. ``plane``: as in ``Peers``. An agent that listens already keeps its token unless
+    ``change`` is set.
     """
 
     token: bytes
@@ -163,6 +164,7 @@ class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     memory: int | None = None
     bytes_per_second: float | None = None
     tls: bool = False
+    plane: str = "tcp"
 
 
 class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -57,10 +57,11 @@ class AgentPeers:
                         notify=self._notify,
                         bytes_per_second=request.bytes_per_second,
                         tls=request.tls,
+                        plane=request.plane,
                     )
                     self._token = request.token
                 else:
-                    self._peers.use_tls(request.tls)
+                    self._peers.use(request.tls, request.plane)
                     if request.change:
                         self._peers.set_token(request.token)
                         self._token = request.token

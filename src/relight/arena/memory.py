@@ -40,6 +40,11 @@ class SharedMapping:
             self._map.advise(mmap.MADV_DONTDUMP, 0, size)
         self.view, self.source = self._map.view, self._map.source
 
+    @property
+    def address(self) -> int:
+        """Return the address of the first byte in this process."""
+        return self._map.address
+
     def populate(self, start: int = 0, length: int | None = None) -> None:
         """Fill this process's page table now, instead of one page fault at a time. A hint: no effect on kernels without it."""
         length = self.size - start if length is None else length

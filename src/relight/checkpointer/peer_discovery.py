@@ -19,7 +19,7 @@ from relight.commit import Attempt
 from relight.errors import RelightError, StoreUnavailable
 from relight.log import History
 from relight.observe import emit
-from relight.peers import TOKEN_BYTES, Remote, rings
+from relight.peers import TCP, TOKEN_BYTES, Remote, rings
 from relight.peers import Peer as RosterPeer
 from relight.policy import Limits, Peers
 from relight.ranks.group import RankGroup
@@ -113,7 +113,8 @@ class PeerDiscovery(Hook):
         self._addresses = [*addresses, *sorted(peers - {*addresses})]
         with contextlib.suppress(RelightError):  # the next save or restore that needs a dead agent reports it
             if self._agent is not None:
-                self._agent.meet(ListenForPeers(self._token, change=True, tls=self._tls), MEET_S)
+                change = ListenForPeers(self._token, change=True, tls=self._tls, plane=wanted.plane)
+                self._agent.meet(change, MEET_S)
         ranks.world.gather(b"", "meeting the peers")  # no agent gets another's address before that one knows the token
         with contextlib.suppress(RelightError):
             if self._agent is not None:
@@ -137,7 +138,8 @@ class PeerDiscovery(Hook):
         """Return access to all agents' memory, connected at the first use; None if there are no peers."""
         with self._lock:
             if self._remote is None and self._addresses and self._token:
-                self._remote = Remote(self._addresses, self._token, ASK_S, tls=self._tls)
+                plane = TCP if self._wanted is None else self._wanted.plane
+                self._remote = Remote(self._addresses, self._token, ASK_S, tls=self._tls, plane=plane)
             return self._remote
 
     def forget(self) -> None:
@@ -182,7 +184,12 @@ class PeerDiscovery(Hook):
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
             host = environment().peers_host
             meet = ListenForPeers(
-                candidate, host=host, memory=wanted.memory, bytes_per_second=wanted.bytes_per_second, tls=self._tls
+                candidate,
+                host=host,
+                memory=wanted.memory,
+                bytes_per_second=wanted.bytes_per_second,
+                tls=self._tls,
+                plane=wanted.plane,
             )
             met = self._agent.meet(meet, MEET_S)
             if met.address:

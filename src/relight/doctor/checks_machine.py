@@ -116,6 +116,27 @@ def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
+@check(
+    "peers-plane",
+    "note",
+    "machine",
+    'peers use TCP, although `Peers(plane="rdma")` is set or there is an RDMA fabric',
+)
+def _peers_plane(facts: DoctorFacts) -> Iterator[CheckHit]:
+    seen = facts.machine.peers_plane
+    if seen is None or seen.plane != "tcp" or seen.wanted == "tcp":
+        return
+    if seen.wanted == "rdma" or facts.machine.fabric:
+        yield CheckHit(
+            "peers use TCP, not RDMA",
+            facts.machine.host,
+            seen.why,
+            "protecting snapshots and restoring from peers takes processor time of both nodes for each byte",
+            'install NIXL, check the RDMA devices, or set peers.plane = "tcp"',
+            "pip install --no-deps nixl-cu12",
+        )
+
+
 @check("open-files", "warning", "machine", "the limit of open files is low")
 def _open_files(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("open files")

@@ -18,6 +18,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "leftovers": ("leftovers", "temporaries"),
     "listing": ("runs",), "memory": ("memory_bytes",), "memory files": ("dead_supervisors",), "mode": ("mode",), "mount": ("mount",),
     "names": ("names",), "newest checkpoint": ("environment", "exact"), "overcommit": ("commit_bytes",), "packages": ("packages",),
+    "peers' plane": ("peers_plane",),
     "place": ("error", "record", "probe", "is_directory", "absent"), "proofs": ("proofs",), "rate": ("write_bps",),
     "relight.json": ("record",), "restore": ("measured",), "room": ("size_bytes", "free_inodes"), "runs": ("runs",),
     "settings": tuple(field_of.name for field_of in fields(ConfigFacts)), "shared memory": ("shm_bytes", "shm_free_bytes"),

@@ -36,6 +36,15 @@ class Package(NamedTuple):
     """What needs an optional package: a URL's scheme or a key's spec."""
 
 
+class PeersPlane(NamedTuple):
+    """What moves the bytes of peers on this machine."""
+
+    wanted: str
+    """``Peers(plane=)``, from the settings."""
+    plane: str
+    why: str
+
+
 class LiveProcess(NamedTuple):
     """A training process that runs on this machine under ``relight run``."""
 
@@ -63,6 +72,8 @@ class Machine:
     """Number of accelerators by maker or family, such as NVIDIA."""
     fabric: bool = False
     """Whether there is a network card with RDMA."""
+    peers_plane: PeersPlane | None = None
+    """None if the settings have no peers and there is no such card."""
     preload: str = ""
     kernel: tuple[tuple[str, str], ...] = ()
     """Failures in the kernel's log of the last hour: kind and line."""

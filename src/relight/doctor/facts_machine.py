@@ -15,9 +15,11 @@ from pathlib import Path
 
 from relight.arena import available_bytes
 from relight.doctor.bounded import BoundedProbe
-from relight.doctor.facts import LiveProcess, Machine, Package
+from relight.doctor.facts import LiveProcess, Machine, Package, PeersPlane
 from relight.heartbeat import read_beat
+from relight.policy.file_defaults import defaults_of
 from relight.settings.environment import environment
+from relight.settings.file import checked
 from relight.supervise.classify import kernel_kind
 from relight.supervise.kernel_log import kernel_lines
 from relight.supervise.procfs import sample_process
@@ -51,7 +53,8 @@ def collect_machine(url: str, *, quick: bool = False) -> Machine:
     probes = BoundedProbe()
     seen = probes.at
     if quick:
-        probes.leave_out("kernel's log", "names")
+        probes.leave_out("kernel's log", "names", "peers' plane")
+    fabric = seen("fabric", lambda: any(Path("/sys/class/infiniband").glob("*")), False)
     shm = seen("shared memory", lambda: os.statvfs(_SHM), None)
     return Machine(
         host=socket.gethostname()[:64],
@@ -66,7 +69,8 @@ def collect_machine(url: str, *, quick: bool = False) -> Machine:
             if (soft := resource.getrlimit(which)[0]) != resource.RLIM_INFINITY
         },
         accelerators=seen("accelerators", _accelerators, {}),
-        fabric=seen("fabric", lambda: any(Path("/sys/class/infiniband").glob("*")), False),
+        fabric=fabric,
+        peers_plane=None if quick else seen("peers' plane", partial(_peers_plane, fabric), None),
         preload=os.environ.get("LD_PRELOAD", ""),
         kernel=() if quick else seen("kernel's log", _kernel, ()),
         dead_supervisors=seen("memory files", dead_supervisors, ()),
@@ -75,6 +79,16 @@ def collect_machine(url: str, *, quick: bool = False) -> Machine:
         names=() if quick else seen("names", lambda: tuple(_names()), ()),
         unseen=probes.unseen,
     )
+
+
+def _peers_plane(fabric: bool) -> PeersPlane | None:
+    peers = checked("checkpoint", defaults_of)[0].peers
+    if peers is None and not fabric:
+        return None
+    from relight.peers import plane_here  # loads numpy
+
+    wanted, tls = ("auto", False) if peers is None else (peers.plane, bool(peers.tls))
+    return PeersPlane(wanted, *plane_here(wanted, tls))
 
 
 def memory_places() -> list[Path]:

@@ -333,6 +333,15 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             {None: "not tried", True: "O_DIRECT works", False: "O_DIRECT is refused"}[store.direct],
             f"relight bench {quote(store.url)}",
         )
+    plane = facts.machine.peers_plane
+    if plane is not None:
+        yield named(
+            "peers use RDMA",
+            1,
+            1.0 if plane.plane == "rdma" or not facts.machine.fabric else 0.0,
+            f"{plane.plane.upper()}: {plane.why}",
+            "pip install --no-deps nixl-cu12",
+        )
     yield named(
         "the store answers quickly",
         3,

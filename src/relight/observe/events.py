@@ -155,6 +155,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "verify.damaged": (logging.ERROR, "a checkpoint differs from what was committed"),
     "peers.sent": (logging.DEBUG, "this node has sent its peers what a part can be rebuilt from"),
     "peers.complete": (logging.DEBUG, "a piece of parity held for peers is complete"),
+    "peers.moved": (logging.DEBUG, "bytes were sent to peers, or read from them, by RDMA or TCP"),
+    "peers.fallback": (logging.WARNING, "peers that should use RDMA use TCP, and why"),
     "peers.failed": (logging.WARNING, "a part is not protected by a peer"),
     "peers.degraded": (
         logging.WARNING,

@@ -132,6 +132,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("relight_restore_seconds", HISTOGRAM, "Seconds of a restore.", RESTORING, ("source",), MetricSource("restore.done", "seconds")),
     Metric("relight_restored_bytes_total", COUNTER, "Bytes that restores read.", RESTORING, ("source",),
            MetricSource("restore.done", "bytes")),
+    Metric("relight_peers_bytes_total", COUNTER, "Bytes that were sent to peers, or read from them, by plane.", RESTORING,
+           ("action", "plane"), MetricSource("peers.moved", "bytes")),
     Metric("relight_restores_skipped_total", COUNTER, "Damaged checkpoints that a restore skipped.", RESTORING,
             ("kind",), MetricSource("restore.skipped")),
     Metric("relight_damaged_files_total", COUNTER, "Damaged files that no tier has whole.", RESTORING,

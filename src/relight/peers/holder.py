@@ -244,10 +244,7 @@ class Holder:
         ``Refusal`` if it is gone.
         """
         with self._lock:
-            place = self._places.get((request.lane, request.row))
-            piece = None if place is None else place.complete
-            if piece is None or (piece.id, piece.ring, piece.stripe) != (request.id, request.ring, request.stripe):
-                raise Refusal(GONE, "that piece is not here any more")
+            piece = self._complete(request)
             if request.offset + request.length > piece.size:
                 raise Refusal(GONE, f"the piece ends at byte {piece.size}")
             return (
@@ -255,6 +252,21 @@ class Holder:
                 if piece.memory is None
                 else piece.memory.view[request.offset : request.offset + request.length].toreadonly()
             )
+
+    def locate(self, read: ReadRequest) -> tuple[SharedMapping, int]:
+        """Return the memory of a complete piece, and where its bytes begin. ``Refusal`` if it is gone."""
+        with self._lock:
+            memory = self._complete(read).memory
+            if memory is None:
+                raise Refusal(GONE, "the piece is empty")
+            return memory, 0
+
+    def _complete(self, request: ReadRequest) -> _ParityPiece:
+        place = self._places.get((request.lane, request.row))
+        piece = None if place is None else place.complete
+        if piece is None or (piece.id, piece.ring, piece.stripe) != (request.id, request.ring, request.stripe):
+            raise Refusal(GONE, "that piece is not here any more")
+        return piece
 
     def close(self) -> None:
         """Drop all pieces."""

@@ -4,6 +4,10 @@ same version.
 Three conversations, over any connection, one after the other. To contribute to a parity piece: ``Contribute``, then
 ``SegmentPiece`` with its bytes until all are sent, then ``SegmentEnd`` or ``Void``. To list what an agent has:
 ``StatusRequest``. To read: ``ReadRequest``, several before the answers.
+
+With an RDMA plane (``peers.rdma``) the bytes take another way. ``SegmentFetch`` lets the holder read them from the
+sender's memory, and is answered by ``Going`` after that. ``Locate`` returns where the bytes of a ``ReadRequest`` are;
+after it has read them, the caller sends a ``ReadRequest`` for no bytes, which is answered only if they are still there.
 """
 
 from __future__ import annotations
@@ -20,8 +24,13 @@ PIECE_BYTES = 4 << 20
 """Most bytes that follow one header."""
 LENGTH_MAX = 1 << 46
 """Longest part of a rank."""
+FETCH_BYTES = 16 * PIECE_BYTES
+"""Most bytes that the holder reads directly for one request."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=LENGTH_MAX)]
 Packs = Annotated[tuple[Count, ...], msgspec.Meta(max_length=4096)]
+Address = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Description = Annotated[bytes, msgspec.Meta(max_length=1 << 16)]
+"""NIXL's description of a process and of memory in it."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +73,21 @@ class SegmentPiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
     length: Count
 
 
+class SegmentFetch(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Read the next ``length`` bytes of the segment, from ``offset`` on, at ``address`` of the sender's memory.
+
+    ``checksums``: the CRC-32 of each ``PIECE_BYTES``, because no hash is compared before parity is needed. ``plane``: as
+    in ``Going``.
+    """
+
+    offset: Count
+    length: Count
+    address: Address
+    description: Description
+    plane: str
+    checksums: Annotated[tuple[int, ...], msgspec.Meta(max_length=FETCH_BYTES // PIECE_BYTES)]
+
+
 class SegmentEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All bytes of the segment were sent, and their memory did not change meanwhile."""
 
@@ -90,10 +114,25 @@ class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     row: int = -1
 
 
+class Locate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Request where the bytes of ``read`` are in the agent's memory, from its ``offset`` on. Its ``length`` does not count."""
+
+    read: ReadRequest
+
+
+class Located(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first byte is at ``address`` in the agent's memory."""
+
+    address: Address
+    description: Description
+
+
 class Going(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Continue the contribution from byte ``got`` of the segment."""
+    """Continue the contribution from byte ``got`` of the segment. ``plane``: as in ``Inventory``."""
 
     got: Count
+    plane: str = ""
+    without: str = ""
 
 
 class PeerRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -103,9 +142,9 @@ class PeerRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
     why: str
 
 
-ROSTER, ROOM, VOID, OLD, GONE = "roster", "room", "void", "old", "gone"
+ROSTER, ROOM, VOID, OLD, GONE, PLANE = "roster", "room", "void", "old", "gone", "plane"
 """Another ring is joined here · no memory is free · a member's memory changed · a newer checkpoint is complete · it
-does not exist."""
+does not exist · direct reads do not work."""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -141,11 +180,16 @@ class Parity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The parts and parity pieces that this agent has."""
+    """The parts and parity pieces that this agent has.
+
+    ``plane``: its RDMA plane, which must equal the caller's; empty if it has none, because of ``without``.
+    """
 
     agent: str
     own: list[Own]
     pieces: list[Parity]
+    plane: str = ""
+    without: str = ""
 
 
 class Data(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -155,5 +199,5 @@ class Data(msgspec.Struct, frozen=True, tag=True, array_like=True):
     length: Count
 
 
-Request = Contribute | SegmentPiece | SegmentEnd | Void | StatusRequest | ReadRequest
-Answer = Going | PeerRefusal | Acknowledged | Inventory | Data
+Request = Contribute | SegmentPiece | SegmentFetch | SegmentEnd | Void | StatusRequest | ReadRequest | Locate
+Answer = Going | PeerRefusal | Acknowledged | Inventory | Data | Located

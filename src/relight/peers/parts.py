@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from relight.arena import SharedMapping
 from relight.peers.galois import BLOCK
-from relight.peers.messages import Own
+from relight.peers.messages import Own, ReadRequest
 
 KEPT_MAX = 4
 """Most parts kept for each lane. A node's memory has no slots for more checkpoints."""
@@ -103,6 +103,13 @@ class Parts:
         """Return a part that was added, or None. It may be gone from memory: check ``there()``."""
         with self._lock:
             return self._held.get((id, rank))
+
+    def locate(self, read: ReadRequest) -> tuple[SharedMapping, int]:
+        """Return the memory of a part, and where its blob begins. ``ValueError`` if it is gone."""
+        part = self.find(read.id, read.rank)
+        if part is None or not part.there():
+            raise ValueError("gone")
+        return part.memory, min(part.starts, default=0)
 
     def there(self) -> list[HeldPartFile]:
         """Return the parts that are in memory, oldest first."""

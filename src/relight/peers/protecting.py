@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 from relight.comm.tls import TlsIdentity
 from relight.errors import ConfigError
+from relight.peers.direct import fallback_event
 from relight.peers.holder import Holder
 from relight.peers.messages import Parity
 from relight.peers.parts import HeldPartFile, Parts
+from relight.peers.rdma import TCP, PlaneChoice
 from relight.peers.rings import Peer, PeerRing, Rings, rings
 from relight.peers.sender import Sender
 from relight.peers.server import Notify, PeerServer
@@ -30,9 +32,9 @@ class PeerService:
 
     ``host``: the address to listen at and to publish; "" listens at all of this node's addresses, and publishes the one
     that routes to other nodes start from. ``port``: 0 for a free one. ``token``: 32 bytes, the same for all agents of a
-    job. ``tls``: encrypt all connections, and call no agent without a certificate. ``memory``: most bytes for other
-    agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events, in other threads: name, sentence,
-    fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
+    job. ``tls``: encrypt all connections, and call no agent without a certificate. ``plane``: as in ``Peers``.
+    ``memory``: most bytes for other agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events, in
+    other threads: name, sentence, fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
     Threads: two, one for each connection from other agents, and up to four while it sends.
     """
 
@@ -46,6 +48,7 @@ class PeerService:
         notify: Notify,
         bytes_per_second: float | None = None,
         tls: bool = False,
+        plane: str = TCP,
     ) -> None:
         self._token, self._notify, self._me = check_token(token), notify, ""
         if bytes_per_second is not None and not 0 < bytes_per_second < float("inf"):
@@ -55,10 +58,21 @@ class PeerService:
         self._parts = Parts()
         self._holder = Holder(memory, self._completed)
         self._identity = TlsIdentity() if tls else None
+        self._plane = self._choose(plane)
         self._server = PeerServer(
-            host, port, lambda: self._token, lambda: self._identity, lambda: self._me, self._parts, self._holder, notify
+            host,
+            port,
+            lambda: self._token,
+            lambda: self._identity,
+            lambda: self._me,
+            self._parts,
+            self._holder,
+            lambda: self._plane,
+            notify,
         )
-        self._sender = Sender(lambda: self._token, lambda: self._identity is not None, notify, bytes_per_second)
+        self._sender = Sender(
+            lambda: self._token, lambda: self._identity is not None, lambda: self._plane, notify, bytes_per_second
+        )
         self._host = host or own_address()
 
     @property
@@ -82,13 +96,17 @@ class PeerService:
         if former != token:
             self._server.hang_up()
 
-    def use_tls(self, tls: bool) -> None:
-        """Encrypt connections from now on, or not. If that changes, sending stops and connections are closed until the
-        next ``join``, and ``address`` differs."""
-        if tls != (self._identity is not None):
+    def use(self, tls: bool, plane: str) -> None:
+        """Encrypt connections from now on, or not, and use that plane. If either changes, sending stops and connections
+        are closed until the next ``join``. ``address`` differs with TLS."""
+        changed = tls != (self._identity is not None)
+        if changed or plane != self._plane.wanted:
             self.leave()
-            self._identity = TlsIdentity() if tls else None
+            if changed:
+                self._identity = TlsIdentity() if tls else None
+            former, self._plane = self._plane, self._choose(plane)
             self._server.hang_up()
+            former.close()
 
     def join(self, roster: Sequence[Peer], me: str, data: int, parity: int) -> Rings:
         """Protect the agents of a roster, and be protected by them. ``me``: the id of this agent. Return the rings.
@@ -139,8 +157,15 @@ class PeerService:
         """Stop, and drop the parity that is held for other agents."""
         self._sender.close()
         self._server.close()
+        self._plane.close()
         self._holder.close()
         self._parts.clear()
+
+    def _choose(self, plane: str) -> PlaneChoice:
+        def report(reason: str, why: str) -> None:
+            self._notify("peers.fallback", *fallback_event("", reason, why))
+
+        return PlaneChoice(plane, self._identity is not None, report)
 
     def _completed(self, piece: Parity) -> None:
         where = f"checkpoint {piece.id}, lane {piece.lane}"

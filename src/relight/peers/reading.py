@@ -8,17 +8,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from relight.comm.new_threads import ThreadPool
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import emit
 from relight.peers.decoding import CodedSource, KnownPart, Shelves
+from relight.peers.direct import DirectReads, NotThere
 from relight.peers.galois import BLOCK, accumulate
 from relight.peers.messages import PIECE_BYTES, Data, Inventory, PeerRefusal, ReadRequest, StatusRequest
+from relight.peers.rdma import RDMA, TCP, DirectRead
 from relight.peers.wire import Caller, PeerLost, call, check_token, without_fingerprint
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
+from relight.units import size_text
 
 ASK_AT_ONCE = 64
 IDLE_CALLS_MAX = 8
@@ -37,11 +41,13 @@ class Remote:
     Any thread.
 
     ``timeout_s`` bounds every operation on a connection: connecting, and each answer plus its bytes at 1 MiB/s. ``tls``:
-    leave out agents without a certificate. Cost of construction: one round trip to each agent, all at the same time.
-    Close it when done.
+    leave out agents without a certificate. ``plane``: as in ``Peers``. Cost of construction: one round trip to each
+    agent, all at the same time. Close it when done.
     """
 
-    def __init__(self, addresses: Sequence[str], token: bytes, timeout_s: float, *, tls: bool = False) -> None:
+    def __init__(
+        self, addresses: Sequence[str], token: bytes, timeout_s: float, *, tls: bool = False, plane: str = TCP
+    ) -> None:
         self._token, self._timeout_s, self._tls = check_token(token), timeout_s, tls
         self._lock = threading.Lock()
         self._idle: dict[str, list[Caller]] = {}
@@ -60,6 +66,7 @@ class Remote:
         self.answered: tuple[str, ...] = tuple(inventories)
         """Addresses of the agents that answered."""
         self._shelves = Shelves(inventories)
+        self._direct, self._tcp_bytes = DirectReads(plane, tls, timeout_s, inventories), 0
 
     def has(self, id: str, rank: int) -> str | None:
         """Return, as text, where the part of ``rank`` of checkpoint ``id`` can be read from; None if no agents can
@@ -80,14 +87,27 @@ class Remote:
                 return _PeerPackReader(self, id, rank, known, pack)
         return None
 
+    def wait_for_plane(self, timeout: float) -> bool:
+        """Wait until this process's plane is made, if it makes one. Until then TCP is used. Return False if that takes longer."""
+        return self._direct.wait(timeout)
+
+    def leave_rdma(self, why: str) -> bool:
+        """Read over TCP from now on. Return False if no byte was read by RDMA, so that another try would read the same."""
+        return self._direct.leave(why)
+
     def close(self) -> None:
         """Close all connections. Readers cannot be used afterwards."""
         with self._lock:
-            self._closed = True
+            closed, self._closed = self._closed, True
             idle = [wire for wires in self._idle.values() for wire in wires]
             self._idle, self._rooms = {}, []
         for wire in idle:
             wire.close()
+        self._direct.close()
+        for plane, count in ((RDMA, self._direct.read_bytes), (TCP, self._tcp_bytes)):
+            if count and not closed:
+                text = f"{size_text(count)} read from peers by {plane.upper()}"
+                emit("peers.moved", text, action="read", plane=plane, bytes=count)
 
     # -- what readers need
 
@@ -145,7 +165,11 @@ class Remote:
                 where=without_fingerprint(source.address),
             )
         with self._calling([source]) as (wire,):
-            _pull(wire, source, offset, into)
+            if _of(source, lambda: self._direct.read(wire, source, offset, into)):
+                _check_unchanged(wire, source)
+            else:
+                _pull(wire, source, offset, into)
+                self._count(len(into))
 
     def _sum(self, sources: list[CodedSource], begin: int, into: memoryview) -> None:
         """Compute the sum of each source's range times its factor.
@@ -155,23 +179,49 @@ class Remote:
         plain = all(source.factor == 1 for source in sources)
         first = begin if plain else begin // BLOCK * BLOCK
         size = begin + len(into) - first if plain else -(-(begin + len(into) - first) // BLOCK) * BLOCK
-        with self._two_rooms() as (total, room), self._calling(sources) as wires:
+        with (
+            self._two_rooms() as (total, room),
+            self._calling(sources) as wires,
+            contextlib.ExitStack() as releases,
+        ):
             total, empty = total[:size], True
             lengths = [max(0, min(size, source.length - first)) for source in sources]
+            reads: list[DirectRead | None] = []
             for wire, source, length in zip(wires, sources, lengths):
-                for start in range(0, length, PIECE_BYTES):
-                    _request(wire, source, first + start, min(PIECE_BYTES, length - start))
-            for wire, source, length in zip(wires, sources, lengths):
-                data = total if empty and source.factor == 1 else room[:size]
-                for start in range(0, length, PIECE_BYTES):
-                    _receive(wire, source, data[start : min(start + PIECE_BYTES, length)])
+                read = _of(source, partial(self._direct.begin, wire, source, first, length))
+                reads.append(read)
+                if read is None:
+                    _request_all(wire, source, first, length)
+                else:
+                    releases.callback(read.release)
+            for wire, source, length, read in zip(wires, sources, lengths, reads):
+                data = None
+                if read is not None:
+                    data = _of(source, partial(self._direct.finish, wire, source, read, length))
+                    if data is None:
+                        _request_all(wire, source, first, length)
+                    else:
+                        _check_unchanged(wire, source)
+                        data = data[:size]
+                if data is None:
+                    data = total if empty and source.factor == 1 else room[:size]
+                    for start in range(0, length, PIECE_BYTES):
+                        _receive(wire, source, data[start : min(start + PIECE_BYTES, length)])
+                    self._count(length)
                 data[length:] = bytes(size - length)
-                if not (empty and source.factor == 1):
+                if empty and source.factor == 1:
+                    if data is not total:
+                        total[:] = data
+                else:
                     if empty:
                         total[:] = bytes(size)
                     accumulate(total, data, source.factor)
                 empty = False
             into[:] = bytes(len(into)) if empty else total[begin - first : begin - first + len(into)]
+
+    def _count(self, count: int) -> None:
+        with self._lock:
+            self._tcp_bytes += count
 
     @contextlib.contextmanager
     def _two_rooms(self) -> Iterator[tuple[memoryview, memoryview]]:
@@ -290,16 +340,12 @@ class _Failed(Exception):  # caught above: another source is used
         self.source, self.why, self.refused = source, why, refused
 
 
-class _NotThere(PeerLost):
-    """The agent answered that it does not have the requested bytes, or not any more."""
-
-
 def _of(source: CodedSource, call: Callable[[], T]) -> T:
     """Return the result of ``call``. A ``PeerLost`` becomes that source's failure."""
     try:
         return call()
     except PeerLost as error:
-        raise _Failed(source, str(error), isinstance(error, _NotThere)) from error
+        raise _Failed(source, str(error), isinstance(error, NotThere)) from error
 
 
 def _pull(wire: Caller, source: CodedSource, offset: int, into: memoryview) -> None:
@@ -312,6 +358,18 @@ def _pull(wire: Caller, source: CodedSource, offset: int, into: memoryview) -> N
             ahead, size = pieces[number + AHEAD]
             _request(wire, source, offset + ahead, size)
         _receive(wire, source, into[start : start + length])
+
+
+def _request_all(wire: Caller, source: CodedSource, offset: int, length: int) -> None:
+    """Request a range in pieces."""
+    for start in range(0, length, PIECE_BYTES):
+        _request(wire, source, offset + start, min(PIECE_BYTES, length - start))
+
+
+def _check_unchanged(wire: Caller, source: CodedSource) -> None:
+    """Accept bytes that were read directly only if the agent's memory was unchanged after that."""
+    _request(wire, source, 0, 0)
+    _receive(wire, source, memoryview(b""))
 
 
 def _request(wire: Caller, source: CodedSource, offset: int, length: int) -> None:
@@ -328,13 +386,13 @@ def _receive(wire: Caller, source: CodedSource, into: memoryview) -> None:
     def take() -> None:
         answer = wire.receive()
         if isinstance(answer, PeerRefusal):
-            raise _NotThere(answer.why)
+            raise NotThere(answer.why)
         if not isinstance(answer, Data) or answer.length != len(into):
             raise PeerLost(f"it answered {type(answer).__name__}")
         wire.receive_into(into)
         verdict = memoryview(bytearray(1))
         wire.receive_into(verdict)
         if verdict[0] != 1:
-            raise _NotThere("the next save came while it was read")
+            raise NotThere("the next save came while it was read")
 
     _of(source, take)

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from relight.format.crc import crc32
+from relight.peers.direct import fallback_event
 from relight.peers.galois import BLOCK
 from relight.peers.messages import (
+    FETCH_BYTES,
     OLD,
     PIECE_BYTES,
+    PLANE,
     ROSTER,
     VOID,
     Acknowledged,
@@ -23,13 +27,15 @@ from relight.peers.messages import (
     PeerRefusal,
     Segment,
     SegmentEnd,
+    SegmentFetch,
     SegmentPiece,
     Void,
 )
 from relight.peers.parts import HeldPartFile, cut
+from relight.peers.rdma import RDMA, TCP, PlaneChoice, PlaneFailed, RdmaPlane
 from relight.peers.rings import Peer, PeerRing
 from relight.peers.server import Notify
-from relight.peers.wire import Caller, PeerLost, call, without_fingerprint
+from relight.peers.wire import BYTES_PER_SECOND_MIN, Caller, PeerLost, call, without_fingerprint
 from relight.units import duration_text, size_text
 
 AT_ONCE = 4
@@ -64,10 +70,11 @@ class Sender:
         self,
         token: Callable[[], bytes],
         tls: Callable[[], bool],
+        plane: Callable[[], PlaneChoice],
         notify: Notify,
         bytes_per_second: float | None = None,
     ) -> None:
-        self._token, self._tls, self._notify = token, tls, notify
+        self._token, self._tls, self._plane, self._notify = token, tls, plane, notify
         self._pace = _ByteRate(bytes_per_second)
         self.step = (
             PIECE_BYTES
@@ -75,6 +82,7 @@ class Sender:
             else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
         )
         """Bytes of one message: those of a tenth of a second if the rate is limited."""
+        self.direct_step = FETCH_BYTES if bytes_per_second is None else self.step
         self.life = secrets.token_bytes(8)
         self._changed = threading.Condition()
         self._waiting: dict[int, HeldPartFile] = {}
@@ -169,6 +177,11 @@ class Sender:
         seconds = time.monotonic() - started
         for part in parts:
             self._report(part, transfers, seconds)
+        direct = sum(transfer.direct_bytes for transfer in transfers)
+        for plane, count in ((RDMA, direct), (TCP, sum(transfer.sent.total() for transfer in transfers) - direct)):
+            if count:
+                text = f"{size_text(count)} sent to peers by {plane.upper()} in {duration_text(seconds)}"
+                self._notify("peers.moved", text, {"action": "sent", "plane": plane, "bytes": count})
 
     def _report(self, part: HeldPartFile, transfers: list[_HolderTransfer], seconds: float) -> None:
         failed = [
@@ -236,6 +249,14 @@ class Sender:
             waiting = self._waiting.get(part.lane)
             return waiting is not None and waiting.seq > part.seq
 
+    def plane(self) -> RdmaPlane | None:
+        """Return this process's RDMA plane, if it has one."""
+        return self._plane().get()
+
+    def fall_back(self, address: str, reason: str, why: str) -> None:
+        """Report that a holder gets bytes over TCP instead of RDMA."""
+        self._notify("peers.fallback", *fallback_event(address, reason, why))
+
     def pace(self, count: int) -> None:
         """Wait until ``count`` more bytes may be sent."""
         self._pace.take(count)
@@ -251,6 +272,9 @@ class _HolderTransfer:
         self.holder = tasks[0].holder
         self.sent: Counter[int] = Counter()
         """Bytes sent, by lane."""
+        self.direct_bytes = 0
+        """Those that the holder has read by RDMA."""
+        self._direct = True
         self.failed: dict[int, str] = {}
         """Why a lane's part failed; "" if the holder already had a newer one."""
 
@@ -303,28 +327,40 @@ class _HolderTransfer:
         if self._wire is None:
             self._wire = self._sender.call(task.holder.address)
         wire, part, segment = self._wire, task.part, task.segment
-        wire.send(
-            Contribute(part.id, part.seq, part.lane, self._ring, task.stripe, task.row, self._sender.life, segment)
-        )
-        answer = wire.receive()
-        if isinstance(answer, PeerRefusal):
-            return answer
-        if not isinstance(answer, Going) or answer.got > segment.length:
-            raise PeerLost(f"it answered {type(answer).__name__}")
-        offset = answer.got
+        begun = self._begin(wire, task)
+        if isinstance(begun, PeerRefusal):
+            return begun
+        offset, plane = begun.got, self._plane_with(begun)
         while offset < segment.length:
             if self._sender.stopped(self._joined):
                 raise _Stopped
-            step = min(self._sender.step, segment.length - offset)
+            step = min(self._sender.step if plane is None else self._sender.direct_step, segment.length - offset)
             self._sender.pace(step)
             data = part.read(segment.offset + offset, step)
             if data is None:
                 break
-            wire.send(SegmentPiece(offset, step), data)
+            if plane is not None:
+                try:
+                    self._let_fetch(wire, plane, task, offset, data)
+                except PlaneFailed as error:
+                    if not part.there():  # the bytes were read while they changed
+                        break
+                    if self._sender.stopped(self._joined):
+                        raise _Stopped from error
+                    plane = None
+                    self._leave_plane("failed", str(error))
+                    begun = self._begin(wire, task)
+                    if isinstance(begun, PeerRefusal):
+                        return begun
+                    offset = begun.got
+                    continue
+                self.direct_bytes += step
+            else:
+                wire.send(SegmentPiece(offset, step), data)
             self.sent[part.lane] += step
             self._moved = time.monotonic()
             offset += step
-        # The kernel has copied all bytes by now, so this check holds for every one of them.
+        # The kernel has copied all bytes by now, or the holder has read them: this check holds for every one of them.
         whole = offset == segment.length and part.there()
         wire.send(SegmentEnd() if whole else Void())
         answer = wire.receive()
@@ -333,6 +369,52 @@ class _HolderTransfer:
         if not isinstance(answer, Acknowledged):
             raise PeerLost(f"it answered {type(answer).__name__}")
         return None if whole else PeerRefusal(VOID, "the next save came before it was sent")
+
+    def _begin(self, wire: Caller, task: _SegmentTask) -> Going | PeerRefusal:
+        """Ask the holder for the next byte of the segment."""
+        part, segment = task.part, task.segment
+        wire.send(
+            Contribute(part.id, part.seq, part.lane, self._ring, task.stripe, task.row, self._sender.life, segment)
+        )
+        answer = wire.receive()
+        if isinstance(answer, PeerRefusal):
+            return answer
+        if not isinstance(answer, Going) or answer.got > segment.length:
+            raise PeerLost(f"it answered {type(answer).__name__}")
+        return answer
+
+    def _plane_with(self, begun: Going) -> RdmaPlane | None:
+        """Return the plane that this agent and the holder have in common. Report why there is none, once."""
+        plane = self._sender.plane() if self._direct else None
+        if plane is None or plane.name == begun.plane:
+            return plane
+        if begun.plane:
+            self._leave_plane("version", f"it has {begun.plane}, and this agent {plane.name}")
+        else:
+            self._leave_plane("peer", f"it has no RDMA plane: {begun.without}")
+        return None
+
+    def _leave_plane(self, reason: str, why: str) -> None:
+        """Send over TCP from now on, until the next parts."""
+        self._direct = False
+        self._sender.fall_back(self.holder.address, reason, why)
+
+    def _let_fetch(self, wire: Caller, plane: RdmaPlane, task: _SegmentTask, offset: int, data: memoryview) -> None:
+        """Let the holder read ``data`` from this process's memory. ``PlaneFailed`` if it could not, or not all of it."""
+        part = task.part
+        try:
+            base, description = plane.share(part.memory)
+        except ValueError as error:
+            raise PlaneFailed("the memory was released") from error
+        address = base + min(part.starts, default=0) + task.segment.offset + offset
+        checksums = tuple(crc32(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES))
+        with plane.attending():
+            wire.send(SegmentFetch(offset, len(data), address, description, plane.name, checksums))
+            answer = wire.receive(CALL_S + 30.0 + len(data) / BYTES_PER_SECOND_MIN)
+        if isinstance(answer, PeerRefusal) and answer.code == PLANE:
+            raise PlaneFailed(answer.why)
+        if not isinstance(answer, Going) or answer.got != offset + len(data):
+            raise PeerLost(f"it answered {type(answer).__name__}")
 
     def _disconnect(self) -> None:
         if self._wire is not None:

@@ -17,25 +17,32 @@ from typing import Any
 
 from relight.comm.tls import TlsIdentity
 from relight.errors import StoreUnavailable
+from relight.format.crc import crc32
 from relight.peers.holder import Holder, Refusal, Turn
 from relight.peers.messages import (
+    FETCH_BYTES,
     GONE,
     PIECE_BYTES,
+    PLANE,
     Acknowledged,
     Answer,
     Contribute,
     Data,
     Going,
     Inventory,
+    Locate,
+    Located,
     ReadRequest,
     Request,
     SegmentEnd,
+    SegmentFetch,
     SegmentPiece,
     StatusRequest,
     Void,
 )
 from relight.peers.parts import HeldPartFile, Parts
-from relight.peers.wire import Called, PeerLost, answer, join_address
+from relight.peers.rdma import PlaneChoice, PlaneFailed, RdmaPlane
+from relight.peers.wire import BYTES_PER_SECOND_MIN, Called, PeerLost, answer, join_address
 from relight.store.buffers import page_buffer
 
 HANDSHAKE_S = 5.0
@@ -67,8 +74,10 @@ class PeerServer:
         me: Callable[[], str],
         parts: Parts,
         holder: Holder,
+        plane: Callable[[], PlaneChoice],
         notify: Notify,
     ) -> None:
+        self._plane = plane
         self._token, self._identity, self._notify = token, identity, notify
         self._me, self._parts, self._holder = me, parts, holder
         self.refused = 0
@@ -156,7 +165,7 @@ class PeerServer:
                         self._unproved.remove(connection)
                         self._members.add(connection)
                 if welcome:
-                    _Session(wire, self._me, self._parts, self._holder).run()
+                    _Session(wire, self._me, self._parts, self._holder, self._plane()).run()
         finally:
             with self._lock:
                 self._members.discard(connection)
@@ -180,8 +189,8 @@ class PeerServer:
 class _Session:
     """The conversation with one authenticated caller."""
 
-    def __init__(self, wire: Called, me: Callable[[], str], parts: Parts, holder: Holder) -> None:
-        self._wire, self._me, self._parts, self._holder = wire, me, parts, holder
+    def __init__(self, wire: Called, me: Callable[[], str], parts: Parts, holder: Holder, choice: PlaneChoice) -> None:
+        self._wire, self._me, self._parts, self._holder, self._choice = wire, me, parts, holder, choice
         self._turn: Turn | None = None
         self._room: memoryview | None = None
 
@@ -204,12 +213,17 @@ class _Session:
         if isinstance(request, ReadRequest):
             self._give(request)
             return None
+        if isinstance(request, Locate):
+            return self._locate(request.read)
+        if isinstance(request, SegmentFetch):
+            return self._fetch(request)
         if isinstance(request, StatusRequest):
-            return Inventory(self._me(), self._parts.inventory(), self._holder.inventory())
+            name, without = self._choice.shown()
+            return Inventory(self._me(), self._parts.inventory(), self._holder.inventory(), name, without)
         if isinstance(request, Contribute):
             self._turn = None
             self._turn, got = self._holder.begin(request)
-            return Going(got)
+            return Going(got, *self._choice.shown())
         turn, self._turn = self._turn, None
         if turn is None:
             raise PeerLost("an end without a beginning")
@@ -232,9 +246,48 @@ class _Session:
         self._wire.receive_into(data)
         self._holder.add(self._turn, piece.offset, data)
 
+    def _fetch(self, fetch: SegmentFetch) -> Going:
+        """Read the next bytes from the sender's memory. ``Refusal`` if the plane fails: the sender sends the rest."""
+        turn, starts = self._turn, range(0, fetch.length, PIECE_BYTES)
+        if turn is None or not 0 < fetch.length <= FETCH_BYTES or len(fetch.checksums) != len(starts):
+            raise PeerLost("bytes that were not requested")
+        plane = self._planes(fetch.plane)
+        ends = time.monotonic() + MESSAGE_S + fetch.length / BYTES_PER_SECOND_MIN
+        try:
+            pieces = plane.pieces(fetch.description, fetch.address, fetch.length, ends, lambda: not self._wire.ends())
+            with contextlib.closing(pieces):
+                for start, checksum, data in zip(starts, fetch.checksums, pieces):
+                    if crc32(data) != checksum:
+                        raise PlaneFailed("bytes that were read directly are wrong")
+                    self._holder.add(turn, fetch.offset + start, data)
+        except PlaneFailed as error:
+            raise Refusal(PLANE, str(error)) from error
+        return Going(fetch.offset + fetch.length)
+
+    def _locate(self, read: ReadRequest) -> Located:
+        plane = self._planes()
+        try:
+            memory, begin = self._holder.locate(read) if read.row >= 0 else self._parts.locate(read)
+            address, description = plane.share(memory)
+        except PlaneFailed as error:
+            raise Refusal(PLANE, str(error)) from error
+        except ValueError as error:
+            raise Refusal(GONE, "that memory was released") from error
+        return Located(address + begin + read.offset, description)
+
+    def _planes(self, name: str = "") -> RdmaPlane:
+        plane = self._choice.get()
+        if plane is None:
+            raise Refusal(PLANE, self._choice.why)
+        if name and plane.name != name:
+            raise Refusal(PLANE, f"{plane.name} is in use here, and {name} there")
+        return plane
+
     def _give(self, request: ReadRequest) -> None:
         if request.length > PIECE_BYTES:
             raise PeerLost(f"{request.length} bytes at once")
+        if not request.length and (plane := self._choice.made) is not None:
+            plane.attend()  # a direct reader checks, and continues
         part: HeldPartFile | None = None
         if request.row < 0:
             part = self._parts.find(request.id, request.rank)

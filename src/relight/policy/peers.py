@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from relight.errors import ConfigError
 from relight.policy.argument_checks import checked_arguments
@@ -17,7 +18,8 @@ class Peers:
     ``parity`` of ``data + parity`` nodes may be lost with their memory; this takes ``parity/data`` of a snapshot on
     each node. Groups are formed from nodes of different racks (``RELIGHT_RACK``) and hosts. ``memory`` (``"64GB"``)
     limits the memory that a node uses for others, ``bytes_per_second`` what it sends. ``tls``: whether nodes encrypt what
-    they exchange; None: if the run is encrypted.
+    they exchange; None: if the run is encrypted. ``plane``: ``"auto"`` reads memory by RDMA where NIXL and an RDMA
+    device are there and TLS is off, ``"rdma"`` without a device too, ``"tcp"`` never.
     """
 
     data: int
@@ -25,6 +27,7 @@ class Peers:
     memory: int | None
     bytes_per_second: float | None
     tls: bool | None
+    plane: str
 
     def __init__(
         self,
@@ -35,12 +38,13 @@ class Peers:
         memory: str | int | None = None,
         bytes_per_second: float | None = None,
         tls: bool | None = None,
+        plane: Literal["auto", "tcp", "rdma"] = "auto",
     ) -> None:
         if (copies is None) == (data is None and parity is None):
             hint = "relight.Peers(copies=1), relight.Peers(data=4, parity=2)"
             raise ConfigError("Peers() takes copies=, or data= and parity=", hint=hint)
-        checked = checked_arguments(PeersSettings, locals(), "Peers({}=…)")
+        checked = checked_arguments(PeersSettings, locals(), "Peers({}=…)", ("plane",))
         for name, value in (("data", checked["data"]), ("parity", checked["copies"] or checked["parity"])):
             object.__setattr__(self, name, value or 1)
-        for name in ("memory", "bytes_per_second", "tls"):
+        for name in ("memory", "bytes_per_second", "tls", "plane"):
             object.__setattr__(self, name, checked[name])

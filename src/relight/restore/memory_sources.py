@@ -57,10 +57,11 @@ class MemorySources:
                 key: partial(_at_peers, remote, opened.checkpoint.id, part.rank, index, key)
                 for index, key in enumerate(keys)
             }
-            yield (
-                PEERS,
-                replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=(), nearer=()),
-            )
+            view = replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=(), nearer=())
+            yield PEERS, view
+            # the caller wants another view: if the bytes were read by RDMA, the same ones over TCP may be correct
+            if remote.leave_rdma("bytes that were read by RDMA are not the committed ones"):
+                yield PEERS, view
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
         """Return a function that raises ``CorruptCheckpoint`` if pack ``index`` of part ``number`` is missing in

@@ -90,6 +90,7 @@ class PeersSettings(SettingsTable, frozen=True):
     memory: Annotated[kinds.Size, about("memory that a node uses for other nodes' snapshots", "what is there")] = NOT_SET
     bytes_per_second: Annotated[kinds.Rate, about("limit of the bytes that a node sends", "no bound")] = NOT_SET
     tls: Annotated[kinds.YesNo, about("whether nodes encrypt what they exchange", "true if the run is encrypted")] = NOT_SET
+    plane: Annotated[kinds.Plane, about("what moves the bytes: RDMA if it is there, or TCP", "auto")] = NOT_SET
 
 
 class TierSettings(SettingsTable, frozen=True):
