@@ -73,6 +73,11 @@ class LocalStore(StoreBase):
         self._check_parents(path)
         return Replacement(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
 
+    def install(self, key: str, size: int) -> Writer:
+        """Return a writer. Its ``finish`` creates or replaces the file at ``key``, atomically and durably."""
+        direct = self._direct and size >= DIRECT_FROM_BYTES
+        return self._made(self._path(key), lambda path: Replacement(self._disk, path, size, direct=direct))
+
     def sync(self, prefix: str) -> None:
         """fsync the directory. For the store itself, also fsync its parent directories on the same device.
 

@@ -111,6 +111,10 @@ class HookedDisk(Disk):
         """See ``Disk``."""
         self.around(DiskCall("link", target, 0), self.inner.link, source, target)
 
+    def replace(self, source: str, target: str) -> None:
+        """See ``Disk``."""
+        self.around(DiskCall("replace", target, 0), self.inner.replace, source, target)
+
     def unlink(self, path: str) -> None:
         """See ``Disk``."""
         self.around(DiskCall("unlink", path, 0), self.inner.unlink, path)
