@@ -19,6 +19,7 @@ from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import Entry, Properties, Reader, StoreBase, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import (
+    Addition,
     NewFile,
     OpenFile,
     Replacement,
@@ -73,10 +74,14 @@ class LocalStore(StoreBase):
         self._check_parents(path)
         return Replacement(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
 
-    def install(self, key: str, size: int) -> Writer:
-        """Return a writer. Its ``finish`` creates or replaces the file at ``key``, atomically and durably."""
+    def install(self, key: str, size: int, *, only_if_missing: bool = False) -> Writer:
+        """Return a writer. Its ``finish`` creates or replaces the file at ``key``, atomically and durably.
+
+        ``only_if_missing``: if the file exists by then, it stays.
+        """
         direct = self._direct and size >= DIRECT_FROM_BYTES
-        return self._made(self._path(key), lambda path: Replacement(self._disk, path, size, direct=direct))
+        kind = Addition if only_if_missing else Replacement
+        return self._made(self._path(key), lambda path: kind(self._disk, path, size, direct=direct))
 
     def sync(self, prefix: str) -> None:
         """fsync the directory. For the store itself, also fsync its parent directories on the same device.

@@ -161,10 +161,7 @@ class MirrorReader:
         self._drives = {drive.number: drive for drive in drives if drive.number in self._readers}
         errors = {drive.number: outcome[drive.number] for drive in drives if drive.number not in self._readers}
         if not self._readers:
-            raise next(
-                (error for error in errors.values() if not isinstance(error, CheckpointNotFound)),
-                errors[drives[0].number],
-            )
+            raise self._why_not(errors)
         self.size = max(reader.size for reader in self._readers.values())
         for number, reader in list(self._readers.items()):
             if reader.size < self.size:
@@ -211,6 +208,16 @@ class MirrorReader:
         """See ``Reader``."""
         for reader in self._readers.values():
             reader.close()
+
+    def _why_not(self, errors: dict[int, RelightError]) -> RelightError:
+        """Return the error if no drive opened the file. It does not exist if a good drive does not have it."""
+        good = {drive.number for drive in self._store.good_drives()}
+        mine = {number: error for number, error in errors.items() if number in good} or errors
+        missing = next((error for error in mine.values() if isinstance(error, CheckpointNotFound)), None)
+        for number, error in mine.items() if missing is not None else ():
+            if not isinstance(error, CheckpointNotFound):
+                self._store.doubt(number, f"{self._key}: {error.what}", required=True)
+        return missing or next(iter(mine.values()))
 
     def _in_turn(self, length: int) -> list[Drive]:
         """Return the drives in the order in which they are tried: the one that would have the bytes first comes first."""
@@ -270,11 +277,18 @@ class MirrorReader:
                 self._store.doubt(suspect, f"{self._key} is damaged there, at byte {offset} or after it")
 
 
-def copy_bytes_of(source: LocalStore, target: LocalStore, key: str, progress: Callable[[int], None] | None = None) -> int:
-    """Copy a file from one directory to another, replacing what is there. Return its bytes."""
+def copy_bytes_of(
+    source: LocalStore,
+    target: LocalStore,
+    key: str,
+    progress: Callable[[int], None] | None = None,
+    *,
+    only_if_missing: bool = False,
+) -> int:
+    """Copy a file from one directory to another. Return its bytes."""
     reader = source.open(key)
     try:
-        writer = target.install(key, reader.size)
+        writer = target.install(key, reader.size, only_if_missing=only_if_missing)
         try:
             room = page_buffer(min(COPY_BYTES, -(-max(reader.size, 1) // PAGE) * PAGE))
             for offset in range(0, reader.size, COPY_BYTES):

@@ -28,7 +28,7 @@ from relight.errors import (
     StoreUnavailable,
 )
 from relight.format.names import MIRRORS_FILE, STRIPE_FILE, is_record_key
-from relight.format.records import StripeRecord
+from relight.format.records import StripeRecord, encode_stripe
 from relight.format.strict import SEALED_BYTES_MAX, sealed_payload
 from relight.observe import emit
 from relight.settings.environment import environment
@@ -213,8 +213,15 @@ class MirroredStore(StripedStore):
             if not data or (len(order) == 1 and self._suspects.get(key, (-1,))[0] == order[0]):
                 data = self._doubted_copy(view, key, limit, outcome) or data
             if not data:
-                errors = list(outcome.values())
-                raise next((error for error in errors if not isinstance(error, CheckpointNotFound)), errors[0])
+                number, error = next(
+                    (each for each in outcome.items() if not isinstance(each[1], CheckpointNotFound)),
+                    next(iter(outcome.items())),
+                )
+                # a file that one drive does not have and the other cannot read: without the other, it does not exist
+                if len(order) > 1 and isinstance(error, StoreUnavailable):
+                    self.doubt(number, f"{key}: {error.what}", required=True)
+                    continue
+                raise error
             if len(data) < len(order):
                 self._complete(key, data, outcome)
             return self._chosen(key, data)
@@ -642,9 +649,45 @@ class MirroredStore(StripedStore):
         except RelightError as error:
             self.failed(number, error)
 
-    def copy_file(self, key: str, source: int, target: int, progress: Callable[[int], None] | None = None) -> int:
-        """Copy a file from one place to another, whatever is there. Return its bytes."""
-        return copy_bytes_of(self._places[source], self._places[target], key, progress)
+    def copy_file(
+        self,
+        key: str,
+        source: int,
+        target: int,
+        progress: Callable[[int], None] | None = None,
+        *,
+        only_if_missing: bool = False,
+    ) -> int:
+        """Copy a file from one place to another. Return its bytes. ``only_if_missing``: do not replace a file there."""
+        return copy_bytes_of(self._places[source], self._places[target], key, progress, only_if_missing=only_if_missing)
+
+    def is_place(self, number: int) -> bool:
+        """Return whether the drive's directory is there, with the stripe file of this place."""
+        return self._looks_there(number)
+
+    def identify(self, number: int) -> None:
+        """Make a new drive's directory this place. Raise ``ConfigError`` if it has other contents."""
+        root, place = self._roots[number], self._places[number]
+        if self.view().statuses[number] == GOOD:
+            raise ConfigError(f"{root} is in use, and whole", where=self.url, hint="only a drive that is away is replaced")
+        if not os.path.isdir(root):
+            raise ConfigError(f"{root} is not there", where=self.url, hint="mount the new drive, and make this directory on it")
+        names = {entry.name for entry in place.list("") if not is_own(entry.name)} - {"lost+found"}
+        if names and not self._looks_there(number) and not self._is_damaged(number):
+            raise ConfigError(f"{root} is not empty", where=self.url, hint="empty it, if it is the right directory")
+        for old in numbers_in(entry.name for entry in place.list("")):
+            place.delete(state_file(old))
+        data = encode_stripe(StripeRecord(id=self._stripe_id, place=number, places=len(self._places), mirrors=COPIES))
+        write_whole(place.install(STRIPE_FILE, len(data)), data)
+        place.sync("")
+
+    def _is_damaged(self, number: int) -> bool:
+        """Return whether a directory has a stripe file that is unreadable: the remains of this place."""
+        try:
+            self._record(self._roots[number], self._places[number])
+        except StoreUnavailable:
+            return True
+        return False
 
 
 def is_sealed(data: bytes) -> bool:
