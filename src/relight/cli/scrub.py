@@ -16,8 +16,8 @@ from relight.drain.scrub import scrub
 from relight.errors import ConfigError
 from relight.observe import emit
 from relight.policy.argument_checks import bytes_of
+from relight.store.mirror_drives import COPIES
 from relight.store.mirror_rebuild import mirrored_in
-from relight.store.mirrored import COPIES
 from relight.units import count_text, size_text
 
 
@@ -51,7 +51,9 @@ def command(path: str, rate: str | None, new_drives: tuple[str, ...], no_repair:
     _, merged, _ = residency(place.store, place.run)
     total = sum(copy.checkpoint.body.stored_bytes for copies in merged.copies.values() for copy in copies)
     if new_drives and mirrored_in(place.store) is None:
-        raise ConfigError("--new-drive is for mirrored stores", where=place.store.url, hint="stripe:mirrors=2,/nvme0,/nvme1,/demo")
+        raise ConfigError(
+            "--new-drive is for mirrored stores", where=place.store.url, hint="stripe:mirrors=2,/nvme0,/nvme1,/demo"
+        )
     if mirrored_in(place.store) is not None:
         total *= COPIES
     limit = None if rate is None else float(bytes_of(rate, "--rate"))

@@ -19,6 +19,7 @@ from relight.reader import VerifyFinding, verify_checkpoint
 from relight.reader.opened import open_checkpoint
 from relight.reader.pack_reader import files_of
 from relight.store import ByteStore
+from relight.store.mirror_drives import COPIES, DriveStatus
 from relight.store.mirror_rebuild import (
     MirrorDamage,
     OneCopy,
@@ -29,7 +30,7 @@ from relight.store.mirror_rebuild import (
     mirrored_in,
     settle,
 )
-from relight.store.mirrored import COPIES, DriveStatus, MirroredStore
+from relight.store.mirrored import MirroredStore
 from relight.store.wrapper import rewrapped
 
 
@@ -127,7 +128,9 @@ class MirrorScrub:
 
     def _is_away(self, copy: int, finding: VerifyFinding) -> bool:
         """Return whether nothing can be known about a copy, because its drive is away."""
-        return finding.is_unknown or self.mirrored.statuses()[self.mirrored.copies_of(finding.file)[copy]].status == "away"
+        return (
+            finding.is_unknown or self.mirrored.statuses()[self.mirrored.copies_of(finding.file)[copy]].status == "away"
+        )
 
     def _one_copy(self, copy: int) -> ByteStore:
         return rewrapped(self.store, OneCopy(self.mirrored, copy))

@@ -87,7 +87,11 @@ def scrub(
     report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
     merged = merge([reach.history for reach in reaches])
     for place, reach in enumerate(reaches):
-        mirror = None if reach.view is None else MirrorScrub.of(reach.store, reach.run, repair, pace, () if place else new_drives)
+        mirror = (
+            None
+            if reach.view is None
+            else MirrorScrub.of(reach.store, reach.run, repair, pace, () if place else new_drives)
+        )
         results: dict[str, str] = {}
         live = reach.history.live
         # else donors come first: their repair also repairs checkpoints that need them
@@ -106,9 +110,7 @@ def scrub(
     return report
 
 
-def _end_mirror(
-    mirror: MirrorScrub, reach: Reach, report: Scrubbed, pace: _ScrubPace, notify: Notify
-) -> RebuiltDrives:
+def _end_mirror(mirror: MirrorScrub, reach: Reach, report: Scrubbed, pace: _ScrubPace, notify: Notify) -> RebuiltDrives:
     """Verify the other runs on a mirrored store's drives, if a drive was rebuilt, and all files that no hash covers."""
     for run in mirror.other_runs:
         other = read_tier(reach.name, reach.store, run)

@@ -18,7 +18,7 @@ from relight.errors import CheckpointNotFound, NoSpace, RelightError, StoreUnava
 from relight.store.base import PAGE, Reader, Writer
 from relight.store.buffers import page_buffer
 from relight.store.local import LocalStore
-from relight.store.mirror_drive import Drive, Outcome, run_on
+from relight.store.mirror_calls import Drive, Outcome, run_on
 
 if TYPE_CHECKING:
     from relight.store.mirrored import MirroredStore
@@ -68,7 +68,7 @@ class MirrorWriter:
         self._dropped: dict[int, _Copy] = {}
         self._lock = threading.Lock()
         order = store.order(key)
-        good = set(drive.number for drive in store.good_drives())
+        good = {drive.number for drive in store.good_drives()}
         # the place that decides first, so that no reader finds the file at the other alone and completes it
         for number in sorted(order, key=lambda number: (number not in good, -order.index(number))):
             self._open(number, make, doubted=number not in good)
@@ -82,7 +82,9 @@ class MirrorWriter:
             if not isinstance(outcome, RelightError):
                 self._copies[number] = _Copy(outcome)
                 return
-            if doubted and not last and isinstance(outcome.__cause__, FileExistsError):  # what an earlier writer or a rebuild left
+            if (
+                doubted and not last and isinstance(outcome.__cause__, FileExistsError)
+            ):  # what an earlier writer or a rebuild left
                 drive.place.delete(self._key)
                 continue
             try:

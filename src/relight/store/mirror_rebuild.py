@@ -1,7 +1,7 @@
 """Make the drives of a mirrored store equal again: admit drives that were away or are new, copy what they lack, compare the rest.
 
-Processes may save meanwhile: from its admission on a drive is written too, and whoever began before copies its file when it ends. A file in a
-checkpoint's directory without a root may still be being written: it is copied only where it is missing, and never replaced.
+Processes may save meanwhile: from its admission on a drive is written too, and a writer that began before copies its file when it ends.
+A file in a checkpoint's directory without a root may still be being written: it is copied only where it is missing, and never replaced.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from relight.format.names import ROOT_FILE, parse_dir
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.store.base import ByteStore, Entry, Reader, StoreBase, Writer
 from relight.store.durable import rewritten_of, temporary_of
+from relight.store.mirror_drives import COPIES, is_own
 from relight.store.mirror_files import COPY_BYTES
 from relight.store.mirror_state import AWAY, DOUBTED, GOOD
-from relight.store.mirrored import COPIES, MirroredStore, is_own, is_sealed
+from relight.store.mirrored import MirroredStore, is_sealed
 from relight.store.wrapper import unwrap
 
 AGAIN_S = 1.0
@@ -92,7 +93,9 @@ def admit(store: MirroredStore, new_drives: Sequence[str]) -> list[str]:
     named = [os.path.abspath(os.path.expanduser(path)) for path in new_drives]
     for path in named:
         if path not in roots:
-            raise ConfigError(f"{path} is not a drive of this store", where=store.url, hint=f"its drives: {', '.join(roots)}")
+            raise ConfigError(
+                f"{path} is not a drive of this store", where=store.url, hint=f"its drives: {', '.join(roots)}"
+            )
         store.identify(roots.index(path))
     admitted = {
         number: DOUBTED
@@ -125,16 +128,22 @@ def equalize(
 ) -> None:
     """Make the copies of all files below ``prefix`` equal; only of those directly in it unless ``deep``.
 
-    ``verified``: returns whether both copies of all files in a directory were checked against their hashes, so that they need no comparison.
+    ``verified``: returns whether both copies of a directory's files were checked against their hashes, so that they need no comparison.
     None: only copy what is missing.
     """
     todo, empty = [prefix], list[tuple[int, str]]()
     while todo and not stop():
         here = todo.pop()
         usable = [number for number, status in enumerate(store.statuses()) if status.status != AWAY]
-        listed = {number: {entry.name: entry.is_dir for entry in store.drive(number).place.list(here)} for number in usable}
+        listed = {
+            number: {entry.name: entry.is_dir for entry in store.drive(number).place.list(here)} for number in usable
+        }
         names = {name: is_dir for entries in listed.values() for name, is_dir in entries.items()}
-        below = [f"{here}/{name}" if here else name for name, is_dir in names.items() if is_dir and (here or name != "lost+found")]
+        below = [
+            f"{here}/{name}" if here else name
+            for name, is_dir in names.items()
+            if is_dir and (here or name != "lost+found")
+        ]
         todo += below if deep else []
         writing = parse_dir(here.rpartition("/")[2]) is not None and ROOT_FILE not in names
         for name in sorted(name for name, is_dir in names.items() if not is_dir):
@@ -202,7 +211,9 @@ def _compare(
     right = _right(store, key)
     if right is None or not repair:
         names = f"{_root(store, first)} and {_root(store, second)}"
-        report.damage.append(MirrorDamage(key, names, "the copies differ" + ("" if right is not None else ", and neither proves itself")))
+        report.damage.append(
+            MirrorDamage(key, names, "the copies differ" + ("" if right is not None else ", and neither proves itself"))
+        )
         return
     wrong = second if right == first else first
     report.bytes += store.copy_file(key, right, wrong)
@@ -266,4 +277,3 @@ def _has(store: MirroredStore, number: int, key: str) -> bool:
 
 def _root(store: MirroredStore, number: int) -> str:
     return store.drive(number).place.url
-

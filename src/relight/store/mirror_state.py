@@ -75,7 +75,9 @@ def read_states(places: Mapping[int, LocalStore], stripe_id: str, where: str) ->
 def _newest(place: LocalStore, stripe_id: str) -> MirrorState:
     for number in sorted(numbers_in(entry.name for entry in place.list("")), reverse=True):
         try:
-            record = decode_mirrors(place.get(state_file(number), SEALED_BYTES_MAX), f"{place.url}/{state_file(number)}")
+            record = decode_mirrors(
+                place.get(state_file(number), SEALED_BYTES_MAX), f"{place.url}/{state_file(number)}"
+            )
         except StoreUnavailable:
             raise
         except RelightError:  # a damaged state: the one before it counts, so that this drive has missed a change

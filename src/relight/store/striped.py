@@ -250,7 +250,9 @@ class StripedStore(StoreBase):
             if record.mirrors != self.mirrors:
                 url = f"{SCHEME}{MIRRORS if record.mirrors > 1 else ''}{','.join(self._roots)},"
                 raise ConfigError(
-                    f"this store has {record.mirrors} of each file, not {self.mirrors}", where=self.url, hint=f"name it {url}"
+                    f"this store has {record.mirrors} of each file, not {self.mirrors}",
+                    where=self.url,
+                    hint=f"name it {url}",
                 )
             if record.places != len(self._roots):
                 raise ConfigError(
@@ -287,9 +289,7 @@ class StripedStore(StoreBase):
             stripe_id = record.id if record is not None else secrets.token_hex(16)
             place.put_once(
                 STRIPE_FILE,
-                encode_stripe(
-                    StripeRecord(id=stripe_id, place=number, places=len(self._places), mirrors=self.mirrors)
-                ),
+                encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places), mirrors=self.mirrors)),
             )
         for place in self._places:
             place.sync("")
@@ -317,7 +317,9 @@ def places_in(url: str) -> tuple[list[str], str]:
     """
     *places, below = url.removeprefix(SCHEME).removeprefix(MIRRORS).split(",")
     if places and places[0].startswith("mirrors="):
-        raise ConfigError(f"{places[0][:80]!r}: a store has 1 or 2 of each file", where=url, hint="write stripe:mirrors=2,…")
+        raise ConfigError(
+            f"{places[0][:80]!r}: a store has 1 or 2 of each file", where=url, hint="write stripe:mirrors=2,…"
+        )
     if len(places) < 2 or not all(places) or (below and not below.startswith("/")):
         raise ConfigError(
             f"{url[:200]!r}: a comma must end each of a stripe's directories, and the path inside them follows the last comma",

@@ -133,7 +133,7 @@ def run_on(drives: Sequence[Drive], work: Callable[[Drive], T], witnesses: Itera
     since: float | None = None
     """When another drive had answered."""
     while pending:
-        watched = [*pending, *(probe for probe in probes or () if not probe.done())]
+        watched: list[Future[Any]] = [*pending, *(probe for probe in probes or () if not probe.done())]
         concurrent.futures.wait(watched, SLICE_S, concurrent.futures.FIRST_COMPLETED)
         now = time.monotonic()
         waited = min(now - since, 2 * SLICE_S) if since is not None else 0.0  # a stopped process counts only once
