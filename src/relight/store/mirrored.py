@@ -5,7 +5,8 @@ anything is written without it; it then counts as empty until ``relight scrub`` 
 rebuilt, is *doubted*: it is written, and read last. The last good copy of anything is never set away.
 
 *Orders of the two calls*, of which a power cut may prevent the second. A name is created (``put_once``) at p first, and exists once it
-is at p + 1: a reader that finds it at p alone completes it. Files are written at p + 1 first and deleted at p first, so they are never completed.
+is at p + 1: a reader that finds it at p alone completes it. Files are written at p + 1 first and deleted at p first, so no reader
+completes those.
 """
 
 from __future__ import annotations
