@@ -148,7 +148,7 @@ class Trial:
     def run(self, point: int) -> list[str]:
         """Run the victim with the fault at ``point``, then check, rebuild and check. Return what is wrong."""
         problems = self._live(point)
-        problems += [f"with one drive: {each}" for each in asked(lambda: self._examined())]
+        problems += [f"with one drive: {each}" for each in asked(self._examined)]
         replaced = self._bring_back()
         done = asked(lambda: self._scrubbed(replaced))
         if isinstance(done, list):
@@ -156,7 +156,7 @@ class Trial:
         self.facts += [tuple(fact) for fact in done["facts"]]
         problems += done["problems"]
         self._detach(1 - self.bad)
-        problems += [f"from the rebuilt drive: {each}" for each in asked(lambda: self._examined())]
+        problems += [f"from the rebuilt drive: {each}" for each in asked(self._examined)]
         return problems
 
     def end(self) -> None:
