@@ -167,10 +167,11 @@ class Trial:
     def _live(self, point: int) -> list[str]:
         to_victim, from_engine = os.pipe()
         child, reading = in_child(lambda send: self._victim(point, send, to_victim))
-        problems, ended, pending = [], False, 0.0
+        problems, ended, injected, pending = [], False, False, 0.0
         for kind, *values in received(reading):
             if kind == "point":
                 self._inject()
+                injected = True
                 os.write(from_engine, b"x")
             elif kind == "fact":
                 fact, seconds = tuple(values[0]), values[1]
@@ -185,6 +186,8 @@ class Trial:
             else:
                 problems.append(f"the victim failed after {pending:.1f} s: {values}")
         os.waitpid(child, 0)
+        if not injected:  # this life had fewer calls
+            self._inject()
         os.close(from_engine)
         os.close(to_victim)
         return problems if ended else [*problems, "the victim did not complete its saves"]

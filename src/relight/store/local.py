@@ -50,6 +50,8 @@ class LocalStore(StoreBase):
         self._root = os.path.abspath(os.fspath(root))
         self._disk = disk or Disk()
         self._direct = direct
+        self.must_exist = False
+        """Whether the directory is never created, because it was there: its drive may not be mounted now."""
         self.url = self._root
 
     def __repr__(self) -> str:
@@ -211,7 +213,11 @@ class LocalStore(StoreBase):
             try:
                 self._disk.lstat(base)
                 break
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if self.must_exist:
+                    raise StoreUnavailable(
+                        "the directory is not there", where=base, hint="is its drive mounted?"
+                    ) from error
                 base = os.path.dirname(base)
             except OSError as error:
                 raise translate(error, "checking", base) from error

@@ -254,6 +254,8 @@ class DriveStates(StripedStore):
                 faults[number] = error
                 del there[number]
         read_states(there, self._stripe_id, self.url)  # refuses drives that were used without each other
+        for place in self._places:
+            place.must_exist = True
         self._state = max(states.values(), key=lambda state: state.number, default=MirrorState())
         self._absent = {
             number: str(faults[number].what) if number in faults else self._why_missing(number)
@@ -261,6 +263,8 @@ class DriveStates(StripedStore):
             if number not in there and self._state.status(number) != AWAY
         }
         for number, own in states.items():
+            if own.number < self._state.number and self._state.status(number) == AWAY:
+                self._inform(number)
             if own.number < self._state.number and self._state.status(number) == GOOD and self._missed_a_change(number):
                 self._doubt_old(number)
         return True
@@ -279,6 +283,12 @@ class DriveStates(StripedStore):
                 if found is not None:
                     self._seen_at[number] = found
         return records, faults
+
+    def _inform(self, number: int) -> None:
+        """Write to a drive that is back that it is away: else it would count as whole if the other were lost now."""
+        assert self._state is not None
+        with contextlib.suppress(RelightError):
+            self._places[number].put_once(state_file(self._state.number), self._state.encode(self._stripe_id))
 
     def _missed_a_change(self, number: int) -> bool:
         """Return whether a good drive lacks the newest state, and no process is just writing it there."""
