@@ -322,3 +322,15 @@ def test_an_empty_directory_is_only_a_drive_if_it_is_named(tmp_path: Path) -> No
     settle(store)
     assert files(tmp_path / "n0") == files(tmp_path / "n1")
     assert status_of(tmp_path) == ["good", "good"]
+
+
+def test_a_damaged_state_counts_as_missed(tmp_path: Path) -> None:
+    """A newer state that is unreadable on one drive stops nothing: the other drive has it, or that drive is doubted."""
+    store = make(tmp_path)
+    (tmp_path / "n0" / "mirrors-000000000001.json").write_bytes(bytes(200))
+    assert store.get(RECORD, 999) == SEALED
+    assert again(tmp_path).get(RECORD, 999) == SEALED
+    (tmp_path / "n1").rename(tmp_path / "gone")
+    assert again(tmp_path).put_once("run/log/000000000001.json", SEALED)
+    (tmp_path / "gone").rename(tmp_path / "n1")
+    assert status_of(tmp_path) == ["good", "away"]

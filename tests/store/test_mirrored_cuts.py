@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+from relight.drain import mirror_scrub
 from relight.drain.scrub import scrub
 from relight.errors import RelightError
 from relight.log import Log
 from relight.store.disk import Disk
 from relight.store.durable import temporary_of
+from relight.store.mirror_drives import DriveStates
 from relight.store.mirrored import MirroredStore
 from relight.testing.disks import CHANGING, CUTS, DiskCall, HookedDisk, SimulatedDisk
 from relight.testing.scenario import RUN, Fact, check_history, examine, leftovers, life, resume
@@ -23,8 +26,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 ROOTS = ("/a/ck", "/b/ck")
 FAULTS = {"removed": errno.ENOENT, "dead": errno.EIO, "read-only": errno.EROFS}
-POINTS = 40
-"""Points of each kind; ``make mirrors`` runs more."""
 
 
 class PowerCut(BaseException):
@@ -205,8 +206,51 @@ def cut_after_fault_case(seed: int) -> list[str]:
     return [f"{root} {kind} from call {at}: {each}" for each in problems]
 
 
-@pytest.mark.parametrize("case", [cut_case, fault_case, cut_after_fault_case])
-def test_nothing_acknowledged_is_lost(case: Callable[[int], list[str]]) -> None:
+CASES = {"cut": (cut_case, 5), "fault": (fault_case, 10), "cut after a fault": (cut_after_fault_case, 12)}
+"""Each kind of case, and its number of points here; ``make mirrors`` runs 1,000 of each."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_acknowledged_is_lost(name: str) -> None:
     """At points drawn from seeds, no save is lost, the run goes on, and a scrub makes the drives equal to the byte."""
-    for seed in range(POINTS):
-        assert case(seed) == [], f"{case.__name__}({seed})"
+    case, points = CASES[name]
+    for seed in range(points):
+        assert case(seed) == [], f"{name} {seed}"
+
+
+TEETH: dict[str, tuple[Any, str, Any]] = {
+    "a rebuild copies nothing": (mirror_scrub, "equalize", lambda *words, **named: None),
+    "a writer forgets a failed copy": (DriveStates, "failed", lambda self, number, error: None),
+}
+
+
+@pytest.mark.parametrize("planted", TEETH)
+def test_the_cases_have_teeth(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these faults in Relight's own code is found."""
+    monkeypatch.setattr(*TEETH[planted])
+    for seed in range(40):
+        for case in (fault_case, cut_after_fault_case):
+            try:
+                if case(seed):
+                    return
+            except (RelightError, AssertionError):
+                return
+    pytest.fail("not found")
+
+
+def main(count: int) -> int:
+    """Run ``count`` points of each kind. Print what is wrong. Return 0 if nothing is."""
+    wrong = 0
+    for name, (case, _) in CASES.items():
+        for seed in range(count):
+            problems = case(seed)
+            wrong += bool(problems)
+            if problems:
+                print(f"{name} {seed}: {problems}", flush=True)
+        print(f"{name}: {count} points, {wrong} violations", flush=True)
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    os.environ["RELIGHT_LOG"] = "quiet"
+    sys.exit(main(int(sys.argv[1])))

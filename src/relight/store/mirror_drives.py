@@ -27,6 +27,7 @@ from relight.store.mirror_state import (
     KEPT,
     MirrorState,
     covers,
+    is_sealed,
     numbers_in,
     read_states,
     state_file,
@@ -163,7 +164,13 @@ class DriveStates(StripedStore):
         data, key = new.encode(self._stripe_id), state_file(new.number)
 
         def create(drive: Drive) -> bool:
-            return drive.place.put_once(key, data) or drive.place.get(key, SEALED_BYTES_MAX) == data
+            if drive.place.put_once(key, data):
+                return True
+            existing = drive.place.get(key, SEALED_BYTES_MAX)
+            if not is_sealed(existing):  # damage
+                write_whole(drive.place.install(key, len(data)), data)
+                return True
+            return existing == data
 
         for drive in self._drives:
             if drive.number not in needed and not self._looks_there(drive.number):
@@ -187,23 +194,27 @@ class DriveStates(StripedStore):
 
     def _current(self, *, required: bool = True) -> MirrorState:
         """Return the newest state, and update which places are there."""
-        if self._state is None and not self._load():
-            raise StoreUnavailable("the store's files vanish while it is used", where=self.url)
-        assert self._state is not None
-        following = state_file(self._state.number + 1)
+        state = self._state if self._state is not None else self._reloaded()
+        following = state_file(state.number + 1)
         for number in range(len(self._drives)):
-            if self._state.status(number) == AWAY:
+            if state.status(number) == AWAY:
                 continue
             if not self._looks_there(number):
                 self._absent[number] = self._why_missing(number)
                 continue
             self._absent.pop(number, None)
-            if self._stat(os.path.join(self._roots[number], following)) is not None:
-                self._state = None
+            has_more = self._stat(os.path.join(self._roots[number], following)) is not None
+            if has_more and self._reloaded().number > state.number:  # else that file is damaged
                 return self._current(required=required)
         if required and len(self._absent) == len(self._drives):
             raise StoreUnavailable("its places are gone", where=self.url, hint="are the drives mounted?")
-        return self._state
+        return state
+
+    def _reloaded(self) -> MirrorState:
+        self._state = None
+        if self._load() and (state := self._state) is not None:
+            return state
+        raise StoreUnavailable("the store's files vanish while it is used", where=self.url)
 
     def _looks_there(self, number: int) -> bool:
         """Return whether the place has its stripe file. A remounted drive is recognised by that file's contents."""

@@ -19,8 +19,8 @@ from relight.store.base import ByteStore, Entry, Reader, StoreBase, Writer
 from relight.store.durable import rewritten_of, temporary_of
 from relight.store.mirror_drives import COPIES, is_own
 from relight.store.mirror_files import COPY_BYTES
-from relight.store.mirror_state import AWAY, DOUBTED, GOOD
-from relight.store.mirrored import MirroredStore, is_sealed
+from relight.store.mirror_state import AWAY, DOUBTED, GOOD, is_sealed
+from relight.store.mirrored import MirroredStore
 from relight.store.wrapper import unwrap
 
 AGAIN_S = 1.0

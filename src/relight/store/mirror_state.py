@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format.names import MIRRORS_FILE
 from relight.format.records import DriveRecord, MirrorsRecord, decode_mirrors, encode_mirrors
-from relight.format.strict import SEALED_BYTES_MAX
+from relight.format.strict import SEALED_BYTES_MAX, sealed_payload
 from relight.store.local import LocalStore
 
 GOOD, DOUBTED, AWAY = "good", "doubted", "away"
@@ -90,3 +90,12 @@ def _newest(place: LocalStore, stripe_id: str) -> MirrorState:
 def numbers_in(names: Iterable[str]) -> list[int]:
     """Return the numbers of the states among file names."""
     return [int(match[1]) for name in names if (match := MIRRORS_FILE.match(name)) is not None]
+
+
+def is_sealed(data: bytes) -> bool:
+    """Return whether ``data`` is a sealed file without damage."""
+    try:
+        sealed_payload(data, "")
+    except RelightError:
+        return False
+    return True

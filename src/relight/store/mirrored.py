@@ -24,17 +24,13 @@ from relight.errors import (
     StoreUnavailable,
 )
 from relight.format.names import is_record_key
-from relight.format.strict import SEALED_BYTES_MAX, sealed_payload
+from relight.format.strict import SEALED_BYTES_MAX
 from relight.store.base import Entry, Reader, Uncertain, Writer, check_key, write_whole
 from relight.store.disk import Disk
 from relight.store.mirror_calls import Drive, Outcome, Rooms, run_on
 from relight.store.mirror_drives import COPIES, TRIES, DriveStates, MirrorView, is_own
 from relight.store.mirror_files import MirrorReader, MirrorWriter, copy_bytes_of
-from relight.store.mirror_state import (
-    AWAY,
-    DOUBTED,
-    GOOD,
-)
+from relight.store.mirror_state import AWAY, DOUBTED, GOOD, is_sealed
 from relight.store.striped import MIRRORS, SCHEME
 
 _SERVED = 512
@@ -367,12 +363,3 @@ class MirroredStore(DriveStates):
     ) -> int:
         """Copy a file from one place to another. Return its bytes. ``only_if_missing``: do not replace a file there."""
         return copy_bytes_of(self._places[source], self._places[target], key, progress, only_if_missing=only_if_missing)
-
-
-def is_sealed(data: bytes) -> bool:
-    """Return whether ``data`` is a sealed file without damage."""
-    try:
-        sealed_payload(data, "")
-    except RelightError:
-        return False
-    return True
