@@ -240,6 +240,10 @@ outward: $(STAMP) ## copies to a further tier by several nodes: 100,000 schedule
 	$(BIN)/python -m tests.drain.outward_kills --count 50 --seed 1000 --all
 	$(BIN)/python -m benchmarks.outward --out benchmarks/results/outward.json --plot benchmarks/results/outward.png
 
+mirrors: $(STAMP) ## a drive of two fails: 300 points on loop devices (by root, 25 minutes), 3,000 points and power cuts on simulated drives
+	$(BIN)/python -m proofs.mirrors --count 300
+	$(BIN)/python -m tests.store.test_mirrored_cuts 1000
+
 link: $(STAMP) ## the share of a network link that a save takes, with and without a bound: by root, in network namespaces
 	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json
 
