@@ -35,7 +35,7 @@ from relight.log import Log
 from relight.store.disk import Disk
 from relight.store.durable import rewritten_of, temporary_of
 from relight.store.mirrored import MirroredStore
-from relight.testing.disks import CHANGING, DiskCall, HookedDisk, PacedDisk
+from relight.testing.disks import CHANGING, DiskCall, HookedDisk
 from relight.testing.scenario import RUN, Fact, check_history, examine, prepared, prune, resume, save
 
 P = ParamSpec("P")
@@ -51,6 +51,37 @@ LEAST_CALL = 60
 """Calls before it create the store. A drive that is missing then is an error, as Relight cannot know that it should be there."""
 _MNT_DETACH, _MS_RDONLY, _MS_REMOUNT = 2, 1, 32
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class PacedDisk(HookedDisk):
+    """Reads and writes at most ``bytes_per_second`` below ``root``, once ``is_slow`` returns True."""
+
+    def __init__(
+        self,
+        root: str,
+        bytes_per_second: float,
+        is_slow: Callable[[], bool] = lambda: True,
+        *,
+        inner: Disk | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.root, self.bytes_per_second, self.is_slow = root, bytes_per_second, is_slow
+        self._lock = threading.Lock()
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write, after the time that it takes."""
+        self._wait(fd, len(data))
+        return super().pwrite(fd, data, offset)
+
+    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+        """Read, after the time that it takes."""
+        self._wait(fd, len(into))
+        return super().preadv(fd, into, offset)
+
+    def _wait(self, fd: int, length: int) -> None:
+        if self._on_fd("", fd).path.startswith(self.root) and self.is_slow():
+            with self._lock:  # one drive does one thing at a time
+                time.sleep(length / self.bytes_per_second)
 
 
 class PointDisk(HookedDisk):
@@ -122,7 +153,7 @@ def asked(work: Callable[[], object]) -> Any:
     return values[-1][1]
 
 
-class Trial:
+class MirrorTrial:
     """Two drives, a victim, and one fault."""
 
     def __init__(self, directory: str, base: str, seed: int, number: int, kind: str) -> None:
@@ -343,7 +374,7 @@ def run(count: int, seed: int = 0, *, kinds: Sequence[str] = KINDS, progress: bo
         report.counts["changing calls of a run"] = calls
         for number in range(count):
             kind = kinds[number % len(kinds)]
-            trial = Trial(directory, base, seed, number, kind)
+            trial = MirrorTrial(directory, base, seed, number, kind)
             point = trial.rng.randrange(LEAST_CALL, calls)
             try:
                 problems = trial.run(point)

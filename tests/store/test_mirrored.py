@@ -15,7 +15,7 @@ from relight.errors import ConfigError, CorruptCheckpoint, NoSpace, StoreUnavail
 from relight.format.names import pack_file
 from relight.format.strict import seal
 from relight.store import ByteStore, Disk, page_buffer, put
-from relight.store.mirror_rebuild import RebuildReport, admit, equalize, settle
+from relight.store.mirror_rebuild import EqualizeReport, admit, equalize, settle
 from relight.store.mirrored import MirroredStore
 from relight.store.striped import StripedStore
 from relight.store.urls import absolute, open_bytes, split_run
@@ -130,7 +130,7 @@ def test_drives_that_were_used_without_each_other_are_refused(tmp_path: Path) ->
 
 
 def test_a_name_that_only_the_first_drive_has_is_completed(tmp_path: Path) -> None:
-    """A power cut came between the two creations: whoever reads or creates the name makes it whole, so no reader loses it later."""
+    """A power cut came between the two creations: the next reader or creator of the name completes it, so no reader loses it later."""
     make(tmp_path)
     key = "run/log/000000000001.json"
     for act in (lambda store: store.get(key, 999), lambda store: store.put_once(key, seal(b'{"b":1}'))):
@@ -272,7 +272,7 @@ def test_one_winner_while_a_drive_fails_for_one_of_the_writers(tmp_path: Path) -
             assert len(winners) <= 1
             assert not winners or content == seal(b'{"me":%d}' % winners[0])
         if "away" in status_of(tmp_path):
-            report = RebuildReport()
+            report = EqualizeReport()
             assert admit(reader, []) == [str(tmp_path / "n0")]
             equalize(reader, report)
             equalize(reader, report, verified=lambda prefix: False)
@@ -292,8 +292,8 @@ def test_a_writer_that_began_before_a_rebuild_completes_its_copy(tmp_path: Path)
     (tmp_path / "gone").rename(tmp_path / "n0")
     other = again(tmp_path)
     assert admit(other, []) == [str(tmp_path / "n0")]
-    equalize(other, RebuildReport())
-    equalize(other, RebuildReport(), verified=lambda prefix: False)
+    equalize(other, EqualizeReport())
+    equalize(other, EqualizeReport(), verified=lambda prefix: False)
     writer.finish()
     assert (tmp_path / "n0" / key).read_bytes() == bytes(room)
     settle(other)
@@ -318,7 +318,7 @@ def test_an_empty_directory_is_only_a_drive_if_it_is_named(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="in use"):
         admit(store, [str(tmp_path / "n0")])
     assert admit(store, [str(tmp_path / "n1")]) == [str(tmp_path / "n1")]
-    equalize(store, RebuildReport())
+    equalize(store, EqualizeReport())
     settle(store)
     assert files(tmp_path / "n0") == files(tmp_path / "n1")
     assert status_of(tmp_path) == ["good", "good"]

@@ -45,7 +45,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("lost", ["n0", "n1"])
 @pytest.mark.parametrize("background", [False, True])
-def test_training_goes_on_without_a_drive_and_the_drive_is_rebuilt(
+def test_training_continues_without_a_drive_and_the_drive_is_rebuilt(
     url: str, tmp_path: Path, lost: str, background: bool
 ) -> None:
     """A drive vanishes in the middle of a training run. Every save becomes a checkpoint; a scrub makes the drives equal again."""

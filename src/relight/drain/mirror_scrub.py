@@ -21,9 +21,9 @@ from relight.reader.pack_reader import files_of
 from relight.store import ByteStore
 from relight.store.mirror_drives import COPIES, DriveStatus
 from relight.store.mirror_rebuild import (
+    EqualizeReport,
     MirrorDamage,
     OneCopy,
-    RebuildReport,
     admit,
     differs,
     equalize,
@@ -53,10 +53,10 @@ class MirrorScrub:
     run: str
     repair: bool
     progress: Callable[[int], None]
-    report: RebuildReport = field(default_factory=RebuildReport)
+    report: EqualizeReport = field(default_factory=EqualizeReport)
     _doubted: list[str] = field(default_factory=list)
     _verified: set[str] = field(default_factory=set)
-    """Checkpoint directories whose files were checked against their hashes."""
+    """Checkpoint directories in which both copies of all files were checked."""
     _is_uneven: bool = False
     """Whether a checkpoint is damaged in one copy, and could not be repaired."""
 
@@ -173,7 +173,7 @@ class MirrorScrub:
         return [file]
 
 
-def report_repairs(report: RebuildReport, tier: str, notify: Notify) -> None:
+def report_repairs(report: EqualizeReport, tier: str, notify: Notify) -> None:
     """Emit what was repaired, and what was not."""
     for damage in report.damage:
         fields = {

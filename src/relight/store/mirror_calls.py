@@ -94,7 +94,7 @@ class Drive:
             self.rate_bps += 0.3 * (length / max(seconds, 1e-6) - self.rate_bps)
 
 
-class Rooms:
+class CallBuffers:
     """Page-aligned buffers that are used again once no thread uses them. Thread-safe."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ def run_on(drives: Sequence[Drive], work: Callable[[Drive], T], witnesses: Itera
     """Do ``work`` on all of ``drives`` at once. Return each drive's result or ``RelightError``.
 
     Once one has succeeded, the others' delay counts as their lag. If a single drive takes long, it is compared with a probe of one of the
-    ``witnesses``. A drive beyond its limit gets ``DriveTooSlow``; its call goes on in its thread.
+    ``witnesses``. A drive beyond its limit gets ``DriveTooSlow``; its call continues in its thread.
     """
     began = time.monotonic()
     pending = {drive.submit(work, drive): drive for drive in drives}

@@ -1,4 +1,4 @@
-"""Drives of a mirrored store: which are there, which are whole, and how that changes."""
+"""Drives of a mirrored store: which are present, which are whole, and how that changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from relight.store.striped import StripedStore
 COPIES = 2
 TRIES = 20
 CHANGE_S, CHANGE_TRIES = 0.5, 5
-"""Seconds within which a process that changes the state reaches all drives, and in how many looks that is checked."""
+"""Seconds within which a process that changes the state reaches all drives, and the number of checks meanwhile."""
 
 
 class MirrorView(NamedTuple):
@@ -173,7 +173,7 @@ class DriveStates(StripedStore):
             return existing == data
 
         for drive in self._drives:
-            if drive.number not in needed and not self._looks_there(drive.number):
+            if drive.number not in needed and not self._is_present(drive.number):
                 continue
             witnesses = [other for other in self._drives if other.number in needed]
             outcome = run_on([drive], create, witnesses)[drive.number]
@@ -199,7 +199,7 @@ class DriveStates(StripedStore):
         for number in range(len(self._drives)):
             if state.status(number) == AWAY:
                 continue
-            if not self._looks_there(number):
+            if not self._is_present(number):
                 self._absent[number] = self._why_missing(number)
                 continue
             self._absent.pop(number, None)
@@ -216,12 +216,12 @@ class DriveStates(StripedStore):
             return state
         raise StoreUnavailable("the store's files vanish while it is used", where=self.url)
 
-    def _looks_there(self, number: int) -> bool:
+    def _is_present(self, number: int) -> bool:
         """Return whether the place has its stripe file. A remounted drive is recognised by that file's contents."""
-        found = self._stat(os.path.join(self._roots[number], STRIPE_FILE))
-        if found is None:
+        identity = self._stat(os.path.join(self._roots[number], STRIPE_FILE))
+        if identity is None:
             return False
-        if self._seen_at.get(number) == found:
+        if self._seen_at.get(number) == identity:
             return True
         try:
             record = self._record(self._roots[number], self._places[number])
@@ -229,7 +229,7 @@ class DriveStates(StripedStore):
             return False
         if record is None or record.id != self._stripe_id or record.place != number:
             return False
-        self._seen_at[number] = found
+        self._seen_at[number] = identity
         return True
 
     def _stat(self, path: str) -> tuple[int, int] | None:
@@ -253,25 +253,25 @@ class DriveStates(StripedStore):
                 raise next(iter(faults.values()), StoreUnavailable("its places are gone", where=self.url))
             return False
         self._compare([records.get(number) for number in range(len(self._roots))])
-        there = {number: self._places[number] for number in records}
-        if not self._stripe_id and len(records) < len(self._roots) and not faults and self._is_unfinished(there):
+        present = {number: self._places[number] for number in records}
+        if not self._stripe_id and len(records) < len(self._roots) and not faults and self._is_unfinished(present):
             return False
         self._stripe_id = next(iter(records.values())).id
         states: dict[int, MirrorState] = {}
-        for number, place in list(there.items()):
+        for number, place in list(present.items()):
             try:
                 states |= read_states({number: place}, self._stripe_id, self.url)
             except StoreUnavailable as error:
                 faults[number] = error
-                del there[number]
-        read_states(there, self._stripe_id, self.url)  # refuses drives that were used without each other
+                del present[number]
+        read_states(present, self._stripe_id, self.url)  # refuses drives that were used without each other
         for place in self._places:
             place.must_exist = True
         self._state = max(states.values(), key=lambda state: state.number, default=MirrorState())
         self._absent = {
             number: str(faults[number].what) if number in faults else self._why_missing(number)
             for number in range(len(self._roots))
-            if number not in there and self._state.status(number) != AWAY
+            if number not in present and self._state.status(number) != AWAY
         }
         for number, own in states.items():
             if own.number < self._state.number and self._state.status(number) == AWAY:
@@ -290,9 +290,9 @@ class DriveStates(StripedStore):
                 continue
             if record is not None:
                 records[number] = record
-                found = self._stat(os.path.join(root, STRIPE_FILE))
-                if found is not None:
-                    self._seen_at[number] = found
+                identity = self._stat(os.path.join(root, STRIPE_FILE))
+                if identity is not None:
+                    self._seen_at[number] = identity
         return records, faults
 
     def _inform(self, number: int) -> None:
@@ -326,9 +326,9 @@ class DriveStates(StripedStore):
             self._state = new
             report(self._roots[number], DOUBTED, new.drives[number].why)
 
-    def _is_unfinished(self, there: dict[int, LocalStore]) -> bool:
+    def _is_unfinished(self, present: dict[int, LocalStore]) -> bool:
         """Return whether the creation of the store was interrupted: no place has more than its stripe file."""
-        names = {entry.name for place in there.values() for entry in place.list("")} - {"lost+found"}
+        names = {entry.name for place in present.values() for entry in place.list("")} - {"lost+found"}
         return all(is_own(name, states=False) for name in names)
 
     def _refuse(self, statuses: Sequence[str], why: str = "") -> NoReturn:
@@ -343,8 +343,8 @@ class DriveStates(StripedStore):
         )
 
     def is_place(self, number: int) -> bool:
-        """Return whether the drive's directory is there, with the stripe file of this place."""
-        return self._looks_there(number)
+        """Return whether the drive's directory is present, with the stripe file of this place."""
+        return self._is_present(number)
 
     def identify(self, number: int) -> None:
         """Make a new drive's directory this place. Raise ``ConfigError`` if it has other contents."""
@@ -358,7 +358,7 @@ class DriveStates(StripedStore):
                 f"{root} is not there", where=self.url, hint="mount the new drive, and make this directory on it"
             )
         names = {entry.name for entry in place.list("") if not is_own(entry.name)} - {"lost+found"}
-        if names and not self._looks_there(number) and not self._is_damaged(number):
+        if names and not self._is_present(number) and not self._is_damaged(number):
             raise ConfigError(f"{root} is not empty", where=self.url, hint="empty it, if it is the right directory")
         for old in numbers_in(entry.name for entry in place.list("")):
             place.delete(state_file(old))
@@ -375,7 +375,7 @@ class DriveStates(StripedStore):
         return False
 
     def good_drives(self) -> list[Drive]:
-        """Return the good drives, as known without a look at them."""
+        """Return the good drives, as known without a check."""
         return [drive for drive in self._drives if self._status(drive.number) == GOOD]
 
     def failed(self, number: int, error: RelightError) -> None:
@@ -392,7 +392,7 @@ class DriveStates(StripedStore):
         if isinstance(error, NoSpace) or isinstance(error.__cause__, FileExistsError):
             return False
         if isinstance(error, CheckpointNotFound):
-            return not self._looks_there(number)
+            return not self._is_present(number)
         return isinstance(error, (StoreUnavailable, CorruptCheckpoint))
 
 
@@ -402,9 +402,8 @@ def is_own(name: str, *, states: bool = True) -> bool:
     return name == STRIPE_FILE or (states and MIRRORS_FILE.match(name) is not None)
 
 
-_EVENTS = {AWAY: "store.mirror_away", DOUBTED: "store.mirror_doubted", GOOD: "store.mirror_back"}
 _THEN = {
-    AWAY: "is set away; saves go on with one copy: relight doctor shows it, relight scrub rebuilds it",
+    AWAY: "is set away; saves continue with one copy: relight doctor shows it, relight scrub rebuilds it",
     DOUBTED: "is doubted, and read last: relight scrub compares and repairs it",
     GOOD: "is whole again",
 }
@@ -412,4 +411,10 @@ _THEN = {
 
 def report(root: str, status: str, why: str) -> None:
     """Emit that a drive's status changed."""
-    emit(_EVENTS[status], f"drive {root} {_THEN[status]}" + (f" ({why})" if why else ""), folder=root, detail=why)
+    text = f"drive {root} {_THEN[status]}" + (f" ({why})" if why else "")
+    if status == AWAY:
+        emit("store.mirror_away", text, folder=root, detail=why)
+    elif status == DOUBTED:
+        emit("store.mirror_doubted", text, folder=root, detail=why)
+    else:
+        emit("store.mirror_back", text, folder=root, detail=why)

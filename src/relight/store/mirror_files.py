@@ -1,6 +1,6 @@
 """Files of a mirrored store: written to two drives at once, read from the faster one.
 
-All calls to a drive use buffers of this module, because a call that hangs goes on after the caller has continued with the other drive.
+All calls to a drive use buffers of this module, because a call that hangs ends after the caller has continued with the other drive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEDGE_FACTOR = 4
 COPY_BYTES = 4 << 20
 
 
-class _Copy:
+class _UnfinishedCopy:
     """One copy that is being written. Its file is closed after the last call has ended: the number of a closed file is used again."""
 
     def __init__(self, writer: Writer) -> None:
@@ -64,8 +64,8 @@ class MirrorWriter:
 
     def __init__(self, store: MirroredStore, key: str, size: int, make: Callable[[Drive], Writer]) -> None:
         self._store, self._key = store, key
-        self._copies: dict[int, _Copy] = {}
-        self._dropped: dict[int, _Copy] = {}
+        self._copies: dict[int, _UnfinishedCopy] = {}
+        self._dropped: dict[int, _UnfinishedCopy] = {}
         self._lock = threading.Lock()
         order = store.order(key)
         good = {drive.number for drive in store.good_drives()}
@@ -80,7 +80,7 @@ class MirrorWriter:
         for last in (False, True):
             outcome = run_on([drive], make, self._store.good_drives())[number]
             if not isinstance(outcome, RelightError):
-                self._copies[number] = _Copy(outcome)
+                self._copies[number] = _UnfinishedCopy(outcome)
                 return
             if (
                 doubted and not last and isinstance(outcome.__cause__, FileExistsError)
@@ -126,7 +126,7 @@ class MirrorWriter:
         for number in sorted(copies, key=lambda number: number != first):
             self._abort(number, copies[number])
 
-    def _abort(self, number: int, copy: _Copy) -> None:
+    def _abort(self, number: int, copy: _UnfinishedCopy) -> None:
         drive = self._store.drive(number)
         if number in self._dropped:
             drive.submit(copy.abort)
@@ -269,7 +269,7 @@ class MirrorReader:
             self._compare(drive, *suspect)
 
     def _compare(self, drive: Drive, suspect: int, offset: int, length: int) -> None:
-        """Doubt a drive whose bytes a caller refused, if they differ from the other's."""
+        """Doubt a drive if a caller refused its bytes, and they differ from the other's."""
         copies = [memoryview(bytearray(length)) for _ in range(2)]
         self._store.compared(self._key)
         with contextlib.suppress(RelightError, KeyError):

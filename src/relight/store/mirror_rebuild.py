@@ -28,7 +28,7 @@ AGAIN_S = 1.0
 
 
 class MirrorDamage(NamedTuple):
-    """A file whose copies differ. ``repaired_from``: the drive that the right bytes came from; "" if none is known to be right."""
+    """A file with copies that differ. ``repaired_from``: the drive that the right bytes came from; "" if none is known to be right."""
 
     file: str
     drive: str
@@ -37,7 +37,7 @@ class MirrorDamage(NamedTuple):
 
 
 @dataclass(slots=True)
-class RebuildReport:
+class EqualizeReport:
     """What a rebuild did."""
 
     files: int = 0
@@ -47,7 +47,7 @@ class RebuildReport:
 
 
 class OneCopy(StoreBase):
-    """A mirrored store of which only the copy with the number ``copy`` is read: 0 or 1."""
+    """One copy of a mirrored store: reads come only from the copy with the number ``copy``, 0 or 1."""
 
     def __init__(self, store: MirroredStore, copy: int) -> None:
         self.store, self.copy, self.url = store, copy, store.url
@@ -117,7 +117,7 @@ def settle(store: MirroredStore) -> list[str]:
 
 def equalize(
     store: MirroredStore,
-    report: RebuildReport,
+    report: EqualizeReport,
     *,
     prefix: str = "",
     deep: bool = True,
@@ -165,7 +165,7 @@ def _missing(
     store: MirroredStore,
     key: str,
     having: int,
-    report: RebuildReport,
+    report: EqualizeReport,
     repair: bool,
     deletes: bool,
     writing: bool,
@@ -194,7 +194,7 @@ def _missing(
 
 
 def _compare(
-    store: MirroredStore, key: str, report: RebuildReport, repair: bool, progress: Callable[[int], None] | None
+    store: MirroredStore, key: str, report: EqualizeReport, repair: bool, progress: Callable[[int], None] | None
 ) -> None:
     """Compare two copies of a file, and repair one if the other is known to be right."""
     first, second = store.copies_of(key)

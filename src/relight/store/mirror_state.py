@@ -18,7 +18,7 @@ from relight.store.local import LocalStore
 
 GOOD, DOUBTED, AWAY = "good", "doubted", "away"
 KEPT = 4
-"""States that stay on each drive, for people who look for what happened."""
+"""States that stay on each drive, for a person who reads what happened."""
 _WHY_MAX = 300
 
 

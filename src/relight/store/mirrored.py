@@ -4,7 +4,7 @@ A file of place p is also at place p + 1. *Good* drives have every file. A drive
 anything is written without it; it then counts as empty until ``relight scrub`` has rebuilt it. A drive that gave wrong bytes, or is being
 rebuilt, is *doubted*: it is written, and read last. The last good copy of anything is never set away.
 
-*Orders of the two calls*, of which a power cut may prevent the second. A name is created (``put_once``) at p first, and exists once it
+*Orders of the two calls.* A power cut may prevent the second one. A name is created (``put_once``) at p first, and exists once it
 is at p + 1: a reader that finds it at p alone completes it. Files are written at p + 1 first and deleted at p first, so no reader
 completes those.
 """
@@ -27,7 +27,7 @@ from relight.format.names import is_record_key
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.store.base import Entry, Reader, Uncertain, Writer, check_key, write_whole
 from relight.store.disk import Disk
-from relight.store.mirror_calls import Drive, Outcome, Rooms, run_on
+from relight.store.mirror_calls import CallBuffers, Drive, Outcome, run_on
 from relight.store.mirror_drives import COPIES, TRIES, DriveStates, MirrorView, is_own
 from relight.store.mirror_files import MirrorReader, MirrorWriter, copy_bytes_of
 from relight.store.mirror_state import AWAY, DOUBTED, GOOD, is_sealed
@@ -59,7 +59,7 @@ class MirroredStore(DriveStates):
         """Key, offset, length and place of the latest reads."""
         self._suspects: dict[str, tuple[int, int, int]] = {}
         """Place, offset and length of bytes that a caller refused."""
-        self.rooms = Rooms()
+        self.rooms = CallBuffers()
 
     def __repr__(self) -> str:
         return f"MirroredStore({self._roots!r})"
@@ -83,14 +83,14 @@ class MirroredStore(DriveStates):
         """Create ``key`` in its places. Return what it holds, and the places; none if the state of the drives changed meanwhile."""
         content, order = data, self._order(view, key)
         for index, number in enumerate(order):
-            drive, held = self._drives[number], content
+            drive, contents = self._drives[number], content
 
-            def create(drive: Drive, held: bytes = held) -> bytes | None:
-                if drive.place.put_once(key, held):
+            def create(drive: Drive, contents: bytes = contents) -> bytes | None:
+                if drive.place.put_once(key, contents):
                     return None
                 with contextlib.suppress(CheckpointNotFound):  # deleted meanwhile
-                    return drive.place.get(key, max(len(held), SEALED_BYTES_MAX))
-                return held
+                    return drive.place.get(key, max(len(contents), SEALED_BYTES_MAX))
+                return contents
 
             outcome = run_on([drive], create, self._witnesses(view))[number]
             if isinstance(outcome, RelightError):
@@ -243,7 +243,7 @@ class MirroredStore(DriveStates):
             view = self.view()
             outcome = self._on_all(view, lambda drive: list(drive.place.list(prefix)), doubted=False)
             for number, error in outcome.items():
-                if isinstance(error, RelightError) and self._looks_there(number):
+                if isinstance(error, RelightError) and self._is_present(number):
                     if not self._is_fault(number, error):
                         raise error
                     self.doubt(number, f"{prefix}: {error.what}", required=True)
@@ -342,7 +342,7 @@ class MirroredStore(DriveStates):
 
     def read_failed(self, number: int, key: str, error: RelightError) -> None:
         """Note that one drive could not read what the other could."""
-        if self._looks_there(number):
+        if self._is_present(number):
             self.doubt(number, f"{key}: {error.what}")
 
     def _install(self, number: int, key: str, data: bytes) -> None:

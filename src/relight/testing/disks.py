@@ -9,8 +9,6 @@ import errno as codes
 import os
 import random
 import stat
-import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -112,10 +110,6 @@ class HookedDisk(Disk):
     def link(self, source: str, target: str) -> None:
         """See ``Disk``."""
         self.around(DiskCall("link", target, 0), self.inner.link, source, target)
-
-    def replace(self, source: str, target: str) -> None:
-        """See ``Disk``."""
-        self.around(DiskCall("replace", target, 0), self.inner.replace, source, target)
 
     def unlink(self, path: str) -> None:
         """See ``Disk``."""
@@ -300,37 +294,6 @@ class QuotaDisk(HookedDisk):
     def free_bytes(self, path: str) -> int:
         """Return the free bytes."""
         return max(self.bytes_max - self.used, 0)
-
-
-class PacedDisk(HookedDisk):
-    """Reads and writes at most ``bytes_per_second`` below ``root``, once ``is_slow`` returns True."""
-
-    def __init__(
-        self,
-        root: str,
-        bytes_per_second: float,
-        is_slow: Callable[[], bool] = lambda: True,
-        *,
-        inner: Disk | None = None,
-    ) -> None:
-        super().__init__(inner)
-        self.root, self.bytes_per_second, self.is_slow = root, bytes_per_second, is_slow
-        self._lock = threading.Lock()
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Write, after the time that it takes."""
-        self._wait(fd, len(data))
-        return super().pwrite(fd, data, offset)
-
-    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
-        """Read, after the time that it takes."""
-        self._wait(fd, len(into))
-        return super().preadv(fd, into, offset)
-
-    def _wait(self, fd: int, length: int) -> None:
-        if self._on_fd("", fd).path.startswith(self.root) and self.is_slow():
-            with self._lock:  # one drive does one thing at a time
-                time.sleep(length / self.bytes_per_second)
 
 
 class CrashDisk(HookedDisk):
