@@ -79,7 +79,7 @@ class DriveStates(StripedStore):
         self._seen_at: dict[int, tuple[int, int]] = {}
         """Device and inode of the stripe file of each place that is there."""
         self._absent: dict[int, str] = {}
-        """Places that are not usable in this process, though no state says so, with the reason."""
+        """Places that are not usable in this process, though no state has it, with the reason."""
         self._changing = threading.RLock()
 
     def copies_of(self, key: str) -> tuple[int, int]:
@@ -388,7 +388,7 @@ class DriveStates(StripedStore):
             raise error from second
 
     def _is_fault(self, number: int, error: RelightError) -> bool:
-        """Return whether an error of one drive is the drive's, so that the other is to be used alone."""
+        """Return whether an error of one drive is the drive's, so that the other must be used alone."""
         if isinstance(error, NoSpace) or isinstance(error.__cause__, FileExistsError):
             return False
         if isinstance(error, CheckpointNotFound):
