@@ -17,6 +17,7 @@ from relight.comm.new_threads import ThreadPool
 from relight.errors import RelightError, StoreUnavailable
 from relight.store.buffers import page_buffer
 from relight.store.local import LocalStore
+from relight.units import duration_text
 
 T = TypeVar("T")
 THREADS = 8
@@ -148,7 +149,7 @@ def run_on(drives: Sequence[Drive], work: Callable[[Drive], T], witnesses: Itera
                 since = now if error is None and since is None else since
             elif not in_time:
                 del pending[future]
-                what = f"it has kept the other drive waiting for more than {drive.lag.limit_s:g} s"
+                what = f"it has kept the other drive waiting for more than {duration_text(drive.lag.limit_s)}"
                 outcome[drive.number] = DriveTooSlow(what, where=drive.place.url)
         if since is not None:
             since = now
