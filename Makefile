@@ -17,7 +17,7 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers plugins trackers production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link outward bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers plugins trackers production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -256,6 +256,10 @@ outward: $(STAMP) ## copies to a further tier by several nodes: 100,000 schedule
 	$(BIN)/python -m tests.drain.outward_kills --count 200
 	$(BIN)/python -m tests.drain.outward_kills --count 50 --seed 1000 --all
 	$(BIN)/python -m benchmarks.outward --out benchmarks/results/outward.json --plot benchmarks/results/outward.png
+
+mirrors: $(STAMP) ## a drive of two fails: 300 points on loop devices (by root, 25 minutes), 3,000 points and power cuts on simulated drives
+	$(BIN)/python -m proofs.mirrors --count 300
+	$(BIN)/python -m tests.store.test_mirrored_cuts 1000
 
 link: $(STAMP) ## the share of a network link that a save takes, with and without a bound: by root, in network namespaces
 	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json

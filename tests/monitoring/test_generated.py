@@ -251,6 +251,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
         "rolled_back": [f"relight_recent_roll_backs{{{labels}}} 1"],
         "hardware_failure": [f"relight_recent_hardware_failures{{{labels}}} 1"],
         "crash_loop": [f"relight_recent_failures{{{labels}}} 3"],
+        "drive_degraded": [f"relight_mirror_drives_degraded{{{labels}}} 1"],
         "retention_blocked": [f"relight_retention_failed{{{labels}}} 3"],
         "unreadable": [f"relight_store_up{{{labels}}} 0"],
     }

@@ -48,6 +48,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "1 hardware failure within a day; the last: n7",
     ),
     "crash_loop": ({"recent_failures": 3}, "3 failures within an hour"),
+    "drive_degraded": ({"drives": (("/nvme1", "away: EIO"),)}, "drive /nvme1 of the mirrored store is away: EIO"),
     "retention_blocked": ({"retention_failed": 3, "retention_why": "not permitted"}, "not permitted"),
     "unreadable": ({"error": "it does not answer\nmore"}, "it does not answer"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -9,36 +10,61 @@ import click
 from relight.catalog.locate import locate
 from relight.cli.common import engine_of, engine_options, json_option, keep_events
 from relight.cli.output import emit_json, escape, paint, progress
+from relight.drain.mirror_scrub import RebuiltDrives
 from relight.drain.outwards import residency
 from relight.drain.scrub import scrub
 from relight.errors import ConfigError
 from relight.observe import emit
 from relight.policy.argument_checks import bytes_of
+from relight.store.mirror_drives import COPIES
+from relight.store.mirror_rebuild import mirrored_in
 from relight.units import count_text, size_text
 
 
 @click.command("scrub")
 @click.argument("path")
 @click.option("--rate", metavar="SIZE", help="Largest rate of reading, in bytes a second: 50MB.")
+@click.option(
+    "--new-drive",
+    "new_drives",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="A mirrored store's directory on a drive that replaces a lost one. Repeatable.",
+)
 @click.option("--no-repair", is_flag=True, help="Only list what is damaged.")
 @engine_options()
 @json_option
-def command(path: str, rate: str | None, no_repair: bool, engine: str | None, jobs: int | None, as_json: bool) -> int:
+def command(
+    path: str,
+    rate: str | None,
+    new_drives: tuple[str, ...],
+    no_repair: bool,
+    engine: str | None,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
     """Read every byte of a run again, in all of its tiers, and repair damage in one tier from another.
 
     Repaired bytes are checked against the committed hashes; nothing else of the run changes. Exit code 1 if bytes are damaged in all tiers,
-    or were not repaired because of --no-repair.
+    or were not repaired because of --no-repair. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its drives are rebuilt.
 
     \b
     Examples:
       relight scrub /nvme/ckpts/demo
       relight scrub /nvme/ckpts/demo --rate 50MB
+      relight scrub stripe:mirrors=2,/nvme0,/nvme1,/demo --new-drive /nvme1
     """
     place = locate(path)
     if place.run is None or place.which is not None:
         raise ConfigError("scrub needs a run, not a store or a checkpoint", where=path, hint="relight scrub STORE/RUN")
     _, merged, _ = residency(place.store, place.run)
     total = sum(copy.checkpoint.body.stored_bytes for copies in merged.copies.values() for copy in copies)
+    if new_drives and mirrored_in(place.store) is None:
+        raise ConfigError(
+            "--new-drive is for mirrored stores", where=place.store.url, hint="stripe:mirrors=2,/nvme0,/nvme1,/demo"
+        )
+    if mirrored_in(place.store) is not None:
+        total *= COPIES
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
     keep_events(place.store.url, place.run)
     with engine_of(engine, jobs) as workers, progress("reading", total) as meter:
@@ -46,6 +72,7 @@ def command(path: str, rate: str | None, no_repair: bool, engine: str | None, jo
             place.store,
             place.run,
             repair=not no_repair,
+            new_drives=new_drives,
             bytes_per_second=limit,
             progress=meter,
             notify=_emit,
@@ -55,8 +82,16 @@ def command(path: str, rate: str | None, no_repair: bool, engine: str | None, jo
     if as_json:
         silent = {name: {"kind": error.kind, "detail": error.what} for name, error in report.silent.items()}
         rows = [damage._asdict() for damage in report.damage]
+        mirrors = {name: _rebuilt_json(rebuilt) for name, rebuilt in report.mirrors.items()}
         emit_json(
-            {"ok": not lost, "checkpoints": report.checkpoints, "bytes": report.bytes, "damage": rows, "silent": silent}
+            {
+                "ok": not lost,
+                "checkpoints": report.checkpoints,
+                "bytes": report.bytes,
+                "damage": rows,
+                "silent": silent,
+                "mirrors": mirrors,
+            }
         )
         return 1 if lost else 0
     for damage in report.damage:
@@ -65,6 +100,9 @@ def command(path: str, rate: str | None, no_repair: bool, engine: str | None, jo
         click.echo(f"{word}  {damage.tier}: {escape(damage.file)}: {escape(damage.detail)}{source}")
     for name, error in report.silent.items():
         click.echo(f"{paint('SILENT', 'yellow')}  {name}: {escape(error.what)}")
+    for rebuilt in report.mirrors.values():
+        for line in _mirror_lines(rebuilt):
+            click.echo(line)
     scope = f"{count_text(report.checkpoints, 'checkpoint')} in all tiers, {size_text(report.bytes)}"
     repaired = len(report.damage) - len(lost)
     outcome = (
@@ -74,6 +112,24 @@ def command(path: str, rate: str | None, no_repair: bool, engine: str | None, jo
     )
     click.echo(f"{scope}: {outcome}")
     return 1 if lost else 0
+
+
+def _rebuilt_json(rebuilt: RebuiltDrives) -> dict[str, Any]:
+    return {**rebuilt._asdict(), "drives": [drive._asdict() for drive in rebuilt.drives]}
+
+
+def _mirror_lines(rebuilt: RebuiltDrives) -> Iterator[str]:
+    """Yield what was done to a mirrored store's drives, and which are not whole."""
+    if rebuilt.files or rebuilt.deleted:
+        deleted = f", {count_text(rebuilt.deleted, 'file')} deleted" if rebuilt.deleted else ""
+        yield f"{count_text(rebuilt.files, 'file')} copied between drives, {size_text(rebuilt.bytes)}{deleted}"
+    for path in rebuilt.rebuilt:
+        yield f"{paint('REBUILT', 'green')}  {escape(path)}"
+    for drive in rebuilt.drives:
+        if drive.status != "good":
+            yield f"{paint(drive.status.upper(), 'yellow')}  {escape(drive.path)}: {escape(drive.why)}"
+        if drive.status == "away":
+            yield f"  mount it; if it is a new drive, repeat with --new-drive {escape(drive.path)}"
 
 
 def _emit(name: str, message: str, fields: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ from relight.observe import emit, record_span
 from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used, unmatched
 from relight.save_reason import ASKED, SaveReason
 from relight.store import ByteStore, put
-from relight.store.base import Uncertain, without_cache
+from relight.store.base import Uncertain, reread, without_cache
 from relight.store.durable import rewritten_of, temporary_of
 from relight.store.retry import decode_with_reread
 
@@ -496,7 +496,7 @@ def check_written(
             raise CorruptCheckpoint("root.json reads back differently", where=prefix)
         return root
 
-    root = decode_with_reread(lambda: store.get(where, ROOT_BYTES_MAX), decode, where)
+    root = decode_with_reread(reread(store, where, lambda: store.get(where, ROOT_BYTES_MAX)), decode, where)
     root_hash, root_bytes = hexdigest(wanted), len(wanted)
     parts = []
     for ref in root.parts:
@@ -514,7 +514,7 @@ def check_part_written(
     where = f"{prefix}/{ref.file}"
     known_part, written = known
     part = decode_with_reread(
-        lambda: store.get(where, PART_BYTES_MAX),
+        reread(store, where, lambda: store.get(where, PART_BYTES_MAX)),
         lambda data: known_part if known_part is not None and data == written else decode_part(data, root, ref, where),
         where,
     )

@@ -361,6 +361,29 @@ def _conditional(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
+@check(
+    "mirror-degraded",
+    "error",
+    "store",
+    "a drive of a mirrored store failed, or is not whole: what is saved has one copy",
+)
+def _mirror(facts: DoctorFacts) -> Iterator[CheckHit]:
+    for drive in facts.store.drives:
+        if drive.status != "good":
+            since = f"since {drive.since}: " if drive.since else ""
+            run = facts.runs[0].path if facts.runs else f"{facts.store.url}/RUN"
+            yield CheckHit(
+                "a drive of the mirrored store is set away"
+                if drive.status == "away"
+                else "a drive of the mirrored store is not whole",
+                drive.path,
+                f"{since}{drive.why}",
+                "if the other drive fails as well, checkpoints are lost",
+                f"mount the drive and rebuild it; if it is a new drive, add --new-drive {quote(drive.path)}",
+                f"relight scrub {quote(run)}",
+            )
+
+
 @check("bucket-mount", "warning", "store", "the store is an object store that a FUSE mount shows as files")
 def _bucket_mount(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount

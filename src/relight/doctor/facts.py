@@ -126,6 +126,15 @@ class Mount(NamedTuple):
         )
 
 
+class DriveFacts(NamedTuple):
+    """A drive of a mirrored store: ``status`` is ``good``, ``doubted`` or ``away``."""
+
+    path: str
+    status: str
+    since: str
+    why: str
+
+
 class StoreKey(NamedTuple):
     """A key that opens an encrypted store."""
 
@@ -169,6 +178,8 @@ class StoreFacts:
     """Median time of a small read, in seconds."""
     skew_s: float | None = None
     """Seconds by which the store's clock is ahead of this machine's."""
+    drives: tuple[DriveFacts, ...] = ()
+    """The drives of a mirrored store."""
     encrypted: bool | None = None
     keys: tuple[StoreKey, ...] = ()
     leftovers: tuple[str, ...] = ()

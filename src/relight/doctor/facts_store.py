@@ -17,7 +17,7 @@ from relight.bench.floors import direct_works, random_bytes, timed, write
 from relight.bench.place import PREFIX, make_place
 from relight.catalog.run import list_runs
 from relight.doctor.bounded import BoundedProbe
-from relight.doctor.facts import Mount, StoreFacts, StoreKey, Trouble
+from relight.doctor.facts import DriveFacts, Mount, StoreFacts, StoreKey, Trouble
 from relight.errors import CheckpointNotFound, RelightError
 from relight.format.names import STORE_FILE
 from relight.format.strict import SEALED_BYTES_MAX
@@ -25,6 +25,7 @@ from relight.log import read_store
 from relight.log.write_probe import probe
 from relight.store import ByteStore, LocalStore, MemoryStore
 from relight.store.disk import Disk
+from relight.store.mirrored import MirroredStore
 from relight.store.probe import forget
 from relight.store.striped import StripedStore
 from relight.store.web import WebStore
@@ -90,6 +91,7 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
         write_bps=measured.write_bps if measured is not None else None,
         skew_s=measured.skew_s if measured is not None else None,
         answer_s=seen("time of an answer", lambda: _answer(inner), None, 30.0) if exists else None,
+        drives=seen("drives", lambda: _drives(inner), ()) if exists else (),
         encrypted=store.properties().encrypted if exists and not wrong_key else None,
         keys=seen("keys", lambda: _keys(store, inner), ()) if exists and store.properties().encrypted else (),
         leftovers=tuple(sorted(entry.name for entry in Path(root).glob(f"{PREFIX}*"))) if exists and root else (),
@@ -119,6 +121,12 @@ def _kind(inner: ByteStore) -> str:
         return "disk"
     kinds = ((StripedStore, "stripe"), (WebStore, "web"), (MemoryStore, "memory"))
     return next((name for kind, name in kinds if isinstance(inner, kind)), "object")
+
+
+def _drives(inner: ByteStore) -> tuple[DriveFacts, ...]:
+    if not isinstance(inner, MirroredStore):
+        return ()
+    return tuple(DriveFacts(*drive) for drive in inner.statuses())
 
 
 def _trouble(call: Callable[[], object]) -> Trouble | None:

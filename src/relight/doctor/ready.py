@@ -178,6 +178,17 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             else f"4 KiB durable in {duration_text(took)} on {mount.type if mount is not None else 'this file system'}",
             f"findmnt -T {quote(facts.store.url)}",
         )
+    if drives := facts.store.drives:
+        bad_drives = [drive for drive in drives if drive.status != "good"]
+        yield named(
+            "all drives of the mirrored store are whole",
+            6,
+            0.0 if bad_drives else 1.0,
+            f"{bad_drives[0].path} is {bad_drives[0].status}"
+            if bad_drives
+            else f"each file is on two of {len(drives)} drives",
+            f"relight scrub {quote(path)}",
+        )
     if run is not None:
         yield named(
             "the log is undamaged",

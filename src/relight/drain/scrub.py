@@ -19,6 +19,7 @@ import msgspec
 
 from relight.catalog import Run
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, read_tier
+from relight.drain.mirror_scrub import MirrorScrub, RebuiltDrives, report_repairs
 from relight.drain.outwards import Notify
 from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
@@ -60,6 +61,8 @@ class Scrubbed:
     damage: list[Damage] = field(default_factory=list)
     silent: dict[str, RelightError] = field(default_factory=dict)
     """Tiers that did not answer."""
+    mirrors: dict[str, RebuiltDrives] = field(default_factory=dict)
+    """The drives of each tier on a mirrored store."""
 
 
 def scrub(
@@ -67,6 +70,7 @@ def scrub(
     run: str,
     *,
     repair: bool = True,
+    new_drives: Sequence[str] = (),
     bytes_per_second: float | None = None,
     notify: Notify = lambda name, message, fields: None,
     progress: Callable[[int], None] | None = None,
@@ -77,26 +81,35 @@ def scrub(
 
     The nearest tier comes first. Its newest checkpoint comes first; the oldest, if checkpoints need other checkpoints'
     bytes. Cost: one read of all bytes, at ``bytes_per_second`` at most. A tier that does not answer is neither repaired
-    nor used for repair. The engine's processes read; this process repairs.
+    nor used for repair. Of a mirrored store both copies are read, and drives are rebuilt: those that were away, and
+    ``new_drives``, directories of the nearest tier's store on drives that replace lost ones.
+    The engine's processes read, unless the store is mirrored; this process repairs.
     """
     report, pace = Scrubbed(), _ScrubPace(bytes_per_second, progress)
     reaches = _reaches(store, run)
     report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
     merged = merge([reach.history for reach in reaches])
     for place, reach in enumerate(reaches):
+        mirror = (
+            None
+            if reach.view is None
+            else MirrorScrub.of(reach.store, reach.run, repair, pace, () if place else new_drives)
+        )
         results: dict[str, str] = {}
         live = reach.history.live
         # else donors come first: their repair also repairs checkpoints that need them
         if not any(checkpoint.requires for checkpoint in live):
             live.reverse()
-        targets = [_TierCheckpoint(reaches, merged, place, checkpoint) for checkpoint in live]
-        damage = _verify_all(targets, engine, bytes_per_second, pace)
+        targets = [_TierCheckpoint(reaches, merged, place, checkpoint, mirror) for checkpoint in live]
+        damage = _verify_all(targets, engine if mirror is None else IN_PROCESS, bytes_per_second, pace)
         for target in targets:
             if stop():
                 record_checked(reach.store, reach.run, results, "relight scrub")
                 return report
             results[target.checkpoint.id] = _scrub_one(target, next(damage), report, pace, repair, notify)
         record_checked(reach.store, reach.run, results, "relight scrub")
+        if mirror is not None:
+            report.mirrors[reach.name] = _end_mirror(mirror, reach, report, pace, notify)
     return report
 
 
@@ -114,6 +127,23 @@ def _verify_all(
     for target, findings in zip(targets, damage, strict=True):
         # a repair since then may have repaired this checkpoint, too
         yield _verify(target, pace) if findings else []
+
+
+def _end_mirror(mirror: MirrorScrub, reach: Reach, report: Scrubbed, pace: _ScrubPace, notify: Notify) -> RebuiltDrives:
+    """Verify the other runs on a mirrored store's drives, if a drive was rebuilt, and all files that no hash covers."""
+    for run in mirror.other_runs:
+        other = read_tier(reach.name, reach.store, run)
+        merged = merge([other.history])
+        for checkpoint in other.history.live:
+            target = _TierCheckpoint([other], merged, 0, checkpoint, mirror)
+            _scrub_one(target, _verify(target, pace), report, pace, mirror.repair, notify)
+    rebuilt = mirror.end()
+    report_repairs(mirror.report, reach.name, notify)
+    for damage in mirror.report.damage:
+        where = f"{damage.drive}: {damage.detail}"
+        report.damage.append(Damage(reach.name, "", damage.file, where, damage.repaired_from))
+    report.bytes = pace.read
+    return rebuilt
 
 
 _ALONE: Sequence[Ways] = (partial(packs_there, there={}, coded=True), partial(packs_there, there={}, coded=False))
@@ -143,6 +173,7 @@ class _TierCheckpoint(NamedTuple):
     merged: Merged
     place: int
     checkpoint: Checkpoint
+    mirror: MirrorScrub | None = None
 
     @property
     def here(self) -> Reach:
@@ -210,7 +241,10 @@ def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
     """Return the damage of a checkpoint; none if retention has retired it meanwhile."""
     view = target.here.view
     assert view is not None
-    findings = verify_checkpoint(target.here.store, view, target.checkpoint, progress=pace)
+    if target.mirror is not None:
+        findings = target.mirror.verify(view, target.checkpoint)
+    else:
+        findings = verify_checkpoint(target.here.store, view, target.checkpoint, progress=pace)
     if (
         findings
         and read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None
@@ -313,6 +347,9 @@ def _repair_part(target: _TierCheckpoint, root: Root, ref: PartRef) -> str:
 
 def _everywhere(target: _TierCheckpoint, file: str) -> Iterator[tuple[str, bytes]]:
     """Yield the bytes of that file in each tier that has a copy, damaged or not."""
+    for name, store in target.mirror.copies if target.mirror is not None else ():
+        with contextlib.suppress(RelightError):
+            yield name, store.get(f"{target.prefix}/{file}", PART_BYTES_MAX)
     for copy in target.merged.copies.get(target.checkpoint.original_id, []):
         reach = target.reaches[copy.place]
         with contextlib.suppress(RelightError):
@@ -346,6 +383,11 @@ def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:
         return ""
     with contextlib.ExitStack() as files:
         readers: list[tuple[str, Reader]] = []
+        for name, store in target.mirror.copies if target.mirror is not None else ():
+            with contextlib.suppress(RelightError):
+                reader = open_pack(store, target.prefix, pack)
+                files.callback(reader.close)
+                readers.append((name, reader))
         for copy in target.others:
             reach = target.reaches[copy.place]
             with contextlib.suppress(RelightError):

@@ -11,6 +11,8 @@ from relight.run_names import DIR_BYTES_MAX, NAME_BYTES_MAX, is_dir, run_dir
 
 STORE_FILE = "relight.json"
 STRIPE_FILE = "stripe.json"
+MIRRORS_FILE = re.compile(r"mirrors-([0-9]{12})\.json\Z")
+"""Name of a state of a mirrored store's drives, with the state's number."""
 ROOT_FILE = "root.json"
 LOG_DIR = "log"
 FOLDER_RECORDS = 1024

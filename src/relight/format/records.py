@@ -50,6 +50,27 @@ class StripeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: str
     place: int
     places: int
+    mirrors: int = 1
+    """Number of places that have each file. Left out of the record if 1."""
+
+
+class DriveRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A place of a mirrored store that does not count as whole: ``away`` is neither read nor written, ``doubted`` is read last."""
+
+    place: int
+    status: Literal["away", "doubted"]
+    since: str
+    why: str
+
+
+class MirrorsRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``mirrors-NUMBER.json``: which places of a mirrored store are not whole. The highest number counts."""
+
+    relight: Literal["mirrors"] = "mirrors"
+    version: int = VERSION
+    id: str
+    number: int
+    drives: tuple[DriveRecord, ...]
 
 
 class RunBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -351,7 +372,10 @@ def decode_store(data: bytes, where: str = names.STORE_FILE) -> StoreRecord:
 
 def encode_stripe(record: StripeRecord) -> bytes:
     """Return the bytes of ``stripe.json``."""
-    return seal(to_json(msgspec.to_builtins(record)))
+    value = msgspec.to_builtins(record)
+    if record.mirrors == 1:
+        del value["mirrors"]
+    return seal(to_json(value))
 
 
 def decode_stripe(data: bytes, where: str = names.STRIPE_FILE) -> StripeRecord:
@@ -359,6 +383,22 @@ def decode_stripe(data: bytes, where: str = names.STRIPE_FILE) -> StripeRecord:
     value = unseal(data, where)
     check_version(value, "stripe", where)
     record = convert(value, StripeRecord, where)
-    if not names.RUN_ID.match(record.id) or not 0 <= record.place < record.places:
+    if not names.RUN_ID.match(record.id) or not 0 <= record.place < record.places or record.mirrors not in (1, 2):
         raise UnsafeContent("malformed stripe", where=where)
+    return record
+
+
+def encode_mirrors(record: MirrorsRecord) -> bytes:
+    """Return the bytes of a state of a mirrored store's drives."""
+    return seal(to_json(msgspec.to_builtins(record)))
+
+
+def decode_mirrors(data: bytes, where: str) -> MirrorsRecord:
+    """Decode and check a state of a mirrored store's drives."""
+    value = unseal(data, where)
+    check_version(value, "mirrors", where)
+    record = convert(value, MirrorsRecord, where)
+    places = [drive.place for drive in record.drives]
+    if not names.RUN_ID.match(record.id) or record.number < 1 or places != sorted(set(places)):
+        raise UnsafeContent("malformed state of mirrors", where=where)
     return record

@@ -39,7 +39,7 @@ from relight.log.summary import vouched
 from relight.log.view import Fault, LogSummary, LogView
 from relight.store import ByteStore
 from relight.store.anchored import anchor_of
-from relight.store.base import READS_AT_ONCE, Uncertain
+from relight.store.base import READS_AT_ONCE, Uncertain, reread
 from relight.store.retry import decode_with_reread, sleep
 
 NAMES_MAX = 1000
@@ -554,15 +554,16 @@ class Log:
 
         # hash of a damaged file that this process has read ``DAMAGED_READS`` times
         known = _damaged.get((self._store.url, key))
+        get_fresh = reread(self._store, key, get)
         try:
             try:
                 record = decode_with_reread(
-                    get, lambda data: decode_record(data, seq, key), key, 1 if known else DAMAGED_READS
+                    get_fresh, lambda data: decode_record(data, seq, key), key, 1 if known else DAMAGED_READS
                 )
             except RelightError:
                 if not read or not known or hexdigest(read[-1]) == known:
                     raise
-                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, DAMAGED_READS)
+                record = decode_with_reread(get_fresh, lambda data: decode_record(data, seq, key), key, DAMAGED_READS)
             return Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return Slot(None, None, error.what, unreadable=True)

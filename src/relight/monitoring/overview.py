@@ -21,6 +21,8 @@ from relight.monitoring.outcomes import Outcomes, outcomes_of
 from relight.observe.metrics import BY_NAME, METRICS
 from relight.run_records.verification import VerificationResult, checked
 from relight.store import ByteStore
+from relight.store.mirror_rebuild import mirrored_in
+from relight.store.mirror_state import GOOD
 from relight.store.urls import absolute, local_path, split_run
 from relight.supervise.decide import ACTIONS
 from relight.supervise.goodput import Account, merged
@@ -118,6 +120,8 @@ class RunSeen(NamedTuple):
     retention_failed: int = 0
     """Times in a row that old checkpoints could not be removed, and why."""
     retention_why: str = ""
+    drives: tuple[tuple[str, str], ...] | None = None
+    """Drives of the run's mirrored store that are not whole, and why; None if the store is not mirrored."""
     last_event_at: float | None = None
     """When a process of this machine last emitted an event of it."""
     samples: tuple[MetricSample, ...] = ()
@@ -262,6 +266,7 @@ def seen_of(
         incidents=tuple(incidents)[-TIMES_SHOWN:], recent_failures=recent_failures(incidents, now),
         outcomes=outcomes_of(incidents, history, begun, now),
         retention_failed=tally.blocked_prunes[0], retention_why=tally.blocked_prunes[2], last_event_at=tally.last_event_at or None,
+        drives=_drives(store),
     )  # fmt: skip
     if now - risk_at < RISK_S:
         seen = seen._replace(risk=risk, risk_why=risk_why)
@@ -352,6 +357,13 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
         )
 
 
+def _drives(store: ByteStore) -> tuple[tuple[str, str], ...] | None:
+    mirrored = mirrored_in(store)
+    if mirrored is None:
+        return None
+    return tuple((drive.path, f"{drive.status}: {drive.why}") for drive in mirrored.statuses() if drive.status != GOOD)
+
+
 def _room(url: str) -> int | None:
     """Return the free bytes of a local disk; None if the URL is not a local directory."""
     path = local_path(url)
@@ -379,6 +391,7 @@ def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
         "relight_checkpoints_damaged": seen.damaged,
         "relight_run_active": seen.active,
         "relight_retention_failed": seen.retention_failed,
+        "relight_mirror_drives_degraded": len(seen.drives) if seen.drives is not None else None,
         "relight_save_last_seconds": seen.saving.last_s,
         "relight_saves_failed_in_a_row": seen.saving.failed_in_a_row,
         "relight_attempts": seen.attempts,

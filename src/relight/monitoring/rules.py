@@ -235,6 +235,12 @@ def _blocked(seen: RunSeen, limit: float, now: float) -> Found:
         yield "", seen.retention_why or "old checkpoints could not be removed"
 
 
+def _degraded(seen: RunSeen, limit: float, now: float) -> Found:
+    if len(seen.drives or ()) >= limit:
+        for path, why in seen.drives or ():
+            yield path, f"drive {path} of the mirrored store is {why}; what is saved has one copy"
+
+
 def _unreadable(seen: RunSeen, limit: float, now: float) -> Found:
     if seen.error:
         yield "", f"it cannot be read: {seen.error.splitlines()[0]}"
@@ -260,6 +266,9 @@ _KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str, str]
     "rolled_back": ("the run was rolled back", _went_back, "relight_recent_roll_backs >= LIMIT", "relight incidents RUN"),
     "hardware_failure": ("hardware has failed", _hardware, "relight_recent_hardware_failures >= LIMIT", "relight incidents RUN latest"),
     "crash_loop": ("failures within an hour", _loops, "relight_recent_failures >= LIMIT", "relight incidents RUN"),
+    "drive_degraded": (
+        "a drive of a mirrored store failed", _degraded, "relight_mirror_drives_degraded >= LIMIT", "relight scrub RUN",
+    ),
     "retention_blocked": (
         "old checkpoints cannot be removed", _blocked, "relight_retention_failed >= LIMIT", "relight doctor RUN",
     ),

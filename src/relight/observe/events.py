@@ -173,6 +173,15 @@ EVENTS: dict[str, tuple[int, str]] = {
     "anchor.failed": (logging.WARNING, "the log's head could not be written to its anchor"),
     "log.unsummarized": (logging.WARNING, "no summary of a run's log could be written, so reading it takes longer"),
     "anchor.adopted": (logging.WARNING, "an anchor of an earlier version was accepted, with damaged records below it"),
+    "store.mirror_away": (
+        logging.ERROR,
+        "a drive of a mirrored store failed: what is saved has one copy until it is rebuilt",
+    ),
+    "store.mirror_doubted": (
+        logging.WARNING,
+        "a drive of a mirrored store gave wrong bytes or is being rebuilt: it is read last",
+    ),
+    "store.mirror_back": (logging.INFO, "a drive of a mirrored store is whole again"),
     "store.no_conditional_put": (
         logging.WARNING,
         "the store ignores conditional writes, which keep a second writer out",

@@ -78,6 +78,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("relight_checkpoints_damaged", GAUGE, "Checkpoints that are suspect or known to be damaged.", CHECKPOINTS),
     Metric("relight_run_active", GAUGE, "1: the run is active, as far as its log shows; 0: it has ended, or is silent for a day.",
             CHECKPOINTS),
+    Metric("relight_mirror_drives_degraded", GAUGE, "Drives of the run's mirrored store that failed or are not whole.", CHECKPOINTS),
     Metric("relight_retention_failed", GAUGE, "Times in a row that old checkpoints could not be removed.", CHECKPOINTS),
     Metric("relight_save_last_seconds", GAUGE, "From the call until durable, of the latest save.", SAVING),
     Metric("relight_saves_failed_in_a_row", GAUGE, "Saves that failed since one became a checkpoint.", SAVING),

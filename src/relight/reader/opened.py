@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
@@ -13,7 +11,7 @@ from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore
-from relight.store.base import invalidate_cache
+from relight.store.base import reread
 from relight.store.retry import decode_with_reread
 
 
@@ -38,7 +36,11 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
     prefix = checkpoint.directory_in(run)
     where = f"{prefix}/{ROOT_FILE}"
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
-    root = decode_with_reread(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
+    root = decode_with_reread(
+        reread(store, where, lambda: _get(store, where, longest)),
+        lambda data: decode_root(data, body.root, where),
+        where,
+    )
     at_home = root.run if body.home else run_id  # the root's hash in this run's own log vouches for its home run
     if (root.store, root.run, root.id, root.step, root.epoch) != (
         store_id,
@@ -57,19 +59,11 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
 
 def _part(store: ByteStore, where: str, root: Root, ref: PartRef) -> Part:
     longest = min(PART_BYTES_MAX, max(ref.size, 1))
-    return decode_with_reread(_reads(store, where, longest), lambda data: decode_part(data, root, ref, where), where)
-
-
-def _reads(store: ByteStore, key: str, limit: int) -> Callable[[], bytes]:
-    """Return a function that reads the file. From its second call on it bypasses the cache, as the cached copy may be the damaged one."""
-    tries = itertools.count()
-
-    def read() -> bytes:
-        if next(tries):
-            invalidate_cache(store, key)
-        return _get(store, key, limit)
-
-    return read
+    return decode_with_reread(
+        reread(store, where, lambda: _get(store, where, longest)),
+        lambda data: decode_part(data, root, ref, where),
+        where,
+    )
 
 
 def _get(store: ByteStore, key: str, limit: int) -> bytes:

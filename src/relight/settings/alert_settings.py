@@ -64,6 +64,7 @@ class AlertRulesSettings(SettingsTable, frozen=True):
     rolled_back: CountRule = CountRule()
     hardware_failure: CountRule = CountRule()
     crash_loop: CountRule = CountRule(count=3.0, severity="critical")
+    drive_degraded: CountRule = CountRule(severity="critical")
     retention_blocked: CountRule = CountRule(count=3.0)
     unreadable: RuleSettings = RuleSettings(for_s=60.0)
 

@@ -45,6 +45,9 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     store_patience_s: Annotated[
         kinds.DaySecondsAbove0, about("seconds for an object store's answer, all tries together", "120, of commands 20")
     ] = 120.0
+    mirror_wait_s: Annotated[
+        kinds.DaySecondsAbove0, about("seconds for which one drive of a mirrored store may keep the other waiting, until it is set away")
+    ] = 20.0
     cache: Annotated[
         kinds.Directory, about("a local disk's directory that caches what is read from remote stores", "no cache", named=True)
     ] = ""

@@ -6,8 +6,9 @@ Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` 
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -292,6 +293,21 @@ def invalidate_cache(store: ByteStore, key: str, offset: int = 0, length: int | 
     """Drop cached copies of a range of a file, or of all of it, if ``store`` has a local cache."""
     if isinstance(store, CachesBlocks):
         store.invalidate(key, offset, length)
+
+
+def reread(store: ByteStore, key: str, get: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return a function that reads a file by ``get``. From its second call on it refuses what the first returned.
+
+    A cached copy, or one drive's of two, may be the damaged one.
+    """
+    tries = itertools.count()
+
+    def read() -> bytes:
+        if next(tries):
+            invalidate_cache(store, key)
+        return get()
+
+    return read
 
 
 def put(store: ByteStore, key: str, data: bytes) -> None:

@@ -237,10 +237,13 @@ class Replacement:
         """See ``Writer``. Also makes the name durable."""
         self._file.finish(size)
         try:
-            self._disk.replace(self.temporary, self._path)
+            self._give_name()
         except OSError as error:
             raise translate(error, "replacing a file", self._path) from error
         sync_dir(self._disk, os.path.dirname(self._path))
+
+    def _give_name(self) -> None:
+        self._disk.replace(self.temporary, self._path)
 
     def abort(self) -> None:
         """See ``Writer``."""
@@ -292,6 +295,15 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
         offset, data = offset + written, data[written:]
+
+
+class Addition(Replacement):
+    """A file that is written under another name, and gets its name only if no file has it by then."""
+
+    def _give_name(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self._disk.link(self.temporary, self._path)
+        self._disk.unlink(self.temporary)
 
 
 def create_once(disk: Disk, path: str, data: bytes) -> bool:

@@ -19,6 +19,7 @@ from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import Entry, Properties, Reader, StoreBase, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import (
+    Addition,
     JoinedFile,
     NewFile,
     OpenFile,
@@ -50,6 +51,8 @@ class LocalStore(StoreBase):
         self._root = os.path.abspath(os.fspath(root))
         self._disk = disk or Disk()
         self._direct = direct
+        self.must_exist = False
+        """Whether the directory is never created, because it was there: its drive may not be mounted now."""
         self.url = self._root
 
     def __repr__(self) -> str:
@@ -82,6 +85,15 @@ class LocalStore(StoreBase):
     def join(self, name: str) -> Writer:
         """See ``SharesWrites``."""
         return JoinedFile(self._path(name))
+
+    def install(self, key: str, size: int, *, only_if_missing: bool = False) -> Writer:
+        """Return a writer. Its ``finish`` creates or replaces the file at ``key``, atomically and durably.
+
+        ``only_if_missing``: if the file exists by then, it stays.
+        """
+        direct = self._direct and size >= DIRECT_FROM_BYTES
+        kind = Addition if only_if_missing else Replacement
+        return self._made(self._path(key), lambda path: kind(self._disk, path, size, direct=direct))
 
     def sync(self, prefix: str) -> None:
         """fsync the directory. For the store itself, also fsync its parent directories on the same device.
@@ -211,7 +223,11 @@ class LocalStore(StoreBase):
             try:
                 self._disk.lstat(base)
                 break
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if self.must_exist:
+                    raise StoreUnavailable(
+                        "the directory is not there", where=base, hint="is its drive mounted?"
+                    ) from error
                 base = os.path.dirname(base)
             except OSError as error:
                 raise translate(error, "checking", base) from error

@@ -25,6 +25,8 @@ from relight.store.local import LocalStore
 
 T = TypeVar("T")
 SCHEME = "stripe:"
+MIRRORS = "mirrors=2,"
+"""Begins the places of a store that has each file on two of them (``MirroredStore``)."""
 _Seen = tuple[tuple[int, int], ...]
 _MOUNTED = "is its drive mounted?"
 
@@ -34,6 +36,9 @@ class StripedStore(StoreBase):
 
     Construction does not touch a disk. Thread-safe. If N places differ in free space, N times the smallest can be used.
     """
+
+    mirrors = 1
+    """Number of places that have each file."""
 
     def __init__(
         self, places: Sequence[str | os.PathLike[str]], *, disk: Disk | None = None, direct: bool = True
@@ -242,6 +247,13 @@ class StripedStore(StoreBase):
         for _, root, record in known:
             if record.id != known[0][2].id:
                 raise ConfigError(f"{root} is of another store than {known[0][1]}", where=self.url)
+            if record.mirrors != self.mirrors:
+                url = f"{SCHEME}{MIRRORS if record.mirrors > 1 else ''}{','.join(self._roots)},"
+                raise ConfigError(
+                    f"this store has {record.mirrors} of each file, not {self.mirrors}",
+                    where=self.url,
+                    hint=f"name it {url}",
+                )
             if record.places != len(self._roots):
                 raise ConfigError(
                     f"this store has {record.places} places, and {len(self._roots)} are named",
@@ -276,7 +288,8 @@ class StripedStore(StoreBase):
             record = self._record(self._roots[0], self._places[0]) if number else None
             stripe_id = record.id if record is not None else secrets.token_hex(16)
             place.put_once(
-                STRIPE_FILE, encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places)))
+                STRIPE_FILE,
+                encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places), mirrors=self.mirrors)),
             )
         for place in self._places:
             place.sync("")
@@ -297,13 +310,28 @@ class StripedStore(StoreBase):
 def places_in(url: str) -> tuple[list[str], str]:
     """Return ``(directories, path below each)`` of a stripe's URL. A comma ends each directory; the path follows the last comma.
 
+    ``mirrors=2,`` before the directories is not one of them: see ``is_mirrored``.
+
     >>> places_in("stripe:/nvme0,/nvme1,/ckpts/demo")
     (['/nvme0', '/nvme1'], '/ckpts/demo')
     """
-    *places, below = url.removeprefix(SCHEME).split(",")
+    *places, below = url.removeprefix(SCHEME).removeprefix(MIRRORS).split(",")
+    if places and places[0].startswith("mirrors="):
+        raise ConfigError(
+            f"{places[0][:80]!r}: a store has 1 or 2 of each file", where=url, hint="write stripe:mirrors=2,…"
+        )
     if len(places) < 2 or not all(places) or (below and not below.startswith("/")):
         raise ConfigError(
             f"{url[:200]!r}: a comma must end each of a stripe's directories, and the path inside them follows the last comma",
             hint="for example stripe:/nvme0,/nvme1,/ckpts/demo: the run demo in a store of /nvme0/ckpts and /nvme1/ckpts",
         )
     return places, below.rstrip("/")
+
+
+def is_mirrored(url: str) -> bool:
+    """Return whether a stripe's URL names a store that has each file on two drives.
+
+    >>> is_mirrored("stripe:mirrors=2,/nvme0,/nvme1,/ckpts/demo")
+    True
+    """
+    return url.startswith(SCHEME + MIRRORS)

@@ -17,11 +17,12 @@ from relight.store.cached import CachedStore
 from relight.store.encrypted import EncryptedStore
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
+from relight.store.mirrored import MirroredStore
 from relight.store.object_client import SCHEMES
 from relight.store.objects import ObjectStore
 from relight.store.plugins import open_plugin, plugin_schemes
 from relight.store.signed import SignedStore
-from relight.store.striped import SCHEME, StripedStore, places_in
+from relight.store.striped import MIRRORS, SCHEME, StripedStore, is_mirrored, places_in
 from relight.store.web import WebStore
 from relight.store.wrapper import StoreWrapper
 
@@ -73,7 +74,8 @@ def _open(text: str, cache: BlockCache | None) -> ByteStore:
         raise ConfigError("a store's path is empty or has a zero byte")
     if is_stripe(text):
         places, below = places_in(text)
-        return StripedStore([f"{os.path.expanduser(place)}{below}" for place in places])
+        kind = MirroredStore if is_mirrored(text) else StripedStore
+        return kind([f"{os.path.expanduser(place)}{below}" for place in places])
     match = _SCHEME.match(text)
     lacking = _ONE_SLASH.match(text)
     if lacking is not None and lacking[1].lower() in _OPENERS:
@@ -102,6 +104,11 @@ def is_stripe(url: str) -> bool:
     return url.startswith(SCHEME)
 
 
+def stripe_scheme(url: str) -> str:
+    """Return what comes before the directories in a stripe's URL."""
+    return SCHEME + (MIRRORS if is_mirrored(url) else "")
+
+
 def local_path(url: str) -> str | None:
     """Return the absolute path of a store in one directory; None for every other URL."""
     path = _path_of_file(url) if url.startswith("file://") else url
@@ -115,7 +122,7 @@ def absolute(url: str) -> str:
     if is_stripe(url) and "\0" not in url:
         places, below = places_in(url)
         below = os.path.normpath(below) if below else ""
-        return f"{SCHEME}{','.join(os.path.abspath(os.path.expanduser(place)) for place in places)},{below}"
+        return f"{stripe_scheme(url)}{','.join(os.path.abspath(os.path.expanduser(place)) for place in places)},{below}"
     if not url or "://" in url or "\0" in url:
         return url.rstrip("/") if "://" in url and not url.endswith("://") else url
     return os.path.abspath(os.path.expanduser(url))
@@ -144,7 +151,7 @@ def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
     scheme, rest = (f"{match[1]}://", match[2]) if match else ("", text)
     if is_stripe(text):
         places, rest = places_in(text)
-        scheme = f"{SCHEME}{','.join(places)},"
+        scheme = f"{stripe_scheme(text)}{','.join(places)},"
     head, slash, run = rest.rpartition("/")
     if not run or run in (".", ".."):
         raise ConfigError(f"{text!r} names no run", hint="give store/run, for example runs/demo")

@@ -130,3 +130,8 @@ def unwrap(store: ByteStore) -> ByteStore:
     while isinstance(store, StoreWrapper):
         store = store.inner
     return without_cache(store)
+
+
+def rewrapped(store: ByteStore, inner: ByteStore) -> ByteStore:
+    """Return the wrappers of ``store`` around another innermost store."""
+    return store._over(rewrapped(store.inner, inner)) if isinstance(store, StoreWrapper) else inner

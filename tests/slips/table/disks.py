@@ -8,6 +8,15 @@ model, optimizer = made()
 ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1), keep=keep(last=20))
 train(ckpt, model, optimizer, ckpt.restore(), 11)
 """
+_MIRRORED = """
+import shutil
+os.mkdir("d0")
+os.mkdir("d1")
+URL = "stripe:mirrors=2,d0,d1,/demo"
+model, optimizer = made()
+ckpt = Checkpointer(URL, model=model, optimizer=optimizer, save=every(steps=1), keep=keep(last=20))
+train(ckpt, model, optimizer, ckpt.restore(), 4)
+"""
 SLIPS = (
     Slip(
         "fresh-start",
@@ -176,6 +185,63 @@ ckpt.close()
         quote="the save at step 11 failed.*",
         takes=(11, 1),
         run="runs/old",
+    ),
+    Slip(
+        "mirror-lost-live",
+        "-",
+        "a drive of a mirrored store is unmounted while it trains",
+        "Warns, and continues with the other drive: every save becomes a checkpoint.",
+        "Mount it, and rebuild it with `relight scrub`.",
+        _MIRRORED
+        + """
+os.rename("d0", "gone")
+train(ckpt, model, optimizer, 4, 8)
+ckpt.close()
+print("weight", float(relight.load(URL)["model"]["w"][0]))
+""",
+        shows=(r"drive .*/d0 is set away", r"weight 2008\.0"),
+        quote="(?m)^relight: drive .*",
+    ),
+    Slip(
+        "mirror-back",
+        "-",
+        "a drive of a mirrored store comes back with old contents",
+        "Takes the newest checkpoint from the other drive. `relight scrub` makes both equal.",
+        "Run `relight scrub`.",
+        _MIRRORED
+        + """
+os.rename("d0", "gone")
+train(ckpt, model, optimizer, 4, 8)
+ckpt.close()
+os.rename("gone", "d0")
+print("weight", float(relight.load(URL)["model"]["w"][0]))
+command("scrub", URL)
+os.rename("d1", "gone")
+print("rebuilt", float(relight.load(URL)["model"]["w"][0]))
+""",
+        shows=(r"weight 2008\.0", r"REBUILT", r"rebuilt 2008\.0"),
+        quote="(?m)^REBUILT.*",
+    ),
+    Slip(
+        "mirror-empty",
+        "-",
+        "a drive of a mirrored store is replaced by an empty one",
+        "Trains with the other drive, and writes nothing to the empty directory: it may be the mount point of a missing drive.",
+        "Name the new drive: `relight scrub RUN --new-drive DIRECTORY`.",
+        _MIRRORED
+        + """
+ckpt.close()
+shutil.rmtree("d0")
+os.mkdir("d0")
+ckpt = Checkpointer(URL, model=model, optimizer=optimizer, save=every(steps=1))
+train(ckpt, model, optimizer, ckpt.restore(), 8)
+ckpt.close()
+print("files", os.listdir("d0"))
+command("scrub", URL)
+command("scrub", URL, "--new-drive", "d0")
+""",
+        shows=(r"files \[\]", r"mount it; if it is a new drive, repeat with --new-drive", r"REBUILT"),
+        quote="(?m)^AWAY.*",
     ),
     Slip(
         "checkpoint-deleted",
