@@ -1,4 +1,4 @@
-"""``python -m benchmarks.engines``: heavy commands by 1, 4 and 16 workers of a Ray cluster, on a store behind slow connections.
+"""``python -m benchmarks.engines``: heavy commands by 1, 4 and 16 workers of a Ray cluster, on a store with slow connections.
 
 A web server sends each response at ``--megabytes-s`` at most, as a busy object store does. So a worker waits for the network, and sixteen
 fit on two cores. The cluster is started for 16 CPUs on this machine. Times are of whole commands, with their start.

@@ -294,7 +294,7 @@ def test_damage_in_the_nearest_tier_ends_the_copy_on_all_nodes(tmp_path: Path) -
 
 
 def test_a_creation_with_a_lost_answer_counts(tmp_path: Path) -> None:
-    """A store repeats a request of which it lost the answer, and then finds the file. The node recognises its own name in it, and does not
+    """A store loses an answer, repeats the request, and then finds the file. The node recognises its own name in it, and does not
     wait for itself."""
     scene = Scene(tmp_path)
 

@@ -26,8 +26,8 @@ class HubState:
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
         """Return the files of a branch or commit."""
-        held = self.repos[repo]
-        return dict(held["commits"][held["branches"].get(revision, revision)])
+        repository = self.repos[repo]
+        return dict(repository["commits"][repository["branches"].get(revision, revision)])
 
 
 def handler_for(state: HubState) -> type[BaseHTTPRequestHandler]:
@@ -88,7 +88,7 @@ def handler_for(state: HubState) -> type[BaseHTTPRequestHandler]:
                     "commits": {"0" * 40: {}},
                 }
                 self._answer(200, url)
-            elif found := re.fullmatch(r"/api/models/(.+)/preupload/(.+)", path):
+            elif match := re.fullmatch(r"/api/models/(.+)/preupload/(.+)", path):
                 files = [
                     {
                         "path": file["path"],
@@ -100,23 +100,23 @@ def handler_for(state: HubState) -> type[BaseHTTPRequestHandler]:
                 self._answer(200, {"files": files})
             elif path.endswith(".git/info/lfs/objects/batch"):
                 objects = []
-                for one in json.loads(body)["objects"]:
-                    upload = {"upload": {"href": f"http://{self.headers['Host']}/upload/{one['oid']}", "header": {}}}
-                    objects.append({**one, **({} if one["oid"] in state.objects else {"actions": upload})})
+                for large in json.loads(body)["objects"]:
+                    upload = {"upload": {"href": f"http://{self.headers['Host']}/upload/{large['oid']}", "header": {}}}
+                    objects.append({**large, **({} if large["oid"] in state.objects else {"actions": upload})})
                 self._answer(200, {"transfer": "basic", "objects": objects})
-            elif found := re.fullmatch(r"/api/models/(.+)/commit/(.+)", path):
-                self._commit(found[1], found[2], body)
-            elif found := re.fullmatch(r"/api/models/(.+)/branch/(.+)", path):
-                held = state.repos[found[1]]
-                held["branches"][found[2]] = held["branches"]["main"]
+            elif match := re.fullmatch(r"/api/models/(.+)/commit/(.+)", path):
+                self._commit(match[1], match[2], body)
+            elif match := re.fullmatch(r"/api/models/(.+)/branch/(.+)", path):
+                repository = state.repos[match[1]]
+                repository["branches"][match[2]] = repository["branches"]["main"]
                 self._answer(200, {})
-            elif found := re.fullmatch(r"/api/models/(.+)/paths-info/(.+)", path):
+            elif match := re.fullmatch(r"/api/models/(.+)/paths-info/(.+)", path):
                 asked = (
                     json.loads(body)["paths"]
                     if body.startswith(b"{")
                     else re.findall(r"paths=([^&]+)", unquote(body.decode()))
                 )
-                files = state.files(found[1], found[2])
+                files = state.files(match[1], match[2])
                 self._answer(200, [self._info(name, files[name]) for name in asked if name in files])
             else:
                 self._answer(404, {"error": path})
@@ -129,7 +129,7 @@ def handler_for(state: HubState) -> type[BaseHTTPRequestHandler]:
             return {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest(), **lfs}
 
         def _commit(self, repo: str, branch: str, body: bytes) -> None:
-            held = state.repos[repo]
+            repository = state.repos[repo]
             files = state.files(repo, branch)
             for line in body.splitlines():
                 item = json.loads(line)
@@ -141,8 +141,8 @@ def handler_for(state: HubState) -> type[BaseHTTPRequestHandler]:
                     files[value["path"]] = data[:-1] + b"?" if state.flips else data
                 elif item["key"] == "deletedFile":
                     del files[value["path"]]
-            commit = hashlib.sha1(b"%d" % len(held["commits"])).hexdigest()
-            held["commits"][commit], held["branches"][branch] = files, commit
+            commit = hashlib.sha1(b"%d" % len(repository["commits"])).hexdigest()
+            repository["commits"][commit], repository["branches"][branch] = files, commit
             self._answer(
                 200,
                 {
@@ -162,36 +162,36 @@ def handler_for(state: HubState) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-                if found[1] not in state.repos:
+            if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+                if match[1] not in state.repos:
                     self._missing("repo")
                     return
-                held, revision = state.repos[found[1]], found[2] or "main"
-                commit = held["branches"].get(revision, revision)
-                if commit not in held["commits"]:
+                repository, revision = state.repos[match[1]], match[2] or "main"
+                commit = repository["branches"].get(revision, revision)
+                if commit not in repository["commits"]:
                     self._missing("revision")
                     return
-                siblings = [{"rfilename": name} for name in held["commits"][commit]]
+                siblings = [{"rfilename": name} for name in repository["commits"][commit]]
                 self._answer(
                     200,
                     {
-                        "id": found[1],
-                        "modelId": found[1],
+                        "id": match[1],
+                        "modelId": match[1],
                         "sha": commit,
-                        "private": held["private"],
+                        "private": repository["private"],
                         "siblings": siblings,
                         "tags": [],
                         "downloads": 0,
                         "likes": 0,
                     },
                 )
-            elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?(.*)", path):
-                files = state.files(found[1], found[2])
+            elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?(.*)", path):
+                files = state.files(match[1], match[2])
                 self._answer(200, [self._info(name, data) for name, data in files.items()])
-            elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                held = state.repos[found[1]]
-                commit = held["branches"].get(found[2], found[2])
-                data = state.files(found[1], found[2]).get(found[3])
+            elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                repository = state.repos[match[1]]
+                commit = repository["branches"].get(match[2], match[2])
+                data = state.files(match[1], match[2]).get(match[3])
                 if data is None:
                     self._answer(404, {"error": "entry"}, X_Error_Code="EntryNotFound")
                     return

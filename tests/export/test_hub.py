@@ -130,7 +130,7 @@ def test_what_the_hub_refuses_or_changes_is_reported(served: tuple[HubState, dic
 
 @needs_library
 def test_without_a_network_and_a_copy_the_error_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says that the cache lacks it."""
+    """The error names the cache, which lacks it."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointNotFound, match="cache"):

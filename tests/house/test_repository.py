@@ -70,7 +70,14 @@ def test_the_lock_is_complete() -> None:
 
 def test_the_pins_are_releases_that_the_package_accepts() -> None:
     """What is tested is something that a user may install: base, and every extra but what needs a GPU."""
-    locked = pins("test.txt") | pins("torch.txt") | pins("trackers.txt") | pins("rdma.txt")
+    locked = (
+        pins("test.txt")
+        | pins("torch.txt")
+        | pins("trackers.txt")
+        | pins("rdma.txt")
+        | pins("exports.txt")
+        | pins("test.txt")
+    )
     wanted = [*PROJECT["project"]["dependencies"], *sum(PROJECT["project"]["optional-dependencies"].values(), [])]
     for need in map(Requirement, wanted):
         if need.name != "relight" and need.name not in NEEDS_A_GPU:

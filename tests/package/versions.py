@@ -81,11 +81,11 @@ def interpreter(version: str) -> str | None:
 
 def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
     """Test one pair. Return the reason if it cannot be installed."""
-    found = interpreter(python)
-    if found is None:
+    executable = interpreter(python)
+    if executable is None:
         return f"Python {python} is not installed"
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([found, "-m", "venv", str(folder)], check=True)
+    subprocess.run([executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet"]
     for words in ([f"torch=={torch}", "numpy"], [f"torch=={torch}", f"{ROOT}[{EXTRAS}]", *NEEDED]):
         done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
@@ -132,11 +132,13 @@ def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
 def page(outcomes: list[Outcome], left_out: list[str]) -> str:
     """Return the page of the docs."""
     rows = [
-        f"| {one.python} | {one.torch} | {one.numpy} | {one.passed} | {one.skipped} | {len(one.failed)} |"
-        for one in outcomes
+        f"| {outcome.python} | {outcome.torch} | {outcome.numpy} | {outcome.passed} | {outcome.skipped} | {len(outcome.failed)} |"
+        for outcome in outcomes
     ]
     more = [f"\nNot tested: {'; '.join(left_out)}."] if left_out else []
-    failed = [f"- Python {one.python}, torch {one.torch}: `{name}`" for one in outcomes for name in one.failed]
+    failed = [
+        f"- Python {outcome.python}, torch {outcome.torch}: `{name}`" for outcome in outcomes for name in outcome.failed
+    ]
     return (
         START.format(slice="`, `".join(SLICE))
         + "\n".join([*rows, *more, *(["\nFailed:\n", *failed] if failed else [])])

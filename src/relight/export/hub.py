@@ -166,12 +166,14 @@ def _compare(address: HubAddress, digests: dict[str, str], uploaded: list[Any]) 
     known = {info.path: info for info in uploaded}
     for name, digest in digests.items():
         info = known.get(name)
-        there = (
-            info.lfs.sha256 if info is not None and info.lfs is not None else digest if info is not None else "missing"
-        )
-        if there != digest:
+        uploaded_digest = "missing"
+        if info is not None:
+            uploaded_digest = digest if info.lfs is None else info.lfs.sha256
+        if uploaded_digest != digest:
             raise CorruptCheckpoint(
-                f"{name} differs from what was uploaded ({there})", where=str(address), hint="repeat with --overwrite"
+                f"{name} differs from what was uploaded ({uploaded_digest})",
+                where=str(address),
+                hint="repeat with --overwrite",
             )
 
 

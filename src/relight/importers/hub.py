@@ -70,7 +70,7 @@ def hub_errors(address: HubAddress) -> Iterator[None]:
             hint="download it with a network: hf download; HF_HUB_OFFLINE=0",
         ) from error
     except (failed, OSError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         refused = status in (401, 403)
         raise StoreUnavailable(
             f"the Hub refused the request ({status})"

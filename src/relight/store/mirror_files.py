@@ -12,16 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from relight.errors import CheckpointNotFound, NoSpace, RelightError, StoreUnavailable
 from relight.store.base import PAGE, Reader, Writer
 from relight.store.buffers import page_buffer
 from relight.store.local import LocalStore
-from relight.store.mirror_calls import Drive, Outcome, run_on
-
-if TYPE_CHECKING:
-    from relight.store.mirrored import MirroredStore
+from relight.store.mirror_calls import CallBuffers, Drive, Outcome, run_on
 
 HEDGE_S = 0.5
 """Shortest time after which a read is also sent to the other drive."""
@@ -59,10 +56,49 @@ class _UnfinishedCopy:
             self._writer.abort()
 
 
+class Mirror(Protocol):
+    """What a file needs of its ``MirroredStore``, which documents it."""
+
+    rooms: CallBuffers
+
+    def order(self, key: str) -> Sequence[int]:
+        """See ``MirroredStore``."""
+
+    def copies_of(self, key: str) -> tuple[int, int]:
+        """See ``DriveStates``."""
+
+    def drive(self, number: int) -> Drive:
+        """See ``DriveStates``."""
+
+    def good_drives(self) -> list[Drive]:
+        """See ``DriveStates``."""
+
+    def failed(self, number: int, error: RelightError) -> None:
+        """See ``DriveStates``."""
+
+    def doubt(self, number: int, why: str, *, required: bool = False) -> None:
+        """See ``DriveStates``."""
+
+    def read_failed(self, number: int, key: str, error: RelightError) -> None:
+        """See ``MirroredStore``."""
+
+    def copy_file(self, key: str, source: int, target: int) -> int:
+        """See ``MirroredStore``."""
+
+    def served(self, key: str, offset: int, length: int, number: int) -> None:
+        """See ``MirroredStore``."""
+
+    def suspect(self, key: str) -> tuple[int, int, int] | None:
+        """See ``MirroredStore``."""
+
+    def compared(self, key: str) -> None:
+        """See ``MirroredStore``."""
+
+
 class MirrorWriter:
     """Writes each copy of a file. A drive that fails is set away, durably, before ``finish`` returns. See ``Writer``."""
 
-    def __init__(self, store: MirroredStore, key: str, size: int, make: Callable[[Drive], Writer]) -> None:
+    def __init__(self, store: Mirror, key: str, size: int, make: Callable[[Drive], Writer]) -> None:
         self._store, self._key = store, key
         self._copies: dict[int, _UnfinishedCopy] = {}
         self._dropped: dict[int, _UnfinishedCopy] = {}
@@ -154,7 +190,7 @@ class MirrorWriter:
 class MirrorReader:
     """Reads a file from the faster of its drives. Takes the other if one fails, or takes long. See ``Reader``."""
 
-    def __init__(self, store: MirroredStore, key: str, drives: Sequence[Drive]) -> None:
+    def __init__(self, store: Mirror, key: str, drives: Sequence[Drive]) -> None:
         self._store, self._key = store, key
         outcome = run_on(drives, lambda drive: drive.place.open(key), store.good_drives())
         self._readers: dict[int, Reader] = {
