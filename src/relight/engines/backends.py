@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import multiprocessing
@@ -147,5 +148,6 @@ class Ray:
     def close(self) -> None:
         """End the Ray that was started here."""
         if self._mine:
-            self._ray.shutdown()
+            with contextlib.redirect_stdout(sys.stderr):  # it prints what it has held back of its messages
+                self._ray.shutdown()
         sys.stdout = self._stdout
