@@ -14,7 +14,9 @@ import pytest
 from relight.errors import ConfigError, CorruptCheckpoint, NoSpace, StoreUnavailable
 from relight.format.names import pack_file
 from relight.format.strict import seal
-from relight.store import ByteStore, Disk, page_buffer, put
+from relight.store import ByteStore, Disk, mirror_files, page_buffer, put
+from relight.store.mirror_calls import Drive
+from relight.store.mirror_files import MirrorReader
 from relight.store.mirror_rebuild import EqualizeReport, admit, equalize, settle
 from relight.store.mirrored import MirroredStore
 from relight.store.striped import StripedStore
@@ -334,3 +336,26 @@ def test_a_damaged_state_counts_as_missed(tmp_path: Path) -> None:
     assert again(tmp_path).put_once("run/log/000000000001.json", SEALED)
     (tmp_path / "gone").rename(tmp_path / "n1")
     assert status_of(tmp_path) == ["good", "away"]
+
+
+def test_a_slow_drive_gets_no_help_from_one_with_refused_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller refuses what it read. The second read waits for the other drive, however slow, and takes no refused bytes again."""
+    store = make(tmp_path)
+    key = f"{DIR}/{PACK}"
+    reader, room = store.open(key), memoryview(bytearray(4096))
+    reader.read_into(0, room)
+    refused = store._served[-1][3]
+    (tmp_path / f"n{refused}" / key).write_bytes(bytes(len(DATA)))
+    store.invalidate(key, 0, 4096)
+    read = MirrorReader._read
+
+    def slow(self: MirrorReader, drive: Drive, offset: int, length: int) -> Any:
+        if drive.number != refused:
+            time.sleep(0.3)
+        return read(self, drive, offset, length)
+
+    monkeypatch.setattr(mirror_files, "HEDGE_S", 0.01)
+    monkeypatch.setattr(MirrorReader, "_read", slow)
+    reader.read_into(0, room)
+    assert bytes(room) == DATA[:4096] and store._served[-1][3] != refused
+    reader.close()

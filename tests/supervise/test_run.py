@@ -351,7 +351,7 @@ def test_of_two_supervisors_one_acts(tmp_path: Path) -> None:
         assert first.poll() is None
     refused = Job(tmp_path)
     assert refused.run(steps=300) != 0 and "still trains this run" in refused.output, refused.output
-    assert "stopped: rank 0: relight.errors.LeaseHeld" in refused.output, refused.output
+    assert re.search("stopped: rank [01]: relight.errors.LeaseHeld", refused.output), refused.output
     assert first.poll() is None
     second = Job(tmp_path, RELIGHT_CHECKPOINT__TAKEOVER="take")
     assert second.run(steps=300) == 0, second.output

@@ -216,14 +216,16 @@ class MirrorReader:
     def read_into(self, offset: int, into: memoryview) -> None:
         """See ``Reader``."""
         into = into.cast("B")
-        left = self._in_turn(len(into))
+        left, suspect = self._in_turn(len(into)), self._store.suspect(self._key)
         running: dict[Future[tuple[memoryview, memoryview]], Drive] = {}
         errors: dict[int, RelightError] = {}
         while True:
             if left and not running:
                 running |= self._start(left.pop(0), offset, len(into))
             usual_s = len(into) / max(drive.rate_bps for drive in self._drives.values())
-            hedge_s = max(HEDGE_S, HEDGE_FACTOR * usual_s) if left else None
+            # a drive with bytes that the caller has refused is no help against a slow one
+            may_hedge = left and (suspect is None or left[0].number != suspect[0])
+            hedge_s = max(HEDGE_S, HEDGE_FACTOR * usual_s) if may_hedge else None
             done, _ = concurrent.futures.wait(running, hedge_s, concurrent.futures.FIRST_COMPLETED)
             if not done:
                 running |= self._start(left.pop(0), offset, len(into))
