@@ -79,7 +79,7 @@ def value_for(setting: Setting) -> Any:
     if setting.name == "checkpoint.tiers":
         return {"cold": {"url": "s3://bucket/runs"}}
     if setting.name.startswith("environment."):
-        return "5GB" if key == "cache_bytes" else "7" if key == "store_patience_s" else "some"
+        return "5GB" if key == "cache_bytes" else "7" if key in ("store_patience_s", "mirror_wait_s") else "some"
     if key in ("severity", "runs"):
         return {"severity": "info", "runs": ["prod-*"]}[key]
     if key in ("at_least", "at_most", "mtbf", "within", "undo_window"):

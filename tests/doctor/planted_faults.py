@@ -12,6 +12,7 @@ from relight.doctor.facts import (
     CheckpointFacts,
     ConfigFacts,
     DoctorFacts,
+    DriveFacts,
     IncidentFacts,
     KeyFile,
     LiveProcess,
@@ -252,6 +253,11 @@ FAULTS: dict[str, tuple[Callable[[], DoctorFacts], set[str]]] = {
     "everybody may write": (lambda: store(mode=0o777), {"shared-write"}),
     "a key of years": (lambda: store(encrypted=True, keys=(StoreKey("a", 700.0, True), StoreKey("b", 3.0, True))), {"keys-old"}),
     "one key": (lambda: store(encrypted=True, keys=(StoreKey("a", 7.0, True),)), {"keys-one"}),
+    "a drive of a mirrored store failed": (
+        lambda: store(drives=(DriveFacts("/a", "good", "", ""), DriveFacts("/b", "away", "2026-11-28", "no answer"))),
+        {"mirror-degraded"},
+    ),
+    "a drive is not whole": (lambda: store(drives=(DriveFacts("/b", "doubted", "", "wrong bytes"),)), {"mirror-degraded"}),
     "a bench was killed": (lambda: store(leftovers=(".relight-bench-1234",)), {"bench-leftovers"}),
     # the run
     "a log that cannot be read": (lambda: replace(HEALTHY, runs=(RunFacts(name="demo", path="p", error=Trouble("corrupt", "no record")),)), {"run-unreadable"}),

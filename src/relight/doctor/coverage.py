@@ -13,7 +13,8 @@ from relight.doctor.judge import all_checks
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "accelerators": ("accelerators",), "accounts": ("supervised",), "disk": ("fsync_s", "direct", "skew_s", "exclusive", "write_bps"),
-    "drills": ("drills",), "exclusive creation": ("exclusive",), "fabric": ("fabric",), "free bytes": ("free_bytes",),
+    "drills": ("drills",), "drives": ("drives",),
+    "exclusive creation": ("exclusive",), "fabric": ("fabric",), "free bytes": ("free_bytes",),
     "incidents": ("incidents",), "jobs": ("live",), "kernel's log": ("kernel",), "keys": ("keys",),
     "leftovers": ("leftovers", "temporaries"),
     "listing": ("runs",), "memory": ("memory_bytes",), "memory files": ("dead_supervisors",), "mode": ("mode",), "mount": ("mount",),
