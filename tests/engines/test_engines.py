@@ -134,8 +134,8 @@ def test_an_error_of_a_task_arrives_whole(engine: Engine) -> None:
 
 
 def test_the_task_of_a_lost_process_runs_again(engine: Engine, tmp_path: Path) -> None:
-    """Three tasks lose processes. All results arrive, each once."""
-    tasks = [Marked(str(tmp_path), number, deaths=2 if number in (0, 5, 9) else 0) for number in range(10)]
+    """Four tasks lose processes, and others with them. All results arrive, each once: a task that lost two runs alone."""
+    tasks = [Marked(str(tmp_path), number, deaths=2 if number in (0, 3, 5, 9) else 0) for number in range(10)]
     results = [result for _, result in engine.run(mark_and_die, tasks)]
     assert sorted(results) == list(range(10))
     assert len(list((tmp_path / "5").iterdir())) == 3

@@ -13,6 +13,8 @@ from relight.errors import ConfigError, StoreUnavailable
 ENGINES = ("local", "processes", "ray")
 TRIES = 5
 """Processes that one task may lose. A task that needs too much memory loses every one."""
+ALONE_FROM = 2
+"""Lost processes from which a task runs alone: a lost process ends others with it, and their tasks must not count as the cause."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -64,8 +66,10 @@ class Engine:
         left, again = iter(tasks), deque[tuple[T, int]]()
         running: dict[Any, tuple[T, int]] = {}
         while True:
-            while len(running) < self.jobs:
+            while len(running) < self.jobs and not any(lost >= ALONE_FROM for _, lost in running.values()):
                 if again:
+                    if again[0][1] >= ALONE_FROM and running:
+                        break
                     item = again.popleft()
                 else:
                     try:
