@@ -66,8 +66,8 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     with engine_of(engine, jobs) as workers, progress("verifying", length) as meter:
         targets = [(opened.run.store, opened.view, checkpoint) for opened, checkpoint in wanted]
         verified: Iterator[list[VerifyFinding]]
-        if quick or workers.is_local:
-            verified = (verify_checkpoint(*target, data=not quick, progress=meter) for target in targets)
+        if quick:
+            verified = (verify_checkpoint(*target, data=False) for target in targets)
         else:
             verified = verify_checkpoints(targets, workers, progress=meter)
         for (opened, checkpoint), findings in zip(wanted, verified, strict=True):

@@ -25,7 +25,6 @@ CARD, LINEAGE = "README.md", "relight.json"
 SHARD_BYTES = 5_000_000_000
 """Largest file by default, as transformers has it."""
 OLD_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_PIECE_BYTES = 8 << 20
 
 
 class HubReport(NamedTuple):
@@ -178,11 +177,8 @@ def _compare(address: HubAddress, digests: dict[str, str], uploaded: list[Any]) 
 
 
 def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while data := file.read(_PIECE_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: str, text: str) -> None:

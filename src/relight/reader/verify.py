@@ -105,6 +105,9 @@ def verify_checkpoints(
 
     ``bytes_per_second``: largest rate of all processes together.
     """
+    if engine.is_local and bytes_per_second is None:
+        yield from (verify_checkpoint(*target, progress=progress) for target in targets)
+        return
     verifying: list[_Verifying] = []
     rate = bytes_per_second / engine.jobs if bytes_per_second else None
 

@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -370,13 +371,15 @@ class _Copy:
             for number in free:
                 if self._take(number, left):
                     ranges = ranges_of_part(self._opened, number)
-                    shared = [chunks for chunks in ranges if self._is_shared(chunks)]
-                    whole = {chunks.pack for chunks in ranges} - {chunks.pack for chunks in shared}
-                    waiting[number] = len(shared) + len(whole)
-                    for pack in sorted(whole):
+                    counts = Counter(chunks.pack for chunks in ranges)
+                    shared = {pack for pack, count in counts.items() if count > 1 and self._takes_ranges(number, pack)}
+                    whole = sorted(counts.keys() - shared)
+                    waiting[number] = len(whole) + sum(counts[pack] for pack in shared)
+                    for pack in whole:
                         yield _PackTask(target, PackRange(number, pack, 0, 0))
-                    for chunks in shared:
-                        yield _PackTask(target, chunks, self._shared_file(chunks, shared, files))
+                    for chunks in ranges:
+                        if chunks.pack in shared:
+                            yield _PackTask(target, chunks, self._shared_file(chunks, counts[chunks.pack], files))
                     if not ranges:
                         self._finish_part(number, waiting)
 
@@ -410,24 +413,18 @@ class _Copy:
                 file.abort()
         self._seconds += self._clock() - started
 
-    def _is_shared(self, chunks: PackRange) -> bool:
-        """Return whether a range of a pack is a task of its own."""
-        pack = self._opened.parts[chunks.part].packs[chunks.pack]
-        is_whole = chunks.last - chunks.first == len(pack.chunks)
-        return (
-            not is_whole and isinstance(self._store, SharesWrites) and self._writer.is_plain(chunks.part, chunks.pack)
-        )
+    def _takes_ranges(self, number: int, pack: int) -> bool:
+        """Return whether several processes can write a pack."""
+        return isinstance(self._store, SharesWrites) and self._writer.is_plain(number, pack)
 
-    def _shared_file(
-        self, chunks: PackRange, shared: list[PackRange], files: dict[tuple[int, int], tuple[Writer, int]]
-    ) -> str:
-        """Return the name by which other processes write a pack's file. Create the file before its first range."""
+    def _shared_file(self, chunks: PackRange, count: int, files: dict[tuple[int, int], tuple[Writer, int]]) -> str:
+        """Return the name by which other processes write a pack's file. Create the file before the first of its ``count`` ranges."""
         assert isinstance(self._store, SharesWrites)
         place = chunks.part, chunks.pack
         if place not in files:
             pack = self._opened.parts[chunks.part].packs[chunks.pack]
             file = self._store.rewrite(f"{self._prefix}/{pack.file}", pack.size)
-            files[place] = file, sum(other.pack == chunks.pack for other in shared)
+            files[place] = file, count
         return self._store.share(files[place][0])
 
     def _finish_part(self, number: int, waiting: dict[int, int]) -> None:
