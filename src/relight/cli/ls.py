@@ -10,7 +10,6 @@ from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
 from relight.cli.output import Styled, emit_json, escape, metrics_text, since, table, warn
-from relight.drain.outwards import residency
 from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
 from relight.run_records.verification import VerificationResult, checked
@@ -130,6 +129,8 @@ def _damage(rows: list[dict[str, Any]]) -> None:
 
 def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
     """List the merged history of all tiers, with a column for each tier."""
+    from relight.drain.outwards import residency
+
     assert place.run is not None
     names, merged, errors = residency(place.store, place.run)
     for name, error in zip(names, errors, strict=True):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from relight.engines.backends import Lost, Processes, Ray
 from relight.errors import ConfigError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from relight.engines.backends import Processes, Ray
 
 ENGINES = ("local", "processes", "ray")
 TRIES = 5
@@ -32,10 +34,14 @@ class Engine:
         self.name = name
         self._backend: Processes | Ray | None = None
         self.jobs = 1
+        if name == "local":  # most commands: they need not import what starts processes
+            return
+        from relight.engines.backends import Processes, Ray
+
         if name == "processes":
             self.jobs = jobs or max(1, len(os.sched_getaffinity(0)))
             self._backend = Processes(self.jobs)
-        elif name == "ray":
+        else:
             self._backend = Ray()
             self.jobs = min(jobs or self._backend.cpus, self._backend.cpus)
 
@@ -63,6 +69,8 @@ class Engine:
             for task in tasks:
                 yield task, function(task)
             return
+        from relight.engines.backends import Lost
+
         left, again = iter(tasks), deque[tuple[T, int]]()
         running: dict[Any, tuple[T, int]] = {}
         while True:
