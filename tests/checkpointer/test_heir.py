@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as replace_struct
 
 import relight.checkpointer.handover as heir
 from relight.capture import CaptureCache, Captured, capture
@@ -112,7 +113,10 @@ def test_a_rank_that_cannot_save_leaves_the_save_to_the_next(
     def broken(place: CommitTarget, request: SaveRequest) -> SaveReport:
         return saves(
             place,
-            replace(request, items=[replace(item, source=Broken(bytes(item.source.length))) for item in request.items]),
+            replace(
+                request,
+                items=[replace_struct(item, source=Broken(bytes(item.source.length))) for item in request.items],
+            ),
         )
 
     monkeypatch.setattr(heir, "save_multi_rank", broken)

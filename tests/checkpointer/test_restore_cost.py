@@ -1,4 +1,4 @@
-"""Calls that a restore makes for each tensor. Unlike seconds, their number does not depend on the machine."""
+"""Calls that a restore, a first capture and a plan make for each tensor. Unlike seconds, their number does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ import torch
 from torch import nn
 
 import relight
+from relight.capture import capture
+from relight.capture.capture_cache import CaptureCache
+from relight.commit import plan_save
 from relight.restore.execute import restore_first_good
 from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
 PYTHON_MAX = {"many": 6.0, "layers": 9.0}
 C_MAX = 30.0
+CAPTURE_PYTHON_MAX = {"many": 12.0, "layers": 26.0}
+CAPTURE_C_MAX = 55.0
+PLAN_PYTHON_MAX = 9.0
 """Calls a tensor. What is done for each layer and each parameter's dict is shared by its tensors."""
 
 
@@ -90,6 +96,24 @@ def test_so_does_a_load(tmp_path: Path, build: Callable[[int], dict[str, Any]]) 
     """``relight.load`` makes each tensor, and little more."""
     python, c = per_tensor(tmp_path, build, lambda run, live: relight.load(tmp_path / run))
     assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
+
+
+@pytest.mark.parametrize("build", [many, layers])
+def test_a_first_capture_does_little_for_each_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
+    """Collect the facts of plain tensors at once, instead of by function calls for each."""
+    python, c = per_tensor(tmp_path, build, lambda _, live: capture(live, recall=CaptureCache()))
+    assert python <= CAPTURE_PYTHON_MAX[build.__name__] and c <= CAPTURE_C_MAX, f"{python} and {c} calls a tensor"
+
+
+def test_a_plan_does_little_for_each_tensor(tmp_path: Path) -> None:
+    """Check names and extents of all tensors at once."""
+
+    def plan(_: str, live: dict[str, Any]) -> None:
+        plan_save(capture(live).items, id="0" * 10)
+
+    whole, _ = per_tensor(tmp_path, many, plan)
+    captured, _ = per_tensor(tmp_path, many, lambda _, live: capture(live))
+    assert whole - captured <= PLAN_PYTHON_MAX, f"{whole - captured} calls a tensor"
 
 
 def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:

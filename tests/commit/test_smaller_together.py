@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from thread_ranks import Ranks
 
 from relight.catalog.run import Run
@@ -84,7 +85,9 @@ class Trained(Sharing):
         """See ``Ranks``."""
         usual = super().request(rank, step, timeout_s, value)
         row, still = usual.items
-        return replace(usual, items=[replace(row, role="param", trainable=True), replace(still, role="param")])
+        return replace(
+            usual, items=[replace_struct(row, role="param", trainable=True), replace_struct(still, role="param")]
+        )
 
 
 def test_ranks_that_branch_off(tmp_path: Path) -> None:

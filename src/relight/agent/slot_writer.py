@@ -23,6 +23,7 @@ from relight.commit.chunk_index import PreviousSave, UnchangedTensors
 from relight.commit.pack_writer import WriteLimits
 from relight.decode import from_msgpack
 from relight.errors import CorruptCheckpoint, Fenced, RelightError
+from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
 from relight.layout import Item
 from relight.log import Log, fold
@@ -59,11 +60,12 @@ class _Length:
 
 def plan_layout(layout: TensorLayout) -> SavePlan:
     """Return where each tensor goes. Trainer and agent both compute it, and get the same plan."""
-    items = [
-        Item(spec.name, spec.dtype, spec.shape, spec.role, _Length(spec.length), spec.box, spec.trainable)
-        for spec in layout.items
-    ]
-    return plan_save(items, id=PLACEHOLDER, rank=layout.rank, lanes=layout.lanes)
+    with collector_paused():
+        items = [
+            Item(spec.name, spec.dtype, spec.shape, spec.role, _Length(spec.length), spec.box, spec.trainable)
+            for spec in layout.items
+        ]
+        return plan_save(items, id=PLACEHOLDER, rank=layout.rank, lanes=layout.lanes)
 
 
 @dataclass(frozen=True, slots=True)

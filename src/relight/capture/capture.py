@@ -40,7 +40,6 @@ from relight.capture.optimizers import (
 from relight.capture.own_loading import shared_pages
 from relight.capture.sharded import Flat, ShardingOf, local_of
 from relight.capture.swap import Swap
-from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
 from relight.errors import ConfigError
 from relight.format.collector import collector_paused
@@ -107,7 +106,7 @@ def capture(
     fixed = recall.valid_template(components) if recall is not None else None
     walker = Walker(fixed, preceding)
     walker.components = components
-    walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
+    walker.find_trained = lambda: _trained(walker, components) if fixed is None else fixed.trained
     if fixed is None:
         with collector_paused():
             nodes, sizes = _walk_large(walker, components, kinds)
@@ -150,14 +149,15 @@ def capture(
     return Captured(tree, walker.items, kinds, notes, summaries, warnings, walker.plain, fixed, walker.spreads, frozen)
 
 
-def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
-    return frozenset(
-        identity(p.detach())
+def _trained(walker: Walker, components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
+    keys = (
+        walker.key(parameter)
         for value in components.values()
         if isinstance(value, torch.optim.Optimizer)
-        for p in trained_by(value)
-        if p.requires_grad and p.layout == torch.strided and why_not(p) is None
+        for parameter in trained_by(value)
+        if parameter.requires_grad
     )
+    return frozenset(key for key in keys if key is not None)
 
 
 def _walk_large(
@@ -242,8 +242,10 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
     inner = module if flattened else unwrap(module)
     node: dict[str, Any] = {}
     wrappers = wrapped(inner)
-    for live, value in (flattened_state(inner) if flattened else inner.state_dict(keep_vars=True)).items():
-        key = own_name(live, wrappers)
+    state = flattened_state(inner) if flattened else inner.state_dict(keep_vars=True)
+    walker.gather(state.values())
+    for live, value in state.items():
+        key = own_name(live, wrappers) if wrappers else live
         below = join_path(path, key)
         if isinstance(value, Flat):
             if value.spread.local.numel():  # other ranks record a tensor that has no element here

@@ -21,6 +21,7 @@ from relight.capture import flat_params
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
 from relight.capture.objects import flattens
 from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
+from relight.capture.plain_tensors import USUAL
 from relight.capture.sharded import local_of
 from relight.capture.walk import WalkedItems
 
@@ -129,7 +130,8 @@ class _Tensors(NamedTuple):
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
-        live = [local_of(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
+        unique = {id(tensor): tensor for tensor in tensors}.values()
+        live = [tensor if type(tensor) in USUAL else local_of(tensor) for tensor in unique]
         return cls(
             live,
             [t.data_ptr() for t in live],
@@ -261,9 +263,10 @@ def basis_of(components: Mapping[str, object]) -> CacheKey | None:
 
 def _is_its_memory(tensor: torch.Tensor) -> bool:
     """Return whether the tensor's memory itself is saved, not values computed from it."""
-    tensor = local_of(tensor)
-    if flattens(tensor):
-        return False  # its inner tensors may be different objects at the next save
+    if type(tensor) not in USUAL:
+        tensor = local_of(tensor)
+        if flattens(tensor):
+            return False  # its inner tensors may be different objects at the next save
     return tensor.layout == torch.strided and not (
         tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta
     )

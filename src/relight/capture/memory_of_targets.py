@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Mapping
 
 import torch
 
@@ -21,28 +21,29 @@ def why_no_bytes(live: torch.Tensor) -> str | None:
     return None
 
 
-def read_only(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors in read-only memory, such as a file that is mapped for reading.
+def read_only(tensors: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors in read-only memory, such as a file that is mapped for reading. ``tensors``: by address.
 
-    A write to them would kill the process. Costs about 1 ms, and 1 µs a tensor. Without ``/proc`` the list is empty.
+    A write to them would kill the process. Costs about 1 ms, and 0.1 µs a tensor. Without ``/proc`` the list is empty.
     """
     try:
         with open(_MAPS) as lines:
             fields = [line.split(" ", 2)[:2] for line in lines]
-            ends = [span.split("-") for span, mode in fields if "w" not in mode]
-            closed = sorted((int(start, 16), int(end, 16)) for start, end in ends)
+            spans = [span.split("-") for span, mode in fields if "w" not in mode]
+            closed = [(int(start, 16), int(end, 16)) for start, end in spans]
     except (OSError, ValueError):
         return []
-    starts = [start for start, _ in closed]
-    refused = []
-    for tensor in tensors:
-        if (
-            tensor.is_cpu
-            and tensor.layout == torch.strided
-            and tensor.numel()
-            and type(tensor).__name__ not in _NO_BYTES
-        ):
-            index = bisect_right(starts, tensor.data_ptr()) - 1
-            if index >= 0 and tensor.data_ptr() < closed[index][1]:
-                refused.append(tensor)
-    return refused
+    addresses = sorted(tensors)
+    inside = [
+        tensors[address]
+        for start, end in closed
+        for address in addresses[bisect_left(addresses, start) : bisect_left(addresses, end)]
+    ]
+    return [
+        tensor
+        for tensor in inside
+        if tensor.is_cpu
+        and tensor.layout == torch.strided
+        and tensor.numel()
+        and type(tensor).__name__ not in _NO_BYTES
+    ]

@@ -174,6 +174,7 @@ def capture_moments(
             return None
         return Moments(state, params, {})
     live = holder_of(optimizer).state
+    walker.gather(value for entries in live.values() if isinstance(entries, dict) for value in entries.values())
     for parameter in own_parameters(optimizer):
         if parameter in live:
             name, entries = names[id(parameter)], dict(live[parameter])

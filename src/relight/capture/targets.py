@@ -177,7 +177,7 @@ class Targets:
 
     def refuse_read_only(self) -> None:
         """Report live tensors in read-only memory, and read nothing into them."""
-        for tensor in read_only(tensor for tensor, _ in self._first.values()):
+        for tensor in read_only({address: tensor for address, (tensor, _) in self._first.items()}):
             index = self._first[tensor.data_ptr()][1]
             stored = self._tensors[index]
             self._sinks.pop(index, None)

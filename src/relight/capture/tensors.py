@@ -125,6 +125,8 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
 class TensorSource:
     """A tensor's bytes, read in place when requested. Holds the tensor, not a copy."""
 
+    __slots__ = ("_in_order", "_memory", "length", "tensor")
+
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self._in_order = tensor.is_cpu and tensor.is_contiguous()

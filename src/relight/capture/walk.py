@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from relight.capture.objects import (
     typed_parts,
 )
 from relight.capture.plain_forms import PlainForm, plain_form, way_out
+from relight.capture.plain_tensors import PlainTensor, plain_tensors
 from relight.capture.sharded import Flat, ShardingOf, is_spread, spread_of
 from relight.capture.standard_values import Unstorable, standard_leaf
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
@@ -90,6 +91,18 @@ class Walker:
         self.find_trained: Callable[[], frozenset[tuple[object, ...]]] = frozenset
         self._alive: list[object] = []
         self._open: set[int] = set()
+        self._plain: dict[int, PlainTensor] = {}
+
+    def gather(self, values: Iterable[object]) -> None:
+        """Collect facts of the plain tensors among ``values`` at once: ``tensor`` then takes a third of the time for each."""
+        self._plain.update(plain_tensors(values))
+
+    def key(self, tensor: torch.Tensor) -> tuple[object, ...] | None:
+        """Return the identity of a strided tensor that can be saved; None for others."""
+        plain = self._plain.get(id(tensor))
+        if plain is not None:
+            return plain.key
+        return identity(tensor.detach()) if tensor.layout == torch.strided and why_not(tensor) is None else None
 
     def finish(self) -> None:
         """Raise ``IncompatibleState`` with all refusals, if there are any."""
@@ -215,6 +228,12 @@ class Walker:
 
     def tensor(self, tensor: torch.Tensor | Flat, path: str, role: str, *, trainable: bool = False) -> Any:
         """Return the leaf for a tensor of any layout."""
+        known = self._plain.get(id(tensor))
+        if known is not None and len(path) * 4 <= NAME_BYTES_MAX:
+            index = self.known.get(known.key, self._fixed_known.get(known.key))
+            if index is None:
+                index = self._add(known.detached, known.key, path, known.dtype, role, trainable, known.detached.shape)
+            return Leaf("tensor", (index,))
         if isinstance(tensor, Flat) or is_spread(tensor):
             return self._spread(tensor, path, role, trainable)
         if flattens(tensor):
@@ -289,11 +308,22 @@ class Walker:
         index = self.known.get(key, self._fixed_known.get(key)) if tensor.numel() and shape is None else None
         if index is not None:
             return index
+        return self._add(tensor, key, path, name, role, trainable, tensor.shape if shape is None else shape)
+
+    def _add(
+        self,
+        tensor: torch.Tensor,
+        key: tuple[object, ...],
+        path: str,
+        name: str,
+        role: str,
+        trainable: bool,
+        shape: tuple[int, ...],
+    ) -> int:
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
         trainable = trainable or key in self.trained
         role = "param" if trainable and role == "value" else role
-        shape = tuple(tensor.shape) if shape is None else shape
-        self.items.append(Item(self._unique(path), name, shape, role, TensorSource(tensor), None, trainable))
+        self.items.append(Item(self._unique(path), name, tuple(shape), role, TensorSource(tensor), None, trainable))
         self.known[key] = len(self.items) - 1
         return len(self.items) - 1
 

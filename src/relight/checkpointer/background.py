@@ -39,6 +39,7 @@ from relight.commit.parallel_packs import lanes_of_rank
 from relight.commit.save import Participant, new_id
 from relight.errors import RelightError, known
 from relight.format import encode_tree
+from relight.format.collector import collector_paused
 from relight.heartbeat import heartbeat
 from relight.layout import Item
 from relight.log import Log, fold
@@ -97,7 +98,14 @@ class _Shape:
         self.staging.reuse()
         if state.fixed is None:
             return [SlotCopyPlan(state.items, places, packs, overlap, locked_for, self.staging.temporary)]
-        count = len(state.fixed.items)
+        count, fixed = len(state.fixed.items), self.plan_fixed(state, overlap, same)
+        variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, locked_for, self.staging.temporary)
+        return [fixed, variable]
+
+    def plan_fixed(self, state: Captured, overlap: bool, same: frozenset[int] = frozenset()) -> SlotCopyPlan:
+        """Return the plan of the state's fixed part, which is computed once. The state must have one."""
+        assert state.fixed is not None
+        count, places = len(state.fixed.items), self.plan.tensors
         if self.fixed is not state.fixed:
             self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
         if (overlap, same) not in self.copies:
@@ -105,9 +113,11 @@ class _Shape:
                 self.copies.clear()
             copied = [number for number in range(count) if number not in same]
             items, kept_places = [state.items[number] for number in copied], [places[number] for number in copied]
-            self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, locked_for, pinned)
-        variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, locked_for, self.staging.temporary)
-        return [self.copies[overlap, same], variable]
+            with collector_paused():
+                self.copies[overlap, same] = SlotCopyPlan(
+                    items, kept_places, self.layout.packs, overlap, self.pinned, pinned
+                )
+        return self.copies[overlap, same]
 
     def address(self, index: int) -> int:
         """Return the address of a slot's first byte."""
@@ -195,14 +205,19 @@ class Background:
         self._way.began(self._overlaps, blocked_s)
 
     def warm_up(self, state: Captured) -> None:
-        """Start the agent and allocate memory for such a state, in a thread, so that the first save waits for neither. Idempotent."""
+        """Start the agent, allocate memory for such a state and plan its copies, in a thread, so that the first save waits for none of it.
+
+        Idempotent.
+        """
         if self._warming is not None:
             return
         tree_bytes = len(encode_tree(state.tree))
 
         def prepare() -> None:
             with contextlib.suppress(RelightError):
-                self._prepare(state, tree_bytes)
+                shape = self._prepare(state, tree_bytes)
+                if shape is not None and state.fixed is not None:
+                    shape.plan_fixed(state, can_overlap(self._components.values()))
 
         warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
         if new_threads.start(warming):  # else the first save waits for agent and memory itself

@@ -16,6 +16,7 @@ from relight.checkpointer.state_capture import StateCapture
 from relight.checkpointer.takeover import RunHolder, Takeover
 from relight.comm import find_world
 from relight.commit import Attempt
+from relight.format.collector import collector_paused
 from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.observe import demote_info_logs, emit, write_events
 from relight.ranks.collective_errors import raise_on_all_ranks
@@ -76,11 +77,11 @@ class RunSession:
         if self._checked:
             return
         try:
-            with raise_on_all_ranks(self.ranks, "planning a restore of what is saved"):
-                state = capture.whole()
-            try_store(
-                self.store, self.run, self.ranks, self.world.rank, full_bytes(state), self._options.keep.last or 2
-            )
+            with collector_paused():  # what the first capture makes stays alive
+                with raise_on_all_ranks(self.ranks, "planning a restore of what is saved"):
+                    state = capture.whole()
+                state_bytes = full_bytes(state)
+            try_store(self.store, self.run, self.ranks, self.world.rank, state_bytes, self._options.keep.last or 2)
         except BaseException:
             if signals is not None:
                 signals.restore()  # no save will follow these signals

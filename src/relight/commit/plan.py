@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relight.errors import IncompatibleState
 from relight.format import Tensor, dtype_named, encode_header
-from relight.format.manifest import NAME_BYTES_MAX, check_tensor, header_names, piece_name
+from relight.format.collector import collector_paused
+from relight.format.manifest import NAME_BYTES_MAX, check_tensors, header_names, piece_name
 from relight.format.names import pack_file
 from relight.layout import Box, Bytes, Extent, Item, Source, cut_chunks
 
@@ -66,26 +68,23 @@ def plan_save(
     ``lanes``: packs written in parallel. There are that many packs of about equal size, or a multiple, if there are enough bytes.
     Cost: a sort, and one header. Raise ``IncompatibleState`` for a state that the format cannot store.
     """
-    seen: set[str] = set()
-    for item in items:
-        name = item.name if item.box is None else piece_name(item.name, item.box)
-        if name in seen:
-            raise IncompatibleState("two tensors of one name", where=name)
-        if len(item.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
-            raise IncompatibleState(f"a tensor name of more than {NAME_BYTES_MAX} bytes", where=item.name[:80] + "…")
-        seen.add(name)
+    with collector_paused():
+        return _plan(items, id, rank, lanes, pack_bytes_max)
 
-    def order(index: int) -> tuple[int, str, bool, str, Box]:
-        item = items[index]
-        return (-dtype_named(item.dtype).itemsize, item.role, item.trainable, item.name, item.box or _WHOLE)
 
+def _plan(items: Sequence[Item], id: str, rank: int, lanes: int, pack_bytes_max: int) -> SavePlan:
+    _check_names(items)
+    lengths = [item.source.length for item in items]
     tensors: list[Tensor | None] = [None] * len(items)
     packs: list[PackPlan] = []
     group: list[int] = []
     size = 0
-    share = _Share(sum(item.source.length for item in items), lanes, pack_bytes_max)
-    for index in sorted(range(len(items)), key=order):
-        length = items[index].source.length
+    share = _Share(sum(lengths), lanes, pack_bytes_max)
+    order = [
+        (-dtype_named(item.dtype).itemsize, item.role, item.trainable, item.name, item.box or _WHOLE) for item in items
+    ]
+    for index in sorted(range(len(items)), key=order.__getitem__):
+        length = lengths[index]
         if group and (size + length > pack_bytes_max or share.is_full(size, length)):
             packs.append(_plan_pack(items, group, tensors, len(packs), id, rank))
             share.take(size)
@@ -98,9 +97,18 @@ def plan_save(
         for index in group:
             tensors[index] = _tensor(items[index], 0, 0)
     placed = [tensor for tensor in tensors if tensor is not None]
-    for tensor in placed:
-        check_tensor(tensor, "the state about to be saved")
+    check_tensors(placed, "the state about to be saved")
     return SavePlan(packs, placed, frozenset(i for i, item in enumerate(items) if item.trainable))
+
+
+def _check_names(items: Sequence[Item]) -> None:
+    names = [item.name if item.box is None else piece_name(item.name, item.box) for item in items]
+    if len(set(names)) < len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise IncompatibleState("two tensors of one name", where=twice)
+    for item in items if max(map(len, names), default=0) * 4 > NAME_BYTES_MAX else ():
+        if len(item.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
+            raise IncompatibleState(f"a tensor name of more than {NAME_BYTES_MAX} bytes", where=item.name[:80] + "…")
 
 
 class _Share:

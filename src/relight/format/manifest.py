@@ -420,9 +420,7 @@ def check_part(part: Part, where: str) -> None:
             raise UnsafeContent(f"{pack.file}: its chunks have {total} bytes, the file {pack.size}", where=where)
         if pack.stored is not None:
             check_stored(pack.stored, [length for length, _ in pack.chunks], part.id, where)
-    if not _plainly_right(part.tensors):
-        for tensor in part.tensors:
-            check_tensor(tensor, where)
+    check_tensors(part.tensors, where)
     if len(set(map(_name, part.tensors))) != len(part.tensors):
         named = Counter(tensor.full_name for tensor in part.tensors if tensor.length or tensor.box is None)
         twice = next((name for name, times in named.items() if times > 1), None)
@@ -458,6 +456,13 @@ def _check_spans(pack: Pack, tensors: Sequence[Tensor], where: str) -> None:
         tensor = tensors[bisect_right(starts, edge) - 1]
         if (edge - tensor.offset) % DTYPES[tensor.dtype].itemsize:
             raise UnsafeContent(f"{pack.file}: a chunk ends inside an element, at byte {edge}", where=where)
+
+
+def check_tensors(tensors: Sequence[Tensor], where: str) -> None:
+    """Raise ``UnsafeContent`` if one of the entries is invalid."""
+    if not _plainly_right(tensors):
+        for tensor in tensors:
+            check_tensor(tensor, where)
 
 
 def _plainly_right(tensors: Sequence[Tensor]) -> bool:

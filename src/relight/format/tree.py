@@ -118,7 +118,11 @@ def _encode(value: Any, path: str, level: int) -> Any:
     if kind is dict:
         out: list[Any] = ["d"]
         for key, item in value.items():
-            out += (_encode(key, path, level + 1), _encode(item, join_path(path, key), level + 1))
+            own = key if type(key) is str and key.isascii() else _encode(key, path, level + 1)
+            if type(item) is Leaf and item.meta is None:  # nearly all of a large tree: 0.5 µs instead of 2
+                out += (own, ["@", item.kind, list(item.tensors), None])
+            else:
+                out += (own, _encode(item, join_path(path, key), level + 1))
         return out
     sequences: dict[type[Any], str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
     if kind in sequences:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -71,8 +70,7 @@ def skip_of(sink: Sink) -> int:
     return sink.skip if isinstance(sink, RangeSink) else 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Item:
+class Item(msgspec.Struct, frozen=True, eq=False):
     """One tensor to be saved. ``shape`` is global; ``box`` is the piece that ``source`` holds, None for all of it.
 
     ``trainable`` marks what an optimizer is supposed to change between two saves.
