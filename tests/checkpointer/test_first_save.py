@@ -17,13 +17,13 @@ from relight.checkpointer import background, slot_copy_plan
 def test_the_first_save_plans_nothing_large_in_the_trainers_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lay out the slot and plan its copies while the agent starts, in the thread that warms up."""
+    """Plan the slot and its copies while the agent starts, in the thread that warms up."""
     planned: list[tuple[str, str, int]] = []
-    lay_out, copies = background.plan_layout, slot_copy_plan.SlotCopyPlan.__init__
+    planner, copies = background.plan_layout, slot_copy_plan.SlotCopyPlan.__init__
 
     def watched_layout(layout: Any) -> Any:
         planned.append(("layout", threading.current_thread().name, len(layout.items)))
-        return lay_out(layout)
+        return planner(layout)
 
     def watched_copies(self: Any, items: Any, *rest: Any) -> None:
         planned.append(("copies", threading.current_thread().name, len(items)))

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import logging
 import re
+import tomllib
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from relight.cli import COMMANDS, cli
 from relight.observe import EVENTS
 from relight.settings.environment import PROCESS_VARIABLES
 from relight.settings.registry import settings_by_variable
+from relight.version import VERSION
 
 KINDS = {
     error.kind: name
@@ -217,11 +219,33 @@ def test_examples_in_docstrings_give_the_output_that_they_show() -> None:
     assert tried > 0
 
 
-def test_readme_begins_with_the_commands_and_the_loop() -> None:
-    """The first 40 lines have both commands, the loop, and its output."""
-    head = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
-    for needed in ("make demo", "make test", "relight.Checkpointer(", "resumed from step"):
-        assert needed in head
+def test_readme_begins_with_what_a_user_needs() -> None:
+    """Installation, maturity and the loop come first. The two commands of the repository follow. All of it fits in 75 lines."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    places = [
+        text.index(part)
+        for part in (
+            "pip install",
+            f"Version {VERSION}",
+            "relight.Checkpointer(",
+            "resumed from step",
+            "torch.save",
+            "## Works with",
+            "make demo",
+            "make test",
+            "docs/tutorial.md",
+        )
+    ]
+    assert places == sorted(places)
+    assert len(text.splitlines()) <= 75
+
+
+def test_the_installation_page_has_each_extra() -> None:
+    """The page explains the extras of ``pyproject.toml``, and no others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page("install.md"), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"\w+", row)]
+    assert sorted(named) == sorted(project["optional-dependencies"])
 
 
 def test_figures_are_put_in() -> None:

@@ -19,7 +19,7 @@ _address, _bytes = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 
 
 class PlainTensor(NamedTuple):
-    """A tensor whose own memory, in order, is its value. ``key``: see ``tensors.identity``."""
+    """A tensor that is contiguous: its memory, in order, is its value. ``key``: see ``tensors.identity``."""
 
     live: torch.Tensor
     """The tensor itself. It stays alive, so no other object gets its ``id``."""
