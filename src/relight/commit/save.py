@@ -535,18 +535,22 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
     """Delete Relight's files below ``prefix``, and the directory if it is empty then. Unknown files stay."""
     for entry in list(store.list(prefix)):
         if entry.is_dir and entry.name == READY_DIR:
-            for announcement in list(store.list(f"{prefix}/{READY_DIR}")):
-                if not announcement.is_dir and is_announcement_file(
-                    temporary_of(announcement.name) or announcement.name
-                ):
-                    store.delete(f"{prefix}/{READY_DIR}/{announcement.name}")
-            store.delete_dir(f"{prefix}/{READY_DIR}")
+            delete_announcements(store, prefix)
         if not entry.is_dir and (
             is_written_file(rewritten_of(entry.name) or entry.name)
             or temporary_of(entry.name) in (ROOT_FILE, DRAFT_FILE)
         ):
             store.delete(f"{prefix}/{entry.name}")
     return store.delete_dir(prefix)
+
+
+def delete_announcements(store: ByteStore, prefix: str) -> bool:
+    """Delete the files by which ranks and nodes agreed on the checkpoint at ``prefix``. Return whether their directory is gone."""
+    folder = f"{prefix}/{READY_DIR}"
+    for entry in list(store.list(folder)):
+        if not entry.is_dir and is_announcement_file(temporary_of(entry.name) or entry.name):
+            store.delete(f"{folder}/{entry.name}")
+    return store.delete_dir(folder)
 
 
 def trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:

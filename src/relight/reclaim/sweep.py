@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from relight.catalog.branches import remove_branch_tag
 from relight.commit import delete_directory
+from relight.commit.save import delete_announcements
 from relight.errors import RelightError, StoreUnavailable
-from relight.format.names import parse_dir, parse_summary_file
+from relight.format.names import READY_DIR, parse_dir, parse_summary_file
 from relight.log import History, Log, fold
 from relight.log.listing import log_folders
-from relight.store import ByteStore
+from relight.store import ByteStore, Entry
 from relight.store.durable import temporary_of
 from relight.store.probe import PROBE_PREFIX
 
@@ -24,8 +25,8 @@ FOLDERS_SWEPT = 2
 class SweepPlan:
     """Directories to delete, each with the reason. ``held``: directories that no live checkpoint has and that must stay, with the reason.
 
-    ``temporaries``: keys of temporary files of records and of the store's own files, if the final name exists already, and leftovers of
-    probing a server.
+    ``temporaries``: keys of temporary files of records and of the store's own files, if the final name exists already, of leftovers of
+    probing a server, and of directories of announcements that killed ranks or nodes left in committed checkpoints.
     """
 
     run: str
@@ -62,9 +63,13 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     retired = {checkpoint.body.dir: checkpoint.id for checkpoint in history.retired.values()}
     live = {checkpoint.body.dir for checkpoint in history.live}
     whole = live | {name for name, checkpoint_id in retired.items() if checkpoint_id in history.recallable}
-    # left by a rank that died while writing the root, when another rank completed the checkpoint
+    # left by a rank that died while writing the root, or after it, when another rank completed the checkpoint
     for name in sorted(whole.intersection(names)):
-        temporaries += _temporaries(store, f"{run}/{name}")
+        entries = list(store.list(f"{run}/{name}"))
+        temporaries += _temporaries_among(entries, f"{run}/{name}")
+        parsed = parse_dir(name)
+        if parsed is not None and parsed.epoch < history.epoch and READY_DIR in {e.name for e in entries if e.is_dir}:
+            temporaries.append(f"{run}/{name}/{READY_DIR}")
     going: list[tuple[str, str]] = []
     kept: list[tuple[str, str]] = []
     for name in sorted(names):
@@ -87,7 +92,11 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
 
 
 def _temporaries(store: ByteStore, prefix: str) -> list[str]:
-    names = {entry.name for entry in store.list(prefix) if not entry.is_dir}
+    return _temporaries_among(store.list(prefix), prefix)
+
+
+def _temporaries_among(entries: Iterable[Entry], prefix: str) -> list[str]:
+    names = {entry.name for entry in entries if not entry.is_dir}
     return [f"{prefix}/{name}".lstrip("/") for name in sorted(names) if temporary_of(name) in names]
 
 
@@ -112,7 +121,11 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
         _delete(store, plan.run, name, deleted, left)
     for key in plan.temporaries:
         with contextlib.suppress(StoreUnavailable):
-            store.delete(key)
+            folder, _, name = key.rpartition("/")
+            if name != READY_DIR:
+                store.delete(key)
+            elif not delete_announcements(store, folder):
+                continue  # a user's file is in it
             deleted.append(key)
     if plan.homes:
         _remove_unneeded_tags(store, plan.run, plan.homes)

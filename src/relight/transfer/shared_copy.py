@@ -26,7 +26,7 @@ from relight.catalog import Run
 from relight.commit import delete_directory
 from relight.commit.chunk_index import Chunks
 from relight.commit.multi_rank import is_root_there, void_root
-from relight.commit.save import check_written
+from relight.commit.save import check_written, delete_announcements
 from relight.decode import from_json_bytes
 from relight.engines import IN_PROCESS, Engine
 from relight.errors import (
@@ -49,7 +49,6 @@ from relight.format.names import (
     copied_file,
     copying_node_file,
     freed_file,
-    is_announcement_file,
     is_copying_node_file,
     is_written_file,
     parse_copied,
@@ -500,11 +499,7 @@ class _Copy:
             if not any(True for _ in self._store.list(self._ready)):
                 return
             self._pause(2 * POLL_S / TIDY_POLLS)
-        if any(True for _ in self._store.list(self._ready)):
-            for entry in list(self._store.list(self._ready)):
-                if is_announcement_file(entry.name):
-                    self._store.delete(f"{self._ready}/{entry.name}")
-            self._store.delete_dir(self._ready)
+        delete_announcements(self._store, self._prefix)
 
     def _clear(self) -> None:
         """Delete everything in a void directory but the void root. A node that still writes there does the same afterwards."""
