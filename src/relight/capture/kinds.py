@@ -172,7 +172,8 @@ def wraps(module: nn.Module) -> str | None:
 def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
     """Return whether there are hooks that may change a module's state. torch's own wrappers' hooks keep it the same."""
     return hooks is not None and not all(
-        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(HARMLESS_HOOKS) for hook in hooks.values()
+        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(HARMLESS_HOOKS)
+        for hook in hooks.values()
     )
 
 

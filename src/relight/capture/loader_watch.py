@@ -17,7 +17,13 @@ from relight.capture.pace import LoaderPace
 from relight.capture.sampler_shards import RemainderSampler
 from relight.capture.units import core_of
 from relight.capture.workers import Reseed, init_worker, seed_of
-from relight.torch_private.loaders import base_seed, has_persistent_workers, set_shared_seed, with_index_sampler, worker_iterator
+from relight.torch_private.loaders import (
+    base_seed,
+    has_persistent_workers,
+    set_shared_seed,
+    with_index_sampler,
+    worker_iterator,
+)
 
 Observe = Callable[[Any], None]
 ATTRIBUTE, CORE, WRAPPER = "_relight_watch", "_relight_core_class", "_relight_wrapper"

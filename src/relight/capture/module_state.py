@@ -6,7 +6,17 @@ import torch
 from torch import nn
 
 from relight.capture.kinds import foreign_hooks
-from relight.torch_private.modules import LOADING, SAVING, buffers_of, children_of, loads_as_torch, parameters_of, saves_as_torch, state_hooks, unsaved_buffers
+from relight.torch_private.modules import (
+    LOADING,
+    SAVING,
+    buffers_of,
+    children_of,
+    loads_as_torch,
+    parameters_of,
+    saves_as_torch,
+    state_hooks,
+    unsaved_buffers,
+)
 
 _PUBLIC = ("state_dict", "get_extra_state", "load_state_dict")
 _OWN_WAYS = frozenset((*_PUBLIC, SAVING, LOADING))
@@ -33,7 +43,9 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
         for key, buffer in buffers_of(submodule).items():
             if buffer is not None and key not in unsaved:
                 state[prefix + key] = buffer
-        return all(visit(child, f"{prefix}{key}.") for key, child in children_of(submodule).items() if child is not None)
+        return all(
+            visit(child, f"{prefix}{key}.") for key, child in children_of(submodule).items() if child is not None
+        )
 
     return state if visit(module, "") else None
 

@@ -329,7 +329,8 @@ def place_like(
 ) -> torch.Tensor:
     """Allocate a state tensor that the optimizer has not created yet, on the device and in the layout it would use.
 
-    The rule for ``step`` is torch's, as in ``Optimizer.load_state_dict``: on the parameter's device if the group is capturable or fused, otherwise on the host.
+    The rule for ``step`` is that of torch's ``load_state_dict``: on the parameter's device if the group is capturable or
+    fused, otherwise on the host.
     """
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.empty(shape, dtype=dtype, device="cpu")

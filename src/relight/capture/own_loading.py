@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from relight.capture.kinds import foreign_hooks
-from relight.torch_private.modules import buffers_of, children_of, load_without_memory, loads_as_torch, parameters_of, saves_as_torch, state_hooks, unsaved_buffers
+from relight.torch_private.modules import (
+    buffers_of,
+    children_of,
+    load_without_memory,
+    loads_as_torch,
+    parameters_of,
+    saves_as_torch,
+    state_hooks,
+    unsaved_buffers,
+)
 from relight.torch_private.tensors import without_subclass
 
 Undo = Callable[[], None]

@@ -16,8 +16,8 @@ from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_mem
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
-from relight.units import size_text
 from relight.torch_private.tensors import quantized_channels, quantized_tensor, sparse_tensor
+from relight.units import size_text
 
 Thunk = Callable[[], Any]
 Check = Callable[[int], None]

@@ -25,11 +25,9 @@ _FLAT = tuple(
             f"{_FLAT_PARAM}:FlatParamHandle",
             "flat_param uses_sharded_strategy is_sharded process_group _fully_sharded_module _skipped_use_sharded_views",
         ),
-        (
-            f"{_FLAT_PARAM}:FlatParameter",
-            "_contiguities _fqns _full_param_padded _full_prec_full_param_padded _is_padding_mask _numels_with_padding "
-            "_param_extensions _params _shapes _shard_param_infos _sharded_size _shared_param_infos _shared_params",
-        ),
+        (f"{_FLAT_PARAM}:FlatParameter", "_contiguities _fqns _full_param_padded _full_prec_full_param_padded"),
+        (f"{_FLAT_PARAM}:FlatParameter", "_is_padding_mask _numels_with_padding _param_extensions _params _shapes"),
+        (f"{_FLAT_PARAM}:FlatParameter", "_shard_param_infos _sharded_size _shared_param_infos _shared_params"),
     )
     for name in names.split()
 )
@@ -38,10 +36,10 @@ _FLATTENED = tuple(
         owner,
         name,
         "parameters that a wrapper outside the given module has flattened",
-        "a one-dimensional view of larger memory counts as one of them, and is refused",
+        "flat parameters and one-dimensional views of larger memory count as such, and are refused",
     )
     for owner, name in (
-        (f"{_FSDP}._common_utils:_set_fsdp_flattened", "_fsdp_flattened"),
+        (f"{_FSDP}._common_utils", "_fsdp_flattened"),
         (f"{_FLAT_PARAM}:FlatParameter", "_is_flat_param"),
     )
 )
@@ -128,9 +126,7 @@ def flat_handle(wrapper: Any) -> FlatHandle | None:
     handle = wrapper._handle
     if handle is None:
         return None
-    if handle.uses_sharded_strategy and (
-        not handle.is_sharded(handle.flat_param) or handle._skipped_use_sharded_views
-    ):
+    if handle.uses_sharded_strategy and (not handle.is_sharded(handle.flat_param) or handle._skipped_use_sharded_views):
         _reshard(wrapper, handle, True)
     return FlatHandle(wrapper)
 
@@ -149,13 +145,15 @@ def is_flattened_elsewhere(tensor: torch.Tensor) -> bool:
     """Return whether a wrapper has flattened this tensor, seen from the tensor alone."""
     if getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False):
         return True
-    if _FLAT_PARAM not in sys.modules or tensor.dim() != 1 or _has_flat_marks():
+    if _FLAT_PARAM not in sys.modules or _has_flat_marks():
         return False
     report(*_FLATTENED)
-    return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
+    is_plain = tensor.dim() != 1 or tensor.layout != torch.strided
+    return hasattr(tensor, "_fqns") or not (is_plain or tensor.untyped_storage().nbytes() <= tensor.nbytes)
 
 
 def _joined(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
+
 
 NAMES = (*_FLAT, *_FLATTENED)

@@ -97,10 +97,11 @@ def numpy_seed(base: int, worker: int) -> Sequence[int]:
     generate = getattr(sys.modules.get(f"{_LOADER}._utils.worker"), "_generate_state", None)
     if generate is not None:
         return generate(base, worker)  # type: ignore[no-any-return]
+    report(_GENERATE)
     import numpy as np
 
     low, high = base & 0xFFFFFFFF, base >> 32
-    return np.random.SeedSequence([worker, low, high, 0]).generate_state(4).tolist()
+    return [int(number) for number in np.random.SeedSequence([worker, low, high, 0]).generate_state(4)]
 
 
 def with_index_sampler(kind: type, replaced: Callable[[Any], Any]) -> type | None:
@@ -110,7 +111,7 @@ def with_index_sampler(kind: type, replaced: Callable[[Any], Any]) -> type | Non
         return None
 
     def _index_sampler(self: Any) -> Any:
-        return replaced(super(changed, self)._index_sampler)  # type: ignore[misc]
+        return replaced(super(changed, self)._index_sampler)  # type: ignore[misc,arg-type]
 
     namespace = {"_index_sampler": property(_index_sampler), "__module__": kind.__module__}
     changed = type(kind.__name__, (kind,), namespace)
@@ -134,5 +135,6 @@ def after_worker_handlers(action: Callable[[], None]) -> None:
             return result
 
         signal_handling._set_worker_signal_handlers = install_both
+
 
 NAMES = (*_PERSISTENT, _INDEX_SAMPLER, _GENERATE, *_SIGNALS)

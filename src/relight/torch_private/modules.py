@@ -32,7 +32,9 @@ DERIVING = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.")
 """Modules with classes that torch derives from the user's own at run time, as by ``fully_shard``."""
 
 _PARAMETERS, _BUFFERS, _MODULES, _UNSAVED = (
-    TorchName("torch.nn:Module", name, use, "public methods are called in its place, and each capture walks the modules")
+    TorchName(
+        "torch.nn:Module", name, use, "public methods are called in its place, and each capture walks the modules"
+    )
     for name, use in (
         ("_parameters", "the parameters of one module, without a walk"),
         ("_buffers", "the buffers of one module, registered ones without a value too"),
@@ -231,11 +233,10 @@ def _twin(module: nn.Module) -> nn.Module:
     attributes["_buffers"] = {
         key: None if value is None else torch.empty_like(value, device="meta") for key, value in module._buffers.items()
     }
-    attributes["_modules"] = {
-        key: None if value is None else _twin(value) for key, value in module._modules.items()
-    }
+    attributes["_modules"] = {key: None if value is None else _twin(value) for key, value in module._modules.items()}
     attributes["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
     return twin
+
 
 NAMES = (
     *(*_WRAPPED, _PARAMETERS, _BUFFERS, _MODULES, _UNSAVED),

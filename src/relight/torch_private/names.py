@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Sequence
 from importlib import import_module
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
@@ -29,21 +30,23 @@ class TorchName(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """Whether the installed torch has it. An attribute counts if its class declares it, or a function there names it."""
+        """Whether the installed torch has it. An attribute counts if its class sets or declares it."""
         module, _, inside = self.owner.partition(":")
         try:
             owner: Any = import_module(module)
             owner = getattr(owner, inside) if inside else owner
         except (ImportError, AttributeError):
             return False
-        return hasattr(owner, self.name) or (bool(inside) and self.name in _mentioned(owner))
+        return hasattr(owner, self.name) or self.name in _mentioned(owner)
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.name}".replace(":", ".")
 
 
 def _mentioned(owner: Any) -> set[str]:
-    """Return the names and texts in a class's annotations and functions, or in a function."""
+    """Return the texts of a module, or the attributes that a function or a class's functions and annotations set."""
+    if isinstance(owner, ModuleType):
+        return {value for value in vars(owner).values() if type(value) is str}
     functions = vars(owner).values() if isinstance(owner, type) else [owner]
     names = set(getattr(owner, "__annotations__", ()))
     pending = [
@@ -52,7 +55,7 @@ def _mentioned(owner: Any) -> set[str]:
     while pending:
         code = pending.pop()
         if code is not None:
-            names.update(code.co_names, (each for each in code.co_consts if isinstance(each, str)))
+            names.update(each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
             pending += [each for each in code.co_consts if isinstance(each, CodeType)]
     return names
 
@@ -88,7 +91,10 @@ def report(*names: TorchName) -> None:
 
             release = str(torch.__version__)
             emit(
-                "torch.name_missing", f"torch {release} lacks {name}: {name.otherwise}", name=str(name), torch=release
+                "torch.name_missing",
+                f"torch {release} lacks {name}: {name.otherwise}",
+                missing=str(name),
+                torch=release,
             )
 
 

@@ -82,4 +82,5 @@ def inner_schedulers(schedule: object) -> Sequence[Any]:
     lists = [value for value in vars(schedule).values() if isinstance(value, (list, tuple))]
     return [each for value in lists for each in value if isinstance(each, LRScheduler)]
 
+
 NAMES = (*_STEP_HOOKS, *_STATE_HOOKS, _RATES, _INNER)

@@ -25,4 +25,5 @@ def default_store() -> Any:
 
     return distributed_c10d._get_default_store()
 
+
 NAMES = (_STORE,)

@@ -38,7 +38,7 @@ _WAIT = TorchName(
     "torch.distributed._functional_collectives:AsyncCollectiveTensor",
     "wait",
     "the end of the collective that fills a DTensor's local tensor",
-    "a local tensor of another such class is saved as the tensors inside it",
+    "such a tensor is copied, which waits too",
 )
 _INDICES, _VALUES = (
     TorchName(
@@ -85,7 +85,7 @@ def _hash_of_contents(tensor: torch.Tensor) -> int:
     if tensor.is_meta or tensor.untyped_storage().nbytes() < tensor.nbytes:
         return 0  # no memory of its own
     held = tensor.resolve_conj().resolve_neg().contiguous().cpu()
-    memory = (ctypes.c_ubyte * held.nbytes).from_address(held.data_ptr()) if held.nbytes else b""
+    memory = memoryview((ctypes.c_ubyte * held.nbytes).from_address(held.data_ptr())).cast("B") if held.nbytes else b""
     return int.from_bytes(blake3(memory).digest(8), "little")
 
 
@@ -111,7 +111,12 @@ def local_shard(dtensor: Any) -> torch.Tensor:
 def settled_shard(dtensor: Any) -> torch.Tensor:
     """Return a DTensor's part on this rank, after the collective that fills it."""
     local: Any = local_shard(dtensor)
-    return local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local  # type: ignore[no-any-return]
+    if not type(local).__module__.startswith("torch.distributed."):
+        return local  # type: ignore[no-any-return]
+    if hasattr(local, "wait"):
+        return local.wait()  # type: ignore[no-any-return]
+    report(_WAIT)
+    return local.clone()  # type: ignore[no-any-return]
 
 
 def strided_factor(placement: Any) -> int | None:
@@ -192,5 +197,6 @@ def without_subclass(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     with _plain_access():
         return tensor.detach()
+
 
 NAMES = (_VERSION, _LOCAL, _SPEC, _STRIDED, _WAIT, _INDICES, _VALUES, _COALESCED, *_QUANTIZED, _PLAIN)

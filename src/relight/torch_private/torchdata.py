@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.torch_private.loaders import worker_iterator
-from relight.torch_private.names import TorchName, report
+from relight.torch_private.names import SUPPORTED, TorchName, report
 
 _TORCHDATA = "torchdata.stateful_dataloader.stateful_dataloader"
 _COUNTS = tuple(
@@ -19,11 +19,11 @@ _COUNTS = tuple(
         name,
         "corrects the count of batches that torchdata doubles if the data has no state",
         "the count stays as torchdata has it",
-        "torchdata 0.11",
+        seen,
     )
-    for owner, name in (
-        (f"{_TORCHDATA}:_StatefulBaseDataLoaderIter", "_num_yielded"),
-        (f"{_TORCHDATA}:_StatefulBaseDataLoaderIter", "_sampler_iter_yielded"),
+    for owner, name, seen in (
+        ("torch.utils.data.dataloader:_BaseDataLoaderIter", "_num_yielded", SUPPORTED),
+        (f"{_TORCHDATA}:_StatefulBaseDataLoaderIter", "_sampler_iter_yielded", "torchdata 0.11"),
     )
 )
 NAMES = _COUNTS
