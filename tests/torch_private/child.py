@@ -169,12 +169,15 @@ def optimizers() -> None:
 @scenario
 def schedulers() -> None:
     """A rollback lowers the rates of schedulers inside a scheduler."""
+    from relight.restore import rollback
     from relight.torch_private.optimizers import inner_schedulers
 
     optimizer = torch.optim.SGD(Net().parameters(), lr=1.0)
     inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 3)]
     outer = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [2])
     assert list(inner_schedulers(outer)) == inner and not inner_schedulers(inner[0])
+    rollback._cut_schedule(outer, 0.5, set())
+    assert [schedule.base_lrs for schedule in inner] == [[0.5], [0.5]]
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -210,6 +213,52 @@ def loaders() -> None:
         restore_loader(second, state)
         torch.set_rng_state(random)
         assert [batch[:, 0].tolist() for batch in second] == rest
+
+
+@scenario
+def signals() -> None:
+    """Workers deliver their batches, whether they are protected from signals or not."""
+    from relight.checkpointer import workers
+
+    workers.protect()
+    workers.protect()
+    assert len(list(DataLoader(Numbers(), batch_size=2, num_workers=1))) == 4
+
+
+@scenario
+def torchdata() -> None:
+    """torchdata's loader continues in the middle of an epoch, twice."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from relight.capture.loaders import loader_state, restore_loader, watch_loaders
+
+    state = None
+    for began in (0, 2, 4):
+        loader = StatefulDataLoader(range(12), batch_size=2)
+        watch_loaders({"loader": loader})
+        if state is not None:
+            restore_loader(loader, state)
+        iterator = iter(loader)
+        assert [batch.tolist() for batch in (next(iterator), next(iterator))] == [
+            [2 * number, 2 * number + 1] for number in (began, began + 1)
+        ]
+        state = loader_state(loader)
+
+
+@scenario
+def outside() -> None:
+    """Attributes of torch's are not reported as state that is in no checkpoint."""
+    from relight.checkpointer.outside_state import OutsideState
+
+    class OwnSGD(torch.optim.SGD):
+        """An optimizer of the script's."""
+
+    optimizer = OwnSGD(Net().parameters(), lr=0.1)
+    watched = OutsideState({"optimizer": optimizer}, reports=False)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.zero_grad()
+    optimizer.step()
+    print("outside:", watched.sentences)
 
 
 @scenario
@@ -280,8 +329,13 @@ def sharded() -> None:
     """A DTensor is saved from this rank's part."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import Placement
 
     from relight.capture.sharded import local_of, spread_of
+    from relight.torch_private.tensors import strided_factor
+
+    class Halves(Placement):
+        """A placement of another torch."""
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     whole = torch.arange(6.0).view(2, 3)
@@ -290,6 +344,7 @@ def sharded() -> None:
     assert torch.equal(local_of(tensor), whole)
     spread = spread_of(tensor)
     assert not isinstance(spread, str) and spread.placements == ((0, 1), (1, 1))
+    print("halves:", strided_factor(Halves()))
     print("twice:", spread_of(distribute_tensor(whole, mesh, [Shard(0), Shard(0)])))
 
 

@@ -14,10 +14,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch.distributed.tensor import Shard
+from torch.utils.data._utils import signal_handling
 
+from relight.errors import ConfigError
 from relight.observe import subscribe
+from relight.torch_private import flat_parameters, loaders, ranks, tensors
 from relight.torch_private import names as names_of_torch
-from relight.torch_private import tensors
 from relight.torch_private.names import TorchName
 from relight.torch_private.table import TABLE
 
@@ -54,6 +56,11 @@ CASES = (
         "_optimizer_load_state_dict_pre_hooks _optimizer_load_state_dict_post_hooks",
     ),
     Case("schedulers", "_schedulers"),
+    Case("schedulers", "_last_lr"),
+    Case("outside", "_opt_called _step_count _zero_grad_profile_name _warned_capturable_if_run_uncaptured"),
+    Case("signals", "_worker_loop"),
+    Case("torchdata", "_num_yielded _sampler_iter_yielded"),
+    Case("sharded", "_StridedShard", ("halves: None",)),
     Case("loaders", "_index_sampler"),
     Case("loaders", "_iterator _base_seed _shared_seed"),
     Case("numpy_seeds", "_generate_state"),
@@ -112,6 +119,39 @@ def test_the_seed_for_numpy_is_torchs() -> None:
     assert seeds == "".join(
         line + "\n" for line in run("numpy_seeds", "_generate_state").splitlines() if line[0] == "["
     )
+
+
+@pytest.mark.parametrize("name", flat_parameters.FLAT, ids=str)
+def test_a_missing_name_of_flat_parameters_is_an_error(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the name and torch's version, and says what works. It is not raised for other modules."""
+    gone = name._replace(name=f"{name.name}_of_the_future")
+    monkeypatch.setattr(flat_parameters, "FLAT", (gone,))
+    flat_parameters.check_flat_names.cache_clear()
+    with pytest.raises(ConfigError) as caught:
+        flat_parameters.flat_handle(torch.nn.Linear(1, 1))
+    flat_parameters.check_flat_names.cache_clear()
+    words = str(caught.value)
+    assert torch.__version__ in words and str(gone) in words and "use fully_shard()" in words
+
+
+def test_a_checkpointer_on_several_ranks_names_the_missing_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of the default group cannot be had otherwise."""
+    monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store")
+    with pytest.raises(ConfigError, match="on several ranks does not support torch .*_get_default_store"):
+        ranks.default_store()
+
+
+def test_a_worker_runs_without_the_handlers_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs unprotected, and the trainer reports the name once."""
+    monkeypatch.setattr(names_of_torch, "_reported", set())
+    monkeypatch.delattr(signal_handling, "_set_worker_signal_handlers")
+    reported: list[str] = []
+    undo = subscribe(lambda event: reported.append(event.fields["missing"]))
+    for _ in range(2):
+        loaders.report_unprotected_workers()
+        loaders.after_worker_handlers(lambda: pytest.fail("torch installed no handlers"))
+    undo()
+    assert reported == ["torch.utils.data._utils.signal_handling._set_worker_signal_handlers"]
 
 
 class OtherDTensor:

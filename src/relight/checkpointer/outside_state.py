@@ -13,7 +13,7 @@ from torch import nn
 from relight.capture.flattened import is_flattened
 from relight.capture.kinds import MODULE, OPTIMIZER, SCHEDULER, STATEFUL, RankZeroComponent, kind_of, unwrap
 from relight.observe import emit
-from relight.torch_private.modules import SET_BY_TORCH, saves_as_torch
+from relight.torch_private.modules import saves_as_torch, set_by_torch
 from relight.torch_private.tensors import version_counter
 
 SHOWN_MAX, ELEMENTS_MAX = 5, 16
@@ -88,6 +88,7 @@ def _sentence(name: str, component: object, names: list[str]) -> str:
 
 def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, Any, object]]:
     """Yield each attribute that may be state: its path, its value, and the object that has it."""
+    torchs = set_by_torch()
     for name, component in components.items():
         kind = kind_of(component)
         if kind == MODULE:
@@ -97,11 +98,11 @@ def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, 
             for path, module in inner.named_modules():
                 if not _is_skipped(module) and type(module).get_extra_state is nn.Module.get_extra_state:
                     for attribute, value in vars(module).items():
-                        if attribute not in SET_BY_TORCH and _is_checked(value):
+                        if attribute not in torchs and _is_checked(value):
                             yield _StatePath(name, path, attribute), value, module
         elif kind in (OPTIMIZER, SCHEDULER, STATEFUL) and not _is_skipped(component):
             for attribute, value in getattr(component, "__dict__", {}).items():
-                if attribute not in SET_BY_TORCH and _is_checked(value):
+                if attribute not in torchs and _is_checked(value):
                     yield _StatePath(name, "", attribute), value, component
 
 

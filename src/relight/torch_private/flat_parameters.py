@@ -15,7 +15,7 @@ from relight.torch_private.names import TorchName, all_exist, check_torch, repor
 
 _FSDP = "torch.distributed.fsdp"
 _FLAT_PARAM = f"{_FSDP}._flat_param"
-_FLAT = tuple(
+FLAT = tuple(
     TorchName(owner, name, "flat parameters, and this rank's part of them", "FullyShardedDataParallel is refused")
     for owner, names in (
         (f"{_FSDP}._common_utils:_FSDPState", "_handle _is_root"),
@@ -117,7 +117,7 @@ def flat_handle(wrapper: Any) -> FlatHandle | None:
     Buffers get the dtype that the first forward pass would give them. If a forward pass gathered parameters and no
     backward pass followed, they are freed, as the wrapper does at the next forward pass.
     """
-    _check_flat_names()
+    check_flat_names()
     from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
     # otherwise left to the outermost wrapper
@@ -132,8 +132,9 @@ def flat_handle(wrapper: Any) -> FlatHandle | None:
 
 
 @cache
-def _check_flat_names() -> None:
-    check_torch(_FLAT, "FullyShardedDataParallel in a checkpoint", "; or use fully_shard()")
+def check_flat_names() -> None:
+    """Raise ``ConfigError`` if the installed torch lacks a name of flat parameters."""
+    check_torch(FLAT, "FullyShardedDataParallel in a checkpoint", "; or use fully_shard()")
 
 
 @cache
@@ -156,4 +157,4 @@ def _joined(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
 
-NAMES = (*_FLAT, *_FLATTENED)
+NAMES = (*FLAT, *_FLATTENED)

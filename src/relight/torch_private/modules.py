@@ -91,8 +91,13 @@ _COUNTERS = tuple(
         ("torch.optim:Optimizer", "_warned_capturable_if_run_uncaptured"),
     )
 )
-SET_BY_TORCH = frozenset(vars(nn.Module())) | {"training", *(each.name for each in _COUNTERS)}
-"""Attributes that torch itself sets on modules and optimizers."""
+_SET_BY_TORCH = frozenset(vars(nn.Module())) | {"training", *(each.name for each in _COUNTERS)}
+
+
+def set_by_torch() -> Set[str]:
+    """Return the attributes that torch itself sets on modules and optimizers."""
+    report(*_COUNTERS)
+    return _SET_BY_TORCH
 
 
 def wrapped_attribute(module: nn.Module, name: str) -> str | None:
@@ -214,6 +219,8 @@ def load_without_memory(module: nn.Module, state: Mapping[str, Any], prefix: str
     missing: list[str] = []
     unexpected: list[str] = []
     errors: list[str] = []
+    if not hasattr(nn.Module, "_version"):
+        report(_STATE_VERSION)
     metadata = {"version": getattr(module, "_version", None)}
     with torch.no_grad():
         twin = _twin(module)

@@ -39,11 +39,9 @@ _REGISTER_STATE_HOOKS = (
 OPTIMIZER_HOOKS = frozenset(each.name for each in (*_STEP_HOOKS, *_STATE_HOOKS))
 """Attributes of an optimizer that hold hooks."""
 _has_step_hooks, _has_optimizer_hooks = all_exist(_STEP_HOOKS), all_exist(_STATE_HOOKS)
-LAST_RATES = "_last_lr"
-"""The attribute in which a scheduler keeps what ``get_last_lr()`` returns."""
 _RATES = TorchName(
     "torch.optim.lr_scheduler:LRScheduler",
-    LAST_RATES,
+    "_last_lr",
     "learning rates that are lowered after a rollback",
     "get_last_lr() returns the former rates until the scheduler's next step",
 )
@@ -72,6 +70,12 @@ def clear_step_hooks(optimizer: torch.optim.Optimizer) -> None:
     report(*_STEP_HOOKS)
     for hooks in registered_hooks(optimizer, ("register_step_pre_hook", "register_step_post_hook")):
         hooks.clear()
+
+
+def rate_attributes() -> tuple[str, ...]:
+    """Return the attributes in which a scheduler keeps learning rates, in lists."""
+    report(_RATES)
+    return "base_lrs", "max_lrs", "_last_lr"
 
 
 def inner_schedulers(schedule: object) -> Sequence[Any]:

@@ -121,7 +121,10 @@ def settled_shard(dtensor: Any) -> torch.Tensor:
 
 def strided_factor(placement: Any) -> int | None:
     """Return the factor of a placement that was sharded before a lower mesh dimension; None for other placements."""
-    return int(placement.split_factor) if type(placement).__name__ == "_StridedShard" else None
+    if type(placement).__name__ == "_StridedShard":
+        return int(placement.split_factor)
+    report(_STRIDED)
+    return None
 
 
 def unusual_order(dtensor: Any) -> str:
