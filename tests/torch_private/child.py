@@ -123,7 +123,7 @@ def wrapped() -> None:
 
 
 class Grows(nn.Module):
-    """A module whose class takes a buffer of any length."""
+    """A module of a class that takes a buffer of any length."""
 
     def __init__(self, length: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A torch that calls private names otherwise: its own sources are changed as they are imported.
+"""A torch that calls private names otherwise: its own sources are changed at their import.
 
 The names are replaced consistently, so that torch works, and Relight finds none of them. Names in C are removed from
 their objects while Relight is imported, as torch needs them itself.

@@ -123,7 +123,7 @@ def test_the_seed_for_numpy_is_torchs() -> None:
 
 @pytest.mark.parametrize("name", flat_parameters.FLAT, ids=str)
 def test_a_missing_name_of_flat_parameters_is_an_error(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the name and torch's version, and says what works. It is not raised for other modules."""
+    """The error has the name and torch's version, and the alternative. It is not raised for other modules."""
     gone = name._replace(name=f"{name.name}_of_the_future")
     monkeypatch.setattr(flat_parameters, "FLAT", (gone,))
     flat_parameters.check_flat_names.cache_clear()

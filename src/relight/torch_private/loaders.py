@@ -105,7 +105,7 @@ def numpy_seed(base: int, worker: int) -> Sequence[int]:
 
 
 def with_index_sampler(kind: type, replaced: Callable[[Any], Any]) -> type | None:
-    """Return a subclass of a loader's class whose loaders draw indices from ``replaced(index sampler)``; None if unknown."""
+    """Return a subclass of a loader's class with indices from ``replaced(index sampler)``; None if unknown."""
     if not _has_index_sampler:
         report(_INDEX_SAMPLER)
         return None

@@ -77,7 +77,7 @@ def check_torch(names: Sequence[TorchName], needed_by: str, otherwise: str = "")
 
 
 _reported: set[TorchName] = set()
-"""Names that were looked for when a fall-back was used: each is reported once in a process."""
+"""Names that were checked when a fall-back was used: each is reported once in a process."""
 
 
 def report(*names: TorchName) -> None:

@@ -67,12 +67,12 @@ _QUANTIZED = tuple(
 _PLAIN = TorchName(
     "torch._C",
     "DisableTorchFunctionSubclass",
-    "the memory of a parameter whose class only adds attributes",
+    "the memory of a parameter of a class that only adds attributes",
     "such parameters are refused, bitsandbytes' packed weights for example",
 )
 
 _unlike_any = count(1)
-"""Numbers in place of the versions of tensors whose bytes cannot be hashed: each call counts as a write."""
+"""Numbers in place of the versions of tensors without bytes to hash: each call counts as a write."""
 
 
 def _hash_of_contents(tensor: torch.Tensor) -> int:
@@ -84,8 +84,8 @@ def _hash_of_contents(tensor: torch.Tensor) -> int:
         return next(_unlike_any)
     if tensor.is_meta or tensor.untyped_storage().nbytes() < tensor.nbytes:
         return 0  # no memory of its own
-    held = tensor.resolve_conj().resolve_neg().contiguous().cpu()
-    memory = memoryview((ctypes.c_ubyte * held.nbytes).from_address(held.data_ptr())).cast("B") if held.nbytes else b""
+    host = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+    memory = memoryview((ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr())).cast("B") if host.nbytes else b""
     return int.from_bytes(blake3(memory).digest(8), "little")
 
 

@@ -42,7 +42,7 @@ def is_fresh(loader: Any) -> bool:
 
 
 def is_in_pass(state: Any) -> bool:
-    """Return whether a loader stored the state during a pass over its data."""
+    """Return whether a loader stored the state between the first and the last batch of its data."""
     return isinstance(state, Mapping) and state.get("_iterator_finished") is not True
 
 
