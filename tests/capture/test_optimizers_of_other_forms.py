@@ -117,6 +117,18 @@ class LoadsItself(Silent):
         self.held.param_groups = self.param_groups
 
 
+class HidesInner(torch.optim.Optimizer):
+    """An optimizer around another one, in an attribute that is called almost as torch's own ones."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+        self._optimizer_base = torch.optim.AdamW(self.param_groups, lr=0.05)
+
+    def step(self, closure: Any = None) -> None:
+        """Step the inner optimizer."""
+        self._optimizer_base.step()
+
+
 class Side(Enum):
     """Side on which a projector multiplies."""
 
@@ -226,6 +238,7 @@ OPTIMIZERS: dict[str, Make] = {
     "list of inner optimizers": lambda model: Several(list(model.parameters())),
     "inner optimizer left out": lambda model: Silent(model.parameters()),
     "inner optimizer left out, loading of its own": lambda model: LoadsItself(model.parameters()),
+    "inner optimizer in an attribute like torch's": lambda model: HidesInner(model.parameters()),
     "inner optimizer in containers": lambda model: Silent(model.parameters(), lambda inner: {"one": [inner]}),
     "objects with tensors": lambda model: LowRank(model.parameters()),
     "tensor subclasses": lambda model: Halves(model.parameters()),

@@ -446,11 +446,11 @@ PLANTED: dict[str, Bug] = {
         )
     ),
     "writes outside the optimizer are not noticed": Bug(
-        Edit(f"{COPIES}:DeviceCopies._touched", "if tensor._version != then", "if False"),
+        Edit(f"{COPIES}:DeviceCopies._touched", "if read_version(tensor) != then", "if False"),
         Edit(f"{COPIES}:_Samples.queue", "        return True\n", "        return False\n"),
     ),
     "neither versions nor samples of copied tensors are compared": Bug(
-        Edit(f"{COPIES}:DeviceCopies._touched", "if tensor._version != then", "if False"),
+        Edit(f"{COPIES}:DeviceCopies._touched", "if read_version(tensor) != then", "if False"),
         Edit(f"{COPIES}:_Samples.differing", "!= samples[start : start + width]", "!= ctypes.string_at(slot + offset, width)"),
     ),
     "writes after the optimizer's step count as writes before it": Bug(

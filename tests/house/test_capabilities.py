@@ -15,14 +15,10 @@ OTHERS: dict[str, tuple[str, str]] = {
         "the accelerator's module: of torch or another package",
         "is_initialized get_device_name",
     ),
-    "capture/capture.py": ("the script's modules and stateful objects", "state_dict _non_persistent_buffers_set"),
+    "capture/capture.py": ("the script's modules and stateful objects", "state_dict"),
     "capture/delivered.py": ("batches of the script's loader", "__array_interface__"),
     "capture/environment.py": ("numpy, or a stand-in for it", "__version__"),
     "capture/flat_params.py": ("parameters: DTensors have placements", "placements"),
-    "capture/flattened.py": (
-        "FSDP1's private attributes",
-        "_fsdp_flattened _is_flat_param _full_param_padded _handle _inter_node_pg",
-    ),
     "capture/kinds.py": (
         "components of the script: distinguished by what they have",
         "state_dict load_state_dict last_epoch get_last_lr hook __module__ collected_params shadow_params",
@@ -31,7 +27,7 @@ OTHERS: dict[str, tuple[str, str]] = {
         "the script's loaders, samplers and datasets",
         "set_epoch epoch state_dict load_state_dict dataset sampler __dict__",
     ),
-    "capture/loaders.py": ("the script's loaders", "next_iter_state _iterator sampler state_dict in_order"),
+    "capture/loaders.py": ("the script's loaders", "sampler state_dict in_order"),
     "capture/objects.py": (
         "values of the script, of any class",
         "__dict__ __tensor_flatten__ __members__ __wrapped__",
@@ -39,7 +35,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "capture/optimizers.py": ("torch's ZeroRedundancyOptimizer", "optim"),
     "capture/own_loading.py": (
         "the script's modules and tensor classes",
-        "_version __tensor_flatten__ __torch_dispatch__",
+        "__tensor_flatten__ __torch_dispatch__",
     ),
     "capture/plain_forms.py": (
         "configuration objects of the script and of other packages",
@@ -49,14 +45,12 @@ OTHERS: dict[str, tuple[str, str]] = {
     "capture/revision.py": ("the module __main__, which has a file or none", "__file__"),
     "capture/rng.py": ("torch, and generators of torch, numpy and Python", "bit_generator numpy tobytes"),
     "capture/sampler_shards.py": ("the script's loader and sampler", "in_order __index__"),
-    "capture/sharded.py": ("a DTensor's spec: not in every release of torch", "shard_order"),
     "capture/swap.py": ("torch's AveragedModel", "n_averaged module"),
     "capture/typed_values.py": ("the script's named tuples", "_fields _make"),
     "capture/units.py": (
         "samplers of several libraries",
         "leave sampler batch_size seed initial_seed drop_last shuffle data_source dataset",
     ),
-    "capture/workers.py": ("torch's DataLoader", "_iterator"),
     "checkpointer/lost_workers.py": ("sys: in an interactive session", "ps1"),
     "checkpointer/metric_feed.py": ("metrics of the script", "device ndim type detach"),
     "checkpointer/metric_values.py": ("metrics of the script", "dtype kind size __float__ item copy"),
@@ -65,7 +59,6 @@ OTHERS: dict[str, tuple[str, str]] = {
     "checkpointer/resource_use.py": ("the accelerator's module: of torch or another package", "utilization"),
     "checkpointer/ungiven.py": ("optimizers and objects of the script", "hooked __dict__"),
     "cli/audited.py": ("click: not in every release", "_protected_args"),
-    "comm/torch_private.py": ("classes of torch", "__code__ __annotations__"),
     "errors.py": ("a value of any class, in a message", "shape dtype"),
     "format/step_number.py": ("the script's step: of numpy, torch or another library", "dtype shape"),
     "integrations/accelerate.py": ("accelerate's enum and loaders", "value iteration"),
@@ -83,7 +76,6 @@ OTHERS: dict[str, tuple[str, str]] = {
     "policy/argument_checks.py": ("what the script gave as an amount", "total_seconds is_cuda __float__ __index__"),
     "prove/recorder.py": ("values of the script; torch and numpy are not imported for them", "detach cpu tobytes"),
     "restore/elastic_state.py": ("the script's dataset", "state_dict"),
-    "restore/rollback.py": ("torch's schedulers of schedulers", "_schedulers"),
     "serve/gate.py": ("socket: on Linux only", "TCP_DEFER_ACCEPT"),
     "snapshot/hooks.py": ("torch's mark of an optimizer's step", "hooked"),
     "store/buffers.py": ("mmap: on Linux only", "MADV_HUGEPAGE"),
@@ -92,8 +84,21 @@ OTHERS: dict[str, tuple[str, str]] = {
         "torch's LaunchConfig: not in every release",
         "signals_to_handle shutdown_timeout event_log_handler",
     ),
-    "supervise/torch_private.py": ("torch's rendezvous handlers", "_op_executor _state_holder"),
     "supervise/nvml.py": ("an error of NVIDIA's library", "value"),
+    "torch_private/flat_parameters.py": (
+        "torch's FullyShardedDataParallel",
+        "_inter_node_pg _fsdp_flattened _is_flat_param _fqns _full_param_padded",
+    ),
+    "torch_private/loaders.py": ("torch's loaders", "_iterator _generate_state"),
+    "torch_private/modules.py": ("torch's modules", "_non_persistent_buffers_set _version"),
+    "torch_private/names.py": ("classes and functions of torch", "__annotations__ __code__ __func__"),
+    "torch_private/optimizers.py": ("torch's schedulers of schedulers", "_schedulers"),
+    "torch_private/tensors.py": (
+        "tensors: not in every release of torch",
+        "DisableTorchFunctionSubclass to_local wait _coalesced_ _make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor shard_order _indices _values dim",
+    ),
+    "torch_private/torchdata.py": ("torchdata's loader", "next_iter_state _iterator"),
+    "torch_private/torchrun.py": ("torch's rendezvous handlers", "_op_executor _state_holder"),
 }
 """For each file: the objects of others that it asks, and the names of the attributes."""
 

@@ -1,56 +1,55 @@
-"""Private names of torch are used in ``torch_private.py`` of two rooms, or are listed here with their reason."""
+"""Private names of torch are used in the room ``torch_private`` only. ``docs/torch-versions.md`` lists them.
+
+``python tests/house/test_torch_private.py`` writes that list.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from pathlib import Path
 
 import pytest
-from tree import SOURCES, rel
+from tree import ROOT, SOURCES, rel
 
-HOMES = ("comm/torch_private.py", "supervise/torch_private.py")
-ALLOWED = {
-    "capture/flattened.py": (
-        "FullyShardedDataParallel keeps the state between two steps in private attributes, and frees gathered parameters by these functions",
-        {
-            "torch.distributed.fsdp._runtime_utils._lazy_init",
-            "torch.distributed.fsdp._runtime_utils._reshard",
-            "torch.distributed.utils._free_storage",
-        },
-    ),
-    "capture/own_loading.py": (
-        "whether a module overrides the method that torch documents for it; the guard that torch documents for tensor subclasses",
-        {"nn.Module._save_to_state_dict", "torch._C"},
-    ),
-    "capture/rebuild.py": (
-        "quantized tensors are made from their parts by nothing public",
-        {"torch._make_per_channel_quantized_tensor", "torch._make_per_tensor_quantized_tensor"},
-    ),
-    "capture/tensors.py": ("the layout of MKL-DNN tensors has no public name", {"torch._mkldnn"}),
-    "capture/workers.py": (
-        "the seed that a worker gives numpy: torch computes it in a private function only",
-        {"torch.utils.data._utils.worker", "torch_worker._generate_state"},
-    ),
-    "checkpointer/outside_state.py": (
-        "whether a module overrides the method that torch documents for it",
-        {"nn.Module._save_to_state_dict"},
-    ),
-    "checkpointer/workers.py": (
-        "loaders have no public hook after torch's own signal handlers; without these names, workers run unprotected",
-        {
-            "signal_handling._set_worker_signal_handlers",
-            "torch.utils.data._utils.signal_handling",
-            "torch.utils.data._utils.worker",
-        },
-    ),
-}
-"""By file: why nothing public serves, and the private names that it uses."""
+from relight.torch_private import torchrun
+from relight.torch_private.names import SUPPORTED
+from relight.torch_private.table import TABLE
+
+HOME = "torch_private/"
+PAGE = ROOT / "docs" / "torch-versions.md"
+TABLE_BEGINS = "| Name | Used for | Without it |\n|---|---|---|\n"
+ELSEWHERE = [path for path in SOURCES if not rel(path).startswith(HOME)]
 WITHOUT_TORCH = ("export/", "importers/")
 """Rooms without torch. Their texts name classes in pickles of other tools, and nothing is imported by them."""
-ELASTIC = ("supervise/", "comm/")
-"""Rooms in which attributes of torch's objects are checked as well: capture needs the insides of tensors and modules."""
-NOT_TORCHS = {"supervise/launch.py": {"_option_string_actions", "_actions"}}  # argparse's
+OTHERS = {
+    "capture/delivered.py": {"_getframe"},  # of sys
+    "capture/loader_watch.py": {"_num_iter_calls"},  # of Fabric's loader
+    "capture/rng.py": {"_inst"},  # of random
+    "checkpointer/workers.py": {"_send_signal"},  # of multiprocessing
+    "cli/audited.py": {"_protected_args"},  # of click
+    "comm/tls.py": {"_SSLMethod"},  # of ssl
+    **dict.fromkeys(
+        (
+            "decode.py",
+            "keys/providers.py",
+            "observe/console.py",
+            "observe/events.py",
+            "store/object_client.py",
+            "store/probe.py",
+        ),
+        {"_at_fork_reinit"},  # of threading
+    ),
+    "integrations/lightning.py": {"_data_fetcher"},  # of Lightning's loop
+    "supervise/launch.py": {"_actions"},  # of argparse
+}
+"""By file: private attributes of other libraries' objects."""
+PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit"}
+"""Names of named tuples, which are documented, and ``os._exit``."""
+HOLDING = ("capture/", "checkpointer/", "comm/", "integrations/", "ranks/", "restore/", "snapshot/", "supervise/")
+"""Rooms that hold torch's objects. In others, a listed name as a text is a key of a file."""
+ACCESSORS = ("getattr", "hasattr", "setattr", "delattr", "attrgetter")
 _IN_TEXT = re.compile(r"torch(?:\.\w+)*\._(?!_)\w+(?:\.\w+)*")
 
 
@@ -91,12 +90,15 @@ def private_names(tree: ast.Module) -> Iterator[str]:
                 yield node.value
 
 
-def attributes_of_torch(tree: ast.Module) -> Iterator[str]:
-    """Yield private attributes that no class of this module has: of other objects, or inherited from a class of torch."""
+def attributes_of_others(tree: ast.Module, known: Set[str] = frozenset()) -> Iterator[str]:
+    """Yield private attributes that no class of this module has, nor ``known``: of other objects, or inherited from torch.
+
+    Also private names that a function such as ``getattr`` or ``attrgetter`` gets as text.
+    """
     roots = torch_roots(tree)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     own = {cls.name: set(_defined_in(cls)) for cls in classes}
-    everywhere = set().union(*own.values())
+    everywhere = known.union(*own.values())
     for cls in classes:
         from_torch = any(isinstance(base, ast.Name) and base.id in roots for base in cls.bases)
         for node in ast.walk(cls):
@@ -107,13 +109,9 @@ def attributes_of_torch(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not _is_self(node.value):
             if node.attr not in everywhere:
                 yield node.attr
-        elif (
-            isinstance(node, ast.Call)
-            and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr")
-            and isinstance(node.args[1], ast.Constant)
-            and is_private(str(node.args[1].value))
-        ):
-            yield str(node.args[1].value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ACCESSORS:
+            texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from (text for text in texts if isinstance(text, str) and is_private(text))
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -129,37 +127,53 @@ def _defined_in(cls: ast.ClassDef) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
-def test_private_names_of_torch_are_listed_with_their_reason() -> None:
-    """A new private name needs a function in ``torch_private.py``; a listed one that is gone leaves the list."""
-    users = {
-        rel(path): names
-        for path in SOURCES
-        if rel(path) not in HOMES
-        and not rel(path).startswith(WITHOUT_TORCH)
-        and (names := set(private_names(ast.parse(path.read_text(encoding="utf-8")))))
+@pytest.mark.parametrize("path", [path for path in ELSEWHERE if not rel(path).startswith(WITHOUT_TORCH)], ids=rel)
+def test_no_other_room_imports_a_private_name(path: Path) -> None:
+    """A private name needs a function in the room ``torch_private``, and a fall-back."""
+    assert not set(private_names(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def test_no_other_room_reads_a_private_attribute() -> None:
+    """A private attribute is one that a class of Relight has, or is listed with its library."""
+    trees = {rel(path): ast.parse(path.read_text(encoding="utf-8")) for path in ELSEWHERE}
+    own = {
+        name
+        for tree in trees.values()
+        for cls in ast.walk(tree)
+        if isinstance(cls, ast.ClassDef)
+        for name in _defined_in(cls)
     }
-    assert users == {name: names for name, (_, names) in ALLOWED.items()}
+    found = {name: set(attributes_of_others(tree, own)) - PUBLIC for name, tree in trees.items()}
+    assert {name: names for name, names in found.items() if names} == OTHERS
+
+
+NAMES = {name.name for name in (*TABLE, *torchrun.NAMES) if is_private(name.name)}
+
+
+def test_no_other_room_has_the_text_of_a_listed_name() -> None:
+    """A name could also be read through ``vars()``. Attributes of Relight's own that are called so are read by their class."""
+    found: dict[str, set[str]] = {}
+    for path in [path for path in ELSEWHERE if rel(path).startswith(HOLDING)]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        own = {name for cls in ast.walk(tree) if isinstance(cls, ast.ClassDef) for name in _defined_in(cls)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
+            if isinstance(text, str) and text in NAMES:
+                found.setdefault(rel(path), set()).add(text)
+            elif isinstance(node, ast.Attribute) and node.attr in NAMES - own and not _is_self(node.value):
+                found.setdefault(rel(path), set()).add(node.attr)
+    assert not found
 
 
 def test_nothing_is_patched_elsewhere() -> None:
     """No module uses ``unittest.mock``: ``torch_private.py`` replaces names of torch by a context manager of its own."""
     mock = re.compile(r"unittest\.mock|unittest import|\bmock\b")  # unittest.SkipTest skips a test of a shipped suite
     assert not [rel(path) for path in SOURCES if mock.search(path.read_text(encoding="utf-8"))]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in SOURCES if rel(path).startswith(ELASTIC) and rel(path) not in HOMES],
-    ids=rel,
-)
-def test_attributes_of_torchs_objects_are_public(path: object) -> None:
-    """A class of torch's agent or rendezvous has private attributes, and only ``torch_private.py`` uses them."""
-    source = SOURCES[SOURCES.index(path)]  # type: ignore[arg-type]
-    tree = ast.parse(source.read_text(encoding="utf-8"))
-    if len(torch_roots(tree)) > 1:
-        assert set(attributes_of_torch(tree)) <= NOT_TORCHS.get(rel(source), set())
 
 
 @pytest.mark.parametrize(
@@ -192,4 +206,29 @@ def of(handler):
 
 def test_the_check_finds_private_attributes() -> None:
     """Inherited attributes and those of other objects count; overridden methods and the class's own do not."""
-    assert set(attributes_of_torch(ast.parse(AGENT))) == {"_pcontext", "_state", "_executor"}
+    assert set(attributes_of_others(ast.parse(AGENT))) == {"_pcontext", "_state", "_executor"}
+
+
+def table() -> str:
+    """Return the table of the page: each name once for each use."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in (*TABLE, *torchrun.NAMES):
+        rows.setdefault((name.use, name.otherwise), []).append(name.name)
+    return TABLE_BEGINS + "".join(
+        f"| {' '.join(f'`{name}`' for name in names)} | {use} | {otherwise} |\n"
+        for (use, otherwise), names in rows.items()
+    )
+
+
+def test_the_page_has_all_names() -> None:
+    """``docs/torch-versions.md`` has the table, and the versions in which the names were found."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert table() in page, "python tests/house/test_torch_private.py writes it"
+    assert f"torch {SUPPORTED}" in page
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    begin = text.index(TABLE_BEGINS)
+    rows = text[begin:].split("\n\n")[0]
+    PAGE.write_text(text.replace(rows.rstrip("\n") + "\n", table()), encoding="utf-8")

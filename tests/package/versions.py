@@ -28,7 +28,7 @@ PAIRS = (
     ("3.11", "2.13.0"),
     ("3.14", "2.14.1"),
 )
-SLICE = ("capture", "snapshot", "checkpointer", "integrations", "golden", "versions", "exact")
+SLICE = ("torch_private", "capture", "snapshot", "checkpointer", "integrations", "golden", "versions", "exact")
 EXTRAS = "demo,s3,encryption,orbax"
 NEEDED = (
     "pytest",

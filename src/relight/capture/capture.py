@@ -12,7 +12,7 @@ from torch import nn
 
 from relight.capture import rng as generators
 from relight.capture.capture_cache import CaptureCache, CapturedTemplate, basis_of
-from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
+from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened
 from relight.capture.kinds import (
     LOADER,
     MODULE,
@@ -45,6 +45,9 @@ from relight.errors import ConfigError
 from relight.format.collector import collector_paused
 from relight.format.tree import Encoded, Leaf, join_path
 from relight.layout import Item
+from relight.torch_private.flat_parameters import is_flattened_elsewhere
+from relight.torch_private.modules import unsaved_buffers
+from relight.torch_private.tensors import read_version
 
 _USUAL = frozenset((torch.Tensor, nn.Parameter))
 
@@ -253,7 +256,7 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 node[key] = walker.tensor(value, below, "param", trainable=trainable)
         elif isinstance(value, torch.Tensor):
             is_parameter = isinstance(value, nn.Parameter)
-            if not flattened and without_wrapper(value):
+            if not flattened and is_flattened_elsewhere(value):
                 walker.refuse(below, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
@@ -314,7 +317,7 @@ def _missed(name: str, value: Any, kind: str) -> list[str]:
         missed = []
         inner = unwrap(value)
         for prefix, module in inner.named_modules():
-            for buffer in sorted(getattr(module, "_non_persistent_buffers_set", ())):
+            for buffer in sorted(unsaved_buffers(module)):
                 full = f"{prefix}.{buffer}" if prefix else buffer
                 missed.append(f"{name}: buffer {full} is not persistent, so not part of the module's state")
         return missed
@@ -340,7 +343,7 @@ def _notes(name: str, value: Any, kind: str) -> list[str]:
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     tensor = local_of(tensor)
     address = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
-    return address, 0 if tensor.is_inference() else tensor._version
+    return address, 0 if tensor.is_inference() else read_version(tensor)
 
 
 def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:

@@ -24,13 +24,16 @@ from relight.capture.optimizers import holder_of, is_custom, own_parameters, ste
 from relight.capture.plain_tensors import USUAL
 from relight.capture.sharded import local_of
 from relight.capture.walk import WalkedItems
+from relight.torch_private.modules import SAVING, module_parts, saves_as_torch
+from relight.torch_private.tensors import read_version, version_counter
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
-_OWN_WAYS = frozenset(("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules"))
+_PUBLIC = ("state_dict", "get_extra_state", "named_parameters", "named_modules")
+_OWN_WAYS = frozenset((*_PUBLIC, SAVING))
 """Module methods that may return a state other than the module's dicts, if a class or an instance overrides them."""
 
 
-_shape, _dtype, _requires_grad, _version = map(attrgetter, ("shape", "dtype", "requires_grad", "_version"))
+_shape, _dtype, _requires_grad = map(attrgetter, ("shape", "dtype", "requires_grad"))
 
 
 class _Dict(NamedTuple):
@@ -59,27 +62,22 @@ class _Module(NamedTuple):
 
     @classmethod
     def from_module(cls, module: nn.Module) -> _Module:
-        return cls(
-            module,
-            _dict(module._parameters),
-            _dict(module._buffers),
-            _dict(module._modules),
-            frozenset(module._non_persistent_buffers_set),
-        )
+        parameters, buffers, modules, not_saved, *_ = module_parts(module)
+        return cls(module, _dict(parameters), _dict(buffers), _dict(modules), frozenset(not_saved))
 
     def holds(self) -> bool:
-        live = self.live
+        parameters, buffers, modules, not_saved, after, before = module_parts(self.live)
         return (
-            live._parameters is self.parameters.live
-            and live._buffers is self.buffers.live
-            and live._modules is self.modules.live
+            parameters is self.parameters.live
+            and buffers is self.buffers.live
+            and modules is self.modules.live
             and self.parameters.holds()
-            and (not (self.modules.values or live._modules) or self.modules.holds())
-            and (not (self.buffers.values or live._buffers) or self.buffers.holds())
-            and live._non_persistent_buffers_set == self.not_saved
-            and _OWN_WAYS.isdisjoint(live.__dict__)
-            and not (live._state_dict_hooks and foreign_hooks(live._state_dict_hooks))
-            and not (live._state_dict_pre_hooks and foreign_hooks(live._state_dict_pre_hooks))
+            and (not (self.modules.values or modules) or self.modules.holds())
+            and (not (self.buffers.values or buffers) or self.buffers.holds())
+            and not_saved == self.not_saved
+            and _OWN_WAYS.isdisjoint(self.live.__dict__)
+            and not (after and foreign_hooks(after))
+            and not (before and foreign_hooks(before))
         )
 
 
@@ -144,8 +142,8 @@ class _Tensors(NamedTuple):
 
     def versions(self) -> list[int]:
         if self.without:
-            return [0 if tensor.is_inference() else tensor._version for tensor in self.live]
-        return list(map(_version, self.live))
+            return [version_counter(tensor) for tensor in self.live]
+        return list(map(read_version, self.live))
 
     def holds(self) -> bool:
         live = self.live  # one pass in C for each; no list is kept, as the garbage collector would traverse it
@@ -277,8 +275,12 @@ def _is_plain(module: nn.Module) -> bool:
     own: Callable[[str], bool] = lambda name: getattr(kind, name) is not getattr(nn.Module, name)  # noqa: E731
     if wraps(module) is not None:
         return True
-    hooked = foreign_hooks(module._state_dict_hooks) or foreign_hooks(module._state_dict_pre_hooks)
-    return not (hooked or any(map(own, _OWN_WAYS)) or not _OWN_WAYS.isdisjoint(module.__dict__))
+    after, before = module_parts(module)[-2:]
+    return (
+        not (foreign_hooks(after) or foreign_hooks(before) or any(map(own, _PUBLIC)))
+        and saves_as_torch(kind) is True
+        and _OWN_WAYS.isdisjoint(module.__dict__)
+    )
 
 
 def _dict(live: Mapping[Any, Any]) -> _Dict:

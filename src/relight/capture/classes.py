@@ -9,6 +9,7 @@ import torch
 
 from relight.capture.kinds import MODULE, RNG, VALUE, kind_of, unwrap
 from relight.format.class_names import name_in
+from relight.torch_private.modules import DERIVING
 
 _INNER = {
     "ZeroRedundancyOptimizer": "optim",
@@ -17,9 +18,6 @@ _INNER = {
     "AcceleratedScheduler": "scheduler",
 }
 """Wrappers around an optimizer or scheduler: by class name, the attribute that holds it."""
-
-_WRAPPING = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.")
-"""Prefixes of modules with classes that are derived from the user's own at run time, as by ``fully_shard``."""
 
 
 def inner_of(value: Any) -> Any:
@@ -34,7 +32,7 @@ def inner_of(value: Any) -> Any:
 def class_path(value: Any) -> str:
     """Return ``module:qualified name`` of a component's class, without wrappers."""
     own = unwrap(value) if isinstance(value, torch.nn.Module) else inner_of(value)
-    bases = [base for base in type(own).__mro__ if not f"{base.__module__}.".startswith(_WRAPPING)]
+    bases = [base for base in type(own).__mro__ if not f"{base.__module__}.".startswith(DERIVING)]
     return f"{bases[0].__module__}:{bases[0].__qualname__}"
 
 

@@ -14,20 +14,17 @@ from relight.capture.plain_forms import plain_form
 from relight.capture.rng import is_generator
 from relight.capture.sharded import Flat, is_spread
 from relight.capture.standard_values import Unstorable
+from relight.torch_private.modules import HARMLESS_HOOKS, WRAPPERS, children_of, parameters_of, wrapped_attribute
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER = "module", "optimizer", "scheduler", "scaler"
 LOADER, STATEFUL, RNG, VALUE = "loader", "stateful", "rng", "value"
 _WRAPPERS = {
-    "OptimizedModule": "_orig_mod",
+    **WRAPPERS,
     "DistributedDataParallel": "module",
     "DataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
     "_FabricModule": "_forward_module",
 }
 """Modules that wrap the user's own: by class name, the attribute that holds it."""
-
-_KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
 
 
 class RankZeroComponent:
@@ -121,7 +118,7 @@ def wrapped(module: nn.Module) -> list[tuple[str, str]]:
         name = wraps(node)
         if name is not None:
             prefixes.append((prefix, f"{prefix}{name}."))
-        for key, child in node._modules.items():
+        for key, child in children_of(node).items():
             if child is not None:
                 visit(child, f"{prefix}{key}.")
 
@@ -141,7 +138,7 @@ def named_parameters(module: nn.Module, *, repeats: bool = False) -> list[tuple[
     """Return the parameters of the unwrapped module under their own names."""
     inner, flattened = module, False
     while (name := wraps(inner)) is not None:
-        flattened = flattened or name == "_fsdp_wrapped_module"
+        flattened = flattened or type(inner).__name__ == "FullyShardedDataParallel"
         inner = getattr(inner, name)
     if flattened:
         inner = module  # it may keep parameters on a wrapper further in
@@ -159,7 +156,7 @@ def _own_parameters(module: nn.Module, repeats: bool) -> list[tuple[str, nn.Para
     pairs: list[tuple[str, nn.Parameter]] = []
     for path, owner in module.named_modules(remove_duplicate=not repeats):
         prefix = f"{path}." if path else ""
-        for key, parameter in owner._parameters.items():
+        for key, parameter in parameters_of(owner).items():
             if parameter is not None and (repeats or id(parameter) not in seen):
                 seen.add(id(parameter))
                 pairs.append((prefix + key, parameter))
@@ -169,13 +166,14 @@ def _own_parameters(module: nn.Module, repeats: bool) -> list[tuple[str, nn.Para
 def wraps(module: nn.Module) -> str | None:
     """Return the attribute in which a wrapper holds the user's own module; None if ``module`` is not a wrapper."""
     name = _WRAPPERS.get(type(module).__name__)
-    return name if name in module._modules else None
+    return None if name is None else wrapped_attribute(module, name)
 
 
 def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
     """Return whether there are hooks that may change a module's state. torch's own wrappers' hooks keep it the same."""
     return hooks is not None and not all(
-        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(_KNOWN_HOOKS) for hook in hooks.values()
+        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(HARMLESS_HOOKS)
+        for hook in hooks.values()
     )
 
 

@@ -16,7 +16,14 @@ from relight.capture.delivered import IndexLists, Position
 from relight.capture.pace import LoaderPace
 from relight.capture.sampler_shards import RemainderSampler
 from relight.capture.units import core_of
-from relight.capture.workers import Reseed, init_worker, persistent, seed_of
+from relight.capture.workers import Reseed, init_worker, seed_of
+from relight.torch_private.loaders import (
+    base_seed,
+    has_persistent_workers,
+    set_shared_seed,
+    with_index_sampler,
+    worker_iterator,
+)
 
 Observe = Callable[[Any], None]
 ATTRIBUTE, CORE, WRAPPER = "_relight_watch", "_relight_core_class", "_relight_wrapper"
@@ -176,28 +183,21 @@ def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
 
     Not for stateful loaders: torchdata checks the type of its index sampler.
     """
-    core = core_of(loader)
-    if is_stateful(loader) or not isinstance(vars(DataLoader).get("_index_sampler"), property):
+    if is_stateful(loader):
         return
+    core = core_of(loader)
     inherited, stream = type(core), isinstance(core.dataset, IterableDataset)
 
-    def _index_sampler(self: DataLoader[Any]) -> Any:
-        def noted(queue: deque[tuple[int, bytes]]) -> None:
-            watch.queue = queue
+    def noted(queue: deque[tuple[int, bytes]]) -> None:
+        watch.queue = queue
 
-        def instead() -> Iterable[Any] | None:
-            return watch.instead  # until the iterator is created: an iterator with workers reads it twice
+    def instead() -> Iterable[Any] | None:
+        return watch.instead  # until the iterator is created: an iterator with workers reads it twice
 
-        inner = super(seen, self)._index_sampler  # type: ignore[misc,arg-type]
-        return IndexLists(inner, None if stream else noted, instead)
-
-    seen = type(
-        inherited.__name__,
-        (inherited,),
-        {"_index_sampler": property(_index_sampler), "__module__": inherited.__module__},
-    )
-    core.__dict__[CORE] = inherited
-    CLASS.__set__(core, seen)
+    seen = with_index_sampler(inherited, lambda inner: IndexLists(inner, None if stream else noted, instead))
+    if seen is not None:
+        core.__dict__[CORE] = inherited
+        CLASS.__set__(core, seen)
 
 
 def leave_indices(loader: DataLoader[Any]) -> None:
@@ -221,24 +221,25 @@ def leave_rest(watch: WatchedLoader) -> None:
 def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
     """Return the loader's own iterator for the epoch after ``watch.age``."""
     own: Callable[[DataLoader[Any]], Iterator[Any]] = watch.original.__iter__  # type: ignore[attr-defined]
-    if not persistent(loader):
+    if not has_persistent_workers(loader):
         return own(loader)
     if watch.base is not None:
         watch.age += 1
-    if loader._iterator is None:
+    live = worker_iterator(loader)
+    if live is None:
         with init_worker(loader, watch.base, watch.age):
             inner = own(loader)
         if watch.base is None:
-            watch.base = int(inner._base_seed)  # type: ignore[attr-defined]
+            watch.base = base_seed(inner)
         return inner
     if watch.base is None:  # created before the loader was watched
-        watch.base, watch.age = int(loader._iterator._base_seed), 1
+        watch.base, watch.age = base_seed(live), 1
     if not isinstance(loader.dataset, IterDataPipe):
-        loader._iterator._shared_seed = Reseed(seed_of(watch.base, watch.age))
+        set_shared_seed(live, Reseed(seed_of(watch.base, watch.age)))
     try:
         return own(loader)
     finally:
-        loader._iterator._shared_seed = None
+        set_shared_seed(live, None)
 
 
 def samplers(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -49,9 +49,10 @@ from relight.capture.pace import LoaderPace
 from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
 from relight.capture.sampler_shards import SamplerPosition, position_tree, rest_in, sharded_sampler_of
 from relight.capture.units import changed, core_of, reordered, units_of
-from relight.capture.workers import persistent
 from relight.errors import ConfigError, IncompatibleState
 from relight.observe import emit
+from relight.torch_private.loaders import forget_iterator, has_persistent_workers
+from relight.torch_private.torchdata import correct_counts, has_no_data_state, is_fresh, is_in_pass, makes_ahead
 
 __all__ = [
     "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
@@ -347,7 +348,7 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if not is_stateful(loader):
         return {"counted": counted}
     # Before its first iterator exists, state_dict would create one and draw random numbers: there is no position yet.
-    fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
+    fresh = is_fresh(loader)
     is_left = watch.epoch is not None and watch.epoch.left
     if watch.pending is not None and watch.own_state is not None:
         return {"own": counted, "told": watch.own_state}
@@ -358,11 +359,6 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):
         return {"own": counted, "told": watch.kept[-1 - ahead]}
     return {"own": counted, "told": _loader_state(loader)}
-
-
-def _makes_ahead(loader: DataLoader[Any]) -> bool:
-    """Return whether this is torchdata's loader: its ``state_dict`` creates an iterator."""
-    return hasattr(loader, "next_iter_state") and hasattr(loader, "_iterator")
 
 
 def _loader_state(loader: Any) -> Any:
@@ -461,14 +457,12 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     own_state = state.get("told") if not reset else None
     watch.reread = pending is not None and own_state is not None and _reread(pending, own_state)
     watch.own_state = own_state if pending is not None else None
-    watch.uncounted = (
-        pending is None and isinstance(own_state, Mapping) and own_state.get("_iterator_finished") is not True
-    )
+    watch.uncounted = pending is None and is_in_pass(own_state)
     if is_stateful(loader):
         by_relight = pending is not None and (watch.reread or by_samples(loader, pending))
         _load_own_state(loader, None if by_relight else own_state, counted)
-    elif persistent(loader):
-        loader._iterator = None  # its workers are at another position
+    elif has_persistent_workers(loader):
+        forget_iterator(loader)  # its workers are at another position
     if watch.pending is None and not watch.waits:
         leave_rest(watch)
     set_epoch_number(loader, counted["epoch"])
@@ -484,25 +478,7 @@ def _reread(pending: Mapping[str, Any], own_state: Any) -> bool:
         isinstance(units, Mapping)
         and bool(units["stream"])
         and isinstance(pending.get("checksum"), int)
-        and _stateless(own_state)
-    )
-
-
-def _stateless(own_state: Any) -> bool:
-    """Return whether torchdata's loader stored no state of the data."""
-    if not isinstance(own_state, Mapping):
-        return False
-    if "_snapshot" in own_state:
-        snapshots = own_state["_snapshot"].get("_worker_snapshots", {})
-        return bool(snapshots) and all(_stateless(snapshot) for snapshot in snapshots.values())
-    fetcher = own_state.get("_fetcher_state", own_state.get("fetcher_state", own_state))
-    if not isinstance(fetcher, Mapping):
-        return False
-    data = own_state.get("_dataset_state", own_state.get("dataset_state"))
-    return (
-        data is None
-        and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None
-        and fetcher is not own_state
+        and has_no_data_state(own_state)
     )
 
 
@@ -550,19 +526,10 @@ def _load_own_state(loader: Any, own_state: Any, counted: Mapping[str, Any]) -> 
     if counted["start"] is not None:
         restore_epoch_start(loader, counted["start"])
     loader.load_state_dict(own_state)
-    if not _makes_ahead(loader):
+    if not makes_ahead(loader):
         return
     loader.state_dict()
-    # If the data has no state, torchdata counts skipped batches twice, so the next save would be too far ahead.
-    iterator, inner = loader._iterator, own_state.get("_snapshot", own_state)
-    counts = {
-        "_num_yielded": "_num_yielded",
-        "_snapshot_step": "_num_yielded",
-        "_sampler_iter_yielded": "_sampler_iter_yielded",
-    }
-    for key, name in counts.items():
-        if key in inner and getattr(iterator, name, None) == 2 * inner[key]:
-            setattr(iterator, name, inner[key])
+    correct_counts(loader, own_state)
 
 
 def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:

@@ -6,10 +6,20 @@ import torch
 from torch import nn
 
 from relight.capture.kinds import foreign_hooks
+from relight.torch_private.modules import (
+    LOADING,
+    SAVING,
+    buffers_of,
+    children_of,
+    loads_as_torch,
+    parameters_of,
+    saves_as_torch,
+    state_hooks,
+    unsaved_buffers,
+)
 
-_SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict")
-_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-_OWN_WAYS = frozenset((*_SAVING, "_load_from_state_dict"))
+_PUBLIC = ("state_dict", "get_extra_state", "load_state_dict")
+_OWN_WAYS = frozenset((*_PUBLIC, SAVING, LOADING))
 
 
 def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
@@ -24,16 +34,18 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
         kind = type(submodule)
         if kind not in usual:
             usual[kind] = _is_usual(kind)
-        live = submodule.__dict__
-        if not usual[kind] or not _OWN_WAYS.isdisjoint(live) or any(map(live.get, _HOOKS)):
+        if not usual[kind] or not _OWN_WAYS.isdisjoint(submodule.__dict__) or any(state_hooks(submodule)):
             return False
-        for key, parameter in submodule._parameters.items():
+        for key, parameter in parameters_of(submodule).items():
             if parameter is not None:
                 state[prefix + key] = parameter
-        for key, buffer in submodule._buffers.items():
-            if buffer is not None and key not in submodule._non_persistent_buffers_set:
+        unsaved = unsaved_buffers(submodule)
+        for key, buffer in buffers_of(submodule).items():
+            if buffer is not None and key not in unsaved:
                 state[prefix + key] = buffer
-        return all(visit(child, f"{prefix}{key}.") for key, child in submodule._modules.items() if child is not None)
+        return all(
+            visit(child, f"{prefix}{key}.") for key, child in children_of(submodule).items() if child is not None
+        )
 
     return state if visit(module, "") else None
 
@@ -41,13 +53,10 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
 def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
     """Return whether ``load_state_dict`` would only copy into parameters and buffers. ``state``: from ``state_dict``."""
     for submodule in module.modules():
-        hooks = [
-            getattr(submodule, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-        ]
         if (
-            any(map(foreign_hooks, hooks))
+            any(map(foreign_hooks, state_hooks(submodule)[2:]))
             or type(submodule).load_state_dict is not nn.Module.load_state_dict
-            or not _loads_as_torch(type(submodule))
+            or not loads_as_torch(type(submodule))
         ):
             return False
     live = {
@@ -60,20 +69,15 @@ def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
 def has_own_ways(module: nn.Module) -> bool:
     """Return whether a class, a hook or the instance customises saving or loading, other than by ``get_extra_state``."""
     kind = type(module)
-    overridden = [
-        name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)
-    ]
     return (
-        bool(overridden)
-        or not _loads_as_torch(kind)
+        kind.state_dict is not nn.Module.state_dict
+        or kind.load_state_dict is not nn.Module.load_state_dict
+        or not (saves_as_torch(kind) and loads_as_torch(kind))
         or not _OWN_WAYS.isdisjoint(module.__dict__)
-        or any(map(module.__dict__.get, _HOOKS))
+        or any(state_hooks(module))
     )
 
 
 def _is_usual(kind: type[nn.Module]) -> bool:
-    return all(getattr(kind, name) is getattr(nn.Module, name) for name in _SAVING) and _loads_as_torch(kind)
-
-
-def _loads_as_torch(kind: type[nn.Module]) -> bool:
-    return kind._load_from_state_dict.__module__.startswith("torch.nn.")
+    public = all(getattr(kind, name) is getattr(nn.Module, name) for name in _PUBLIC)
+    return public and saves_as_torch(kind) is True and loads_as_torch(kind) is True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from copy import copy
 from enum import Enum
@@ -17,6 +17,7 @@ import torch
 
 from relight.capture.sharded import is_spread
 from relight.capture.typed_values import is_named_tuple, member
+from relight.torch_private.optimizers import clear_step_hooks
 
 CLASS = "relight.class"
 """Key of the dict that stands for an object or a tensor of a subclass: ``module:qualified name`` of its class, for messages."""
@@ -274,8 +275,7 @@ def first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[Any
     }
     attributes.pop("step", None)  # schedulers wrap the live optimizer's step in a counter
     vars(scratch).update(attributes)
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        vars(scratch)[name] = OrderedDict()
+    clear_step_hooks(scratch)
     scratch.state = defaultdict(dict)
     scratch.param_groups = [
         {**group, "params": [copies[parameter] for parameter in group["params"]]} for group in optimizer.param_groups

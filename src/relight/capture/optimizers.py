@@ -14,6 +14,7 @@ from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.own_state import INNER, OWN, has_torchs_form, left_out, own_form_of, with_names, with_numbers
 from relight.capture.walk import Walker
 from relight.format.tree import join_path
+from relight.torch_private.optimizers import has_state_hooks
 
 Optimizer = torch.optim.Optimizer
 
@@ -98,12 +99,9 @@ def why_not_apart(optimizer: Optimizer) -> str:
 def is_custom(optimizer: Optimizer) -> bool:
     """Return whether the class or a hook changes ``state_dict`` or ``load_state_dict``, so that these must be used."""
     optimizer = holder_of(optimizer)
-    hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
-             "_optimizer_load_state_dict_post_hooks")  # fmt: skip
-    if any(getattr(optimizer, name, None) for name in hooks):
-        return True
     return (
-        type(optimizer).state_dict is not Optimizer.state_dict
+        has_state_hooks(optimizer)
+        or type(optimizer).state_dict is not Optimizer.state_dict
         or type(optimizer).load_state_dict is not Optimizer.load_state_dict
     )
 
@@ -332,8 +330,8 @@ def place_like(
 ) -> torch.Tensor:
     """Allocate a state tensor that the optimizer has not created yet, on the device and in the layout it would use.
 
-    The rule for ``step`` is torch's (``Optimizer._process_value_according_to_param_policy``): on the parameter's
-    device if the group is capturable or fused, otherwise on the host.
+    The rule for ``step`` is that of torch's ``load_state_dict``: on the parameter's device if the group is capturable or
+    fused, otherwise on the host.
     """
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.empty(shape, dtype=dtype, device="cpu")

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from typing import Any
 
 import torch
 from torch import nn
 
 from relight.capture.kinds import foreign_hooks
+from relight.torch_private.modules import (
+    buffers_of,
+    children_of,
+    load_without_memory,
+    loads_as_torch,
+    parameters_of,
+    saves_as_torch,
+    state_hooks,
+    unsaved_buffers,
+)
+from relight.torch_private.tensors import without_subclass
 
 Undo = Callable[[], None]
 
@@ -35,7 +45,7 @@ def owner_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
     """Return the module that loads what is stored at ``key``, and its prefix."""
     owner, prefix = module, ""
     for name in key.split(".")[:-1]:
-        below = owner._modules.get(name)
+        below = children_of(owner).get(name)
         if below is None:
             break
         owner, prefix = below, f"{prefix}{name}."
@@ -46,10 +56,9 @@ def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
     """Return the module that has registered a buffer as None, and the buffer's name there; None if there is none."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
-    is_empty_buffer = (
-        name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
-    )
-    return (owner, name) if is_empty_buffer else None
+    buffers = buffers_of(owner)
+    is_empty = name in buffers and buffers[name] is None and name not in unsaved_buffers(owner)
+    return (owner, name) if is_empty else None
 
 
 def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
@@ -60,22 +69,17 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
     is loaded.
     """
     owner, prefix = owner_of(module, key)
-    if foreign_hooks(owner._load_state_dict_pre_hooks):
+    if foreign_hooks(state_hooks(owner)[2]):
         return not _is_torchs_lazy(owner)
-    if type(owner)._load_from_state_dict.__module__.startswith("torch.nn."):
+    if loads_as_torch(type(owner)) is not False:
         return False
     state = {
         name: torch.empty(shape, dtype=dtype, device="meta")
         for name, (shape, dtype) in shapes.items()
         if name.startswith(prefix)
     }
-    missing: list[str] = []
-    unexpected: list[str] = []
-    errors: list[str] = []
-    metadata = {"version": getattr(owner, "_version", None)}
     try:
-        with torch.no_grad():
-            _without_memory(owner)._load_from_state_dict(state, prefix, metadata, True, missing, unexpected, errors)
+        errors, unexpected = load_without_memory(owner, state, prefix)
     except Exception:  # noqa: BLE001 - the class's own code
         return False
     return not errors and key not in unexpected
@@ -95,17 +99,14 @@ def shared_pages(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Ten
     ):
         return None
     owner, _ = owner_of(module, key)
-    if type(owner)._save_to_state_dict is nn.Module._save_to_state_dict:
-        return None
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.detach()
+    return without_subclass(tensor) if saves_as_torch(type(owner)) is False else None
 
 
 def is_parameter_attribute(module: nn.Module, key: str) -> bool:
     """Return whether ``key`` is an attribute of a parameter of a subclass, such as ``weight.absmax`` of ``weight``."""
     owner, prefix = owner_of(module, key)
     name, _, more = key.removeprefix(prefix).partition(".")
-    parameter = owner._parameters.get(name)
+    parameter = parameters_of(owner).get(name)
     return bool(more) and parameter is not None and type(parameter) is not nn.Parameter
 
 
@@ -113,39 +114,20 @@ def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int,
     """Return whether ``state_dict`` returns ``key``, but the module's ``load_state_dict`` would call it unexpected."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
-    if name in owner._parameters or name in owner._buffers or key.endswith("_extra_state"):
+    if name in parameters_of(owner) or name in buffers_of(owner) or key.endswith("_extra_state"):
         return False
     if type(module).load_state_dict is not nn.Module.load_state_dict or "load_state_dict" in module.__dict__:
         return False
     chain = [module]
     for part in prefix.split(".")[:-1]:
-        chain.append(chain[-1]._modules[part])  # type: ignore[arg-type]
-    if any(foreign_hooks(link._load_state_dict_pre_hooks) for link in chain):
+        chain.append(children_of(chain[-1])[part])  # type: ignore[arg-type]
+    if any(foreign_hooks(state_hooks(link)[2]) for link in chain):
         return False  # the hooks may rename it
-    are_torch = [type(link)._load_from_state_dict.__module__.startswith("torch.nn.") for link in chain]
-    if not all(are_torch[:-1]):
+    are_torchs = [loads_as_torch(type(link)) for link in chain]
+    if not all(are_torchs[:-1]):
         return False
-    return are_torch[-1] or not makes_room(module, key, shapes)
+    return are_torchs[-1] is True or not makes_room(module, key, shapes)
 
 
 def _is_torchs_lazy(module: nn.Module) -> bool:
     return isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
-
-
-def _without_memory(module: nn.Module) -> nn.Module:
-    twin = copy(module)
-    attributes = twin.__dict__
-    attributes["_parameters"] = {
-        key: None
-        if value is None
-        else nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
-        for key, value in module._parameters.items()
-    }
-    attributes["_buffers"] = {
-        key: None if value is None else torch.empty_like(value, device="meta") for key, value in module._buffers.items()
-    }
-    attributes["_modules"] = {
-        key: None if value is None else _without_memory(value) for key, value in module._modules.items()
-    }
-    attributes["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
-    return twin

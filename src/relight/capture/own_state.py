@@ -9,6 +9,7 @@ import torch
 
 from relight.capture.kinds import memory_in
 from relight.capture.tensors import identity
+from relight.torch_private.optimizers import OPTIMIZER_HOOKS
 
 Optimizer = torch.optim.Optimizer
 
@@ -16,7 +17,7 @@ OWN = "own"
 """Key of an optimizer's node: the whole ``state_dict``, if it does not have torch's form."""
 INNER = "inner"
 """Key of an optimizer's node: the nodes of optimizers inside it that its ``state_dict`` leaves out, by attribute."""
-_TORCHS = frozenset(("state", "param_groups", "defaults"))
+_TORCHS = OPTIMIZER_HOOKS | {"state", "param_groups", "defaults"}
 DEPTH = 4
 """Levels of attributes and containers in which inner optimizers are searched for."""
 
@@ -132,7 +133,7 @@ def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
             search(f"{path}/{key}" if path else key, child, depth + 1)
 
     for key, value in vars(optimizer).items():
-        if key not in _TORCHS and not key.startswith("_optimizer_"):
+        if key not in _TORCHS:
             search(key, value, 0)
     return optimizers
 

@@ -16,6 +16,7 @@ from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_mem
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
+from relight.torch_private.tensors import quantized_channels, quantized_tensor, sparse_tensor
 from relight.units import size_text
 
 Thunk = Callable[[], Any]
@@ -148,8 +149,7 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
 
         return np.frombuffer(meta[1], dtype=numpy_dtype(meta[0]), count=1)[0]
     if kind == "sparse_coo":
-        tensor = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], device=parts[1].device, check_invariants=True)
-        return tensor._coalesced_(bool(meta[1]))
+        return sparse_tensor(parts[0], parts[1], meta[0], bool(meta[1]))
     if kind in _SPARSE_LAYOUTS:
         return torch.sparse_compressed_tensor(
             parts[0],
@@ -161,9 +161,9 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
             check_invariants=True,
         )
     if kind == "quantized_tensor":
-        return torch._make_per_tensor_quantized_tensor(parts[0], float(meta[1]), int(meta[2]))
+        return quantized_tensor(parts[0], float(meta[1]), int(meta[2]))
     if kind == "quantized_channel":
-        return torch._make_per_channel_quantized_tensor(parts[0], parts[1], parts[2], int(meta[1]))
+        return quantized_channels(parts[0], parts[1], parts[2], int(meta[1]))
     if kind == STANDARD:
         return standard_value(meta)
     if kind == "torch_dtype":

@@ -32,9 +32,10 @@ from relight.capture.loader_watch import (
     set_own_states,
 )
 from relight.capture.units import changed, core_of, cuts_plainly, units_of
-from relight.capture.workers import persistent
 from relight.errors import IncompatibleState
 from relight.observe import emit
+from relight.torch_private.loaders import has_persistent_workers
+from relight.torch_private.torchdata import sampler_state
 
 WAYS = (
     "give the loader its old settings; or restore(strict=False), or relight.capture.reset_position(loader) before restore(): "
@@ -226,7 +227,7 @@ def _by_samples(
             watch.instead = rest.entries()
     generator = core.generator
     # otherwise the workers would draw what the workers of the epoch's first batches drew
-    if core.num_workers and not persistent(core):
+    if core.num_workers and not has_persistent_workers(core):
         core.generator = torch.Generator().manual_seed((crc << 24) + count)
     try:
         inner = _iterator(loader, watch)
@@ -276,8 +277,7 @@ def _own_rest(
 
     It is computed from the state that the loader stored with another number of workers.
     """
-    snapshot = own_state.get("_snapshot", {}).get("_main_snapshot", own_state) if isinstance(own_state, Mapping) else {}
-    state = snapshot.get("_sampler_iter_state")
+    state, since = sampler_state(own_state)
     order: Any = iter(core.batch_sampler) if core.batch_sampler is not None else None
     if not isinstance(state, Mapping) or not hasattr(order, "load_state_dict") or not hasattr(order, "sampler_iter"):
         return "its sampler has no state that another number of workers can take"
@@ -285,7 +285,7 @@ def _own_rest(
         order.load_state_dict(state)
     except StopIteration:
         return f"it has fewer samples than the {pending['samples']} that had been delivered"
-    for _ in range(own_state.get("_steps_since_snapshot", 0) * (stored["batch_size"] or 1)):
+    for _ in range(since * (stored["batch_size"] or 1)):
         next(order.sampler_iter, None)
     return order.sampler_iter  # type: ignore[no-any-return]
 

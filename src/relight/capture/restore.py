@@ -16,7 +16,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.capture import loose_tensors, named_gradients
 from relight.capture.classes import class_path, class_paths, is_of, is_torchs, lineage, renamed_classes
-from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
+from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened
 from relight.capture.kinds import (
     LOADER,
     MODULE,
@@ -65,6 +65,7 @@ from relight.errors import IncompatibleState, RelightError
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.class_names import name_in
 from relight.format.tree import join_path
+from relight.torch_private.flat_parameters import is_flattened_elsewhere
 
 SAME_SETTINGS = "build the module with the settings it was saved with, and convert it the same way before the restore"
 TAKE = "override _load_from_state_dict in its class, or register a load_state_dict pre-hook"
@@ -245,7 +246,7 @@ class _Planner(Planning):
                     continue  # tied to a stored tensor: other formats keep a shared tensor under one of its names
                 self.wrong.append(f"{below}: missing in the checkpoint{_live(tensor)}")
                 continue
-            if not flattened and without_wrapper(tensor):
+            if not flattened and is_flattened_elsewhere(tensor):
                 self.wrong.append(f"{below}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             if (
@@ -342,7 +343,7 @@ class _Planner(Planning):
             owner, name = empty
             make = thunks(leaf, path, self.memory)
             device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-            self.do(STATE, lambda: owner._buffers.update({name: make().to(device)}))
+            self.do(STATE, lambda: setattr(owner, name, make().to(device)))
             return True
         if not direct and makes_room(module, key, self._shapes(stored)):
             taken[key] = thunks(leaf, path, self.memory)

@@ -38,6 +38,7 @@ from relight.capture.typed_values import like
 from relight.errors import REFUSALS
 from relight.format import Leaf
 from relight.format.tree import join_path
+from relight.torch_private.tensors import read_version
 
 _LIKE_PARAMETER = frozenset(
     (
@@ -515,7 +516,7 @@ def follow_weights(planning: Planning, optimizer: torch.optim.Optimizer) -> None
 
 
 def _written(live: torch.Tensor) -> int:
-    return -1 if live.is_inference() else live._version
+    return -1 if live.is_inference() else read_version(live)
 
 
 def _follow(flat: torch.Tensor, original: Original, live: torch.Tensor, before: int) -> None:

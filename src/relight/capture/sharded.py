@@ -13,6 +13,7 @@ from relight.format import dtype_named
 from relight.layout import Box, Item
 from relight.layout.rank_tables import REPLICATED, Mesh, Table, TableEntry, pieces_of
 from relight.layout.shards import LocalBox
+from relight.torch_private.tensors import local_shard, settled_shard, strided_factor, unusual_order
 
 
 class ShardingOf(NamedTuple):
@@ -83,40 +84,29 @@ def local_of(tensor: torch.Tensor | Flat) -> torch.Tensor:
     """Return this process's part of a tensor: a DTensor's local tensor; any other tensor itself."""
     if isinstance(tensor, Flat):
         return tensor.spread.local
-    return tensor._local_tensor if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return local_shard(tensor) if is_spread(tensor) else tensor
 
 
 def spread_of(tensor: Any) -> ShardingOf | str:
     """Return how a DTensor or ``Flat`` is sharded, or why it cannot be saved."""
     if type(tensor) is Flat:
         return tensor.spread
-    spec = tensor._spec
     placements: list[tuple[int, int]] = []
-    for dim, placement in enumerate(spec.placements):
+    for dim, placement in enumerate(tensor.placements):
         if placement.is_partial():
             return f"a sum that was not reduced over mesh dimension {dim} ({placement}): redistribute() it first"
-        kind = type(placement).__name__
         if placement.is_replicate():
             placements.append(REPLICATED)
-        elif kind == "Shard":
+        elif type(placement).__name__ == "Shard":
             placements.append((placement.dim, 1))
-        elif kind == "_StridedShard":
-            placements.append((placement.dim, int(placement.split_factor)))
+        elif (factor := strided_factor(placement)) is not None:
+            placements.append((placement.dim, factor))
         else:
             return f"placed as {placement}, which Relight does not know"
-    if not _usual_order(spec):
-        return f"sharded in an unusual order ({spec.shard_order}); redistribute() it to the usual one"
-    local = tensor._local_tensor
-    if type(local).__name__ == "AsyncCollectiveTensor":
-        local = local.wait()
-    grid = spec.mesh.mesh
+    if order := unusual_order(tensor):
+        return f"sharded in an unusual order ({order}); redistribute() it to the usual one"
+    local, grid = settled_shard(tensor), tensor.device_mesh.mesh
     return ShardingOf(Mesh(tuple(grid.shape), tuple(grid.flatten().tolist())), tuple(placements), local)
-
-
-def _usual_order(spec: Any) -> bool:
-    """Return whether a dimension was cut along the mesh's dimensions in their order, as placements are read."""
-    order = getattr(spec, "shard_order", None)
-    return not order or all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in order)
 
 
 def table_of(items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> Table:

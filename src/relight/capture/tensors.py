@@ -75,7 +75,7 @@ def why_not(tensor: torch.Tensor) -> str | None:
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` detached, with lazy conjugation and negation applied, in a layout that has strides."""
     tensor = tensor.detach()
-    if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+    if tensor.is_mkldnn:
         tensor = tensor.to_dense()
     return tensor.resolve_conj().resolve_neg()
 

@@ -34,6 +34,7 @@ from relight.format import DTYPES, Leaf
 from relight.format.manifest import NAME_BYTES_MAX
 from relight.format.tree import DIGITS_MAX, LEVELS_MAX, join_path
 from relight.layout import Bytes, Item
+from relight.torch_private.tensors import sparse_parts
 
 _SPARSE = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
@@ -243,9 +244,9 @@ class Walker:
             self.refuse(path, reason)
             return None
         if tensor.layout == torch.sparse_coo:
-            indices, values = tensor.detach()._indices(), tensor.detach()._values()
+            indices, values, is_coalesced = sparse_parts(tensor.detach())
             parts = self._parts(path, role, indices=indices, values=values)
-            return parts and Leaf("sparse_coo", parts, (tuple(tensor.shape), tensor.is_coalesced()))
+            return parts and Leaf("sparse_coo", parts, (tuple(tensor.shape), is_coalesced))
         if tensor.layout in _SPARSE:
             kind, compressed, plain = _SPARSE[tensor.layout]
             detached = tensor.detach()

@@ -2,7 +2,7 @@
 
 Persistent workers keep their generators from epoch to epoch, where no other process can read them. A watched loader
 therefore seeds them again whenever an epoch after their first begins, from the seed with which they started and the
-number of epochs since. The seed is sent in a message that workers get anyway (``_ResumeIteration``). Its seed field,
+number of epochs since. The seed is sent in a message that workers get anyway. Its seed field,
 unused for map-style data, carries an object that seeds when unpickled.
 """
 
@@ -17,15 +17,11 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
+
+from relight.torch_private.loaders import numpy_seed
 
 _init: Callable[[int], Any] | None = None
 """In a worker: its loader's ``worker_init_fn``."""
-
-
-def persistent(loader: DataLoader[Any]) -> bool:
-    """Return whether the loader keeps its workers between epochs."""
-    return bool(loader.persistent_workers and loader.num_workers and hasattr(loader, "_iterator"))
 
 
 def seed_of(base: int, age: int) -> int:
@@ -56,7 +52,7 @@ def _reseed(base: int) -> None:
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(torch_worker._generate_state(base, info.id))  # type: ignore[no-untyped-call]
+        numpy.random.seed(numpy_seed(base, info.id))
     object.__setattr__(info, "seed", seed)
     if _init is not None:
         _init(info.id)

@@ -25,6 +25,7 @@ from relight.capture.kinds import VALUE, kind_of, memory_in
 from relight.capture.sharded import local_of
 from relight.format import Leaf
 from relight.observe import emit
+from relight.torch_private.tensors import read_version
 
 SHARE_MAX = 0.01
 FREE_S = 500e-6
@@ -161,7 +162,7 @@ def _marks(held: Sequence[Any]) -> tuple[Any, ...] | None:
         if isinstance(memory, torch.Tensor):
             if memory.is_inference() or memory.layout != torch.strided:
                 return None
-            marks.append((local_of(memory).data_ptr(), memory._version))
+            marks.append((local_of(memory).data_ptr(), read_version(memory)))
         elif memory.nbytes > ARRAY_MAX:
             return None
         else:

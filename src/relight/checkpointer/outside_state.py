@@ -13,6 +13,8 @@ from torch import nn
 from relight.capture.flattened import is_flattened
 from relight.capture.kinds import MODULE, OPTIMIZER, SCHEDULER, STATEFUL, RankZeroComponent, kind_of, unwrap
 from relight.observe import emit
+from relight.torch_private.modules import saves_as_torch, set_by_torch
+from relight.torch_private.tensors import version_counter
 
 SHOWN_MAX, ELEMENTS_MAX = 5, 16
 """Most attributes that one sentence names, and most elements of a container that are compared."""
@@ -22,14 +24,6 @@ SAVES_MAX = 2
 _SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
 """Packages with classes that are skipped: their objects have caches and counters, or their state has all that a resume
 needs."""
-_TORCHS = frozenset(vars(nn.Module())) | {
-    "training",
-    "_opt_called",
-    "_step_count",
-    "_zero_grad_profile_name",
-    "_warned_capturable_if_run_uncaptured",
-}
-"""Attributes that torch itself sets on modules and optimizers."""
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
@@ -94,6 +88,7 @@ def _sentence(name: str, component: object, names: list[str]) -> str:
 
 def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, Any, object]]:
     """Yield each attribute that may be state: its path, its value, and the object that has it."""
+    torchs = set_by_torch()
     for name, component in components.items():
         kind = kind_of(component)
         if kind == MODULE:
@@ -103,11 +98,11 @@ def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, 
             for path, module in inner.named_modules():
                 if not _is_skipped(module) and type(module).get_extra_state is nn.Module.get_extra_state:
                     for attribute, value in vars(module).items():
-                        if attribute not in _TORCHS and _is_checked(value):
+                        if attribute not in torchs and _is_checked(value):
                             yield _StatePath(name, path, attribute), value, module
         elif kind in (OPTIMIZER, SCHEDULER, STATEFUL) and not _is_skipped(component):
             for attribute, value in getattr(component, "__dict__", {}).items():
-                if attribute not in _TORCHS and _is_checked(value):
+                if attribute not in torchs and _is_checked(value):
                     yield _StatePath(name, "", attribute), value, component
 
 
@@ -124,7 +119,7 @@ def _is_checked(value: object) -> bool:
 def _mark(value: Any) -> object:
     """Return a mark of an attribute's value that changes when the value changes."""
     if isinstance(value, torch.Tensor):
-        return id(value), 0 if value.is_inference() else value._version
+        return id(value), version_counter(value)
     if isinstance(value, (list, tuple, deque, dict, set)):
         elements = list(value.items() if isinstance(value, dict) else value) if len(value) <= ELEMENTS_MAX else []
         return type(value), len(value), repr([element for element in elements if _is_plain(element)])
@@ -167,7 +162,7 @@ def _is_given(owner: object, attribute: str, value: object) -> bool:
 
 def _gives_state_itself(module: nn.Module) -> bool:
     cls = type(module)
-    return cls.state_dict is not nn.Module.state_dict or cls._save_to_state_dict is not nn.Module._save_to_state_dict
+    return cls.state_dict is not nn.Module.state_dict or not saves_as_torch(cls)
 
 
 def _collect(value: object, keys: set[str], values: list[object], depth: int = 0) -> None:

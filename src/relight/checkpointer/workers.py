@@ -26,13 +26,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from relight.torch_private.loaders import WORKER_LOOPS, after_worker_handlers, report_unprotected_workers
+
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a job."""
-LOOPS = (
-    ("torch.utils.data._utils.worker", "_worker_loop"),
-    ("torchdata.stateful_dataloader.stateful_dataloader", "_worker_loop"),
-)
-"""The functions that loaders give to their worker processes, as module and name."""
 EVIDENCE_S = 0.5
 """Seconds within which the parent of a signalled child must have been asked to end, too."""
 HOLD_S = 30.0
@@ -106,17 +103,7 @@ class Loop:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the worker, its handlers installed after those of torch."""
-        with contextlib.suppress(Exception):  # another version of torch: the worker runs unprotected
-            from torch.utils.data._utils import signal_handling
-
-            install = signal_handling._set_worker_signal_handlers  # type: ignore[attr-defined]
-
-            def install_both(*given: Any) -> Any:
-                result = install(*given)
-                _be_worker()
-                return result
-
-            signal_handling._set_worker_signal_handlers = install_both  # type: ignore[attr-defined]
+        after_worker_handlers(_be_worker)
         return self.original(*args, **kwargs)
 
 
@@ -137,7 +124,8 @@ def protect() -> None:
     if _page is None or _page.owner != os.getpid():
         with contextlib.suppress(OSError):
             _page = WorkerPage.made()
-    for module, name in LOOPS:
+    report_unprotected_workers()
+    for module, name in WORKER_LOOPS:
         function = getattr(sys.modules.get(module), name, None)
         if function is not None and not isinstance(function, Loop):
             setattr(sys.modules[module], name, Loop(function, module, name))

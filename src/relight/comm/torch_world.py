@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 from relight.comm.base import Communicator, SingleProcess, late, out_of_step
-from relight.comm.torch_private import default_store
 
 _PADDED_BYTES = 1 << 20
 """Bytes up to which all data is padded and received at once: one call is faster than many."""
@@ -41,6 +40,8 @@ class TorchCommunicator:
 
     def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist
+
+        from relight.torch_private.ranks import default_store
 
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = timeout_s

@@ -77,6 +77,10 @@ EVENTS: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "attributes of a component change in training, and its state_dict() leaves them out",
     ),
+    "torch.name_missing": (
+        logging.WARNING,
+        "this torch lacks a private name that Relight uses: what replaces it is slower or does less",
+    ),
     "optimizer.missed": (
         logging.WARNING,
         "an optimizer that steps parameters of a component was not given to the Checkpointer",

@@ -154,6 +154,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "save.requested": ("step", "reason", "id"),
     "optimizer.missed": ("optimizer", "parameters"),
     "state.missed": ("component", "attributes"),
+    "torch.name_missing": ("missing", "torch"),
     "loader.reread": ("loader", "batches"),
     "loader.continued": ("loader", "samples"),
     "loader.prefetched": ("loader",),

@@ -18,6 +18,7 @@ from relight.observe import emit
 from relight.policy.rollback_env import BEFORE, CUT, SKIP
 from relight.ranks.group import RankGroup
 from relight.store import ByteStore
+from relight.torch_private.optimizers import inner_schedulers, rate_attributes
 
 
 def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> None:
@@ -84,8 +85,8 @@ def _cut_schedule(schedule: object, factor: float, done: set[int]) -> None:
     if id(schedule) in done:
         return
     done.add(id(schedule))
-    for name in ("base_lrs", "max_lrs", "_last_lr"):
+    for name in rate_attributes():
         if isinstance(rates := getattr(schedule, name, None), list):
             setattr(schedule, name, [rate * factor for rate in rates])
-    for inner in getattr(schedule, "_schedulers", ()):
+    for inner in inner_schedulers(schedule):
         _cut_schedule(inner, factor, done)

@@ -20,6 +20,7 @@ import torch
 
 from relight.layout.sources import address_of
 from relight.snapshot.touch_detection import SAMPLE, SmallCopies
+from relight.torch_private.tensors import read_version
 
 PACKED_BELOW = 1 << 20
 PACK_BYTES = 64 << 20
@@ -80,7 +81,7 @@ class DeviceCopies:
 
     def begin(self, slot: torch.Tensor) -> DeviceSnapshot:
         """Queue all copies into ``slot``, a tensor of bytes. Return at once."""
-        snapshot = DeviceSnapshot(self, slot.data_ptr(), [tensor._version for tensor in self._tensors])
+        snapshot = DeviceSnapshot(self, slot.data_ptr(), list(map(read_version, self._tensors)))
         # on training's stream: the kernels that it queues next run after the copies
         self._now.queue(slot)
         snapshot.sampled = self._samples.queue()
@@ -96,7 +97,7 @@ class DeviceCopies:
         return {
             name
             for name, tensor, then in zip(self._names, self._tensors, versions, strict=True)
-            if tensor._version != then
+            if read_version(tensor) != then
         }
 
 

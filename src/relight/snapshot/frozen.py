@@ -16,6 +16,7 @@ import torch
 
 from relight.policy.compact import AUDIT_BYTES
 from relight.snapshot.touch_detection import GuardedTensors, TensorFingerprints
+from relight.torch_private.tensors import read_version
 
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -45,7 +46,7 @@ class FrozenTensors:
 
     def fingerprint(self) -> TensorMarks:
         """Return the tensors' marks now. Half a microsecond for each tensor and each MiB."""
-        return TensorMarks(self._watched.begin(), [tensor._version for _, tensor in self._away])
+        return TensorMarks(self._watched.begin(), [read_version(tensor) for _, tensor in self._away])
 
     def same(self, then: TensorMarks, now: TensorMarks) -> frozenset[int]:
         """Return the numbers of the tensors that have the same marks in ``then`` and ``now``."""

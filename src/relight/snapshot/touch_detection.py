@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 
 from relight.layout.sources import move_all
 from relight.snapshot.sample_reader import SampleReader
+from relight.torch_private.tensors import read_version, version_counter
 
 SAMPLE = 16
 SLICE_BYTES = 1 << 20
-
-_version = attrgetter("_version")
 
 
 class Slice(NamedTuple):
@@ -57,10 +55,8 @@ class GuardedTensors:
     def versions(self) -> list[int]:
         """Return each tensor's version counter; 0 for inference tensors, which have none."""
         if any(self._inference):
-            return [
-                0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)
-            ]
-        return list(map(_version, self.tensors))
+            return list(map(version_counter, self.tensors))
+        return list(map(read_version, self.tensors))
 
     def sample(self) -> bytes:
         """Return both ends of every slice: ``SAMPLE`` bytes each, all heads first. The memory must be mapped."""

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from relight.comm import new_threads
 from relight.supervise.facts import Departure
-from relight.supervise.torch_private import Membership
+from relight.torch_private.torchrun import Membership
 
 _KEY = "relight/leaving"
 _ANSWER_S = 2.0

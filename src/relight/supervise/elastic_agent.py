@@ -34,7 +34,7 @@ from relight.supervise.refusals import limit_of, shown_refusal
 from relight.supervise.rendezvous_thread import LOST, Joining
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
-from relight.supervise.torch_private import allow_restart, context_of, worker_handlers
+from relight.torch_private.torchrun import allow_restart, context_of, worker_handlers
 
 SETTLE_S = 1.0
 """Seconds after the loss of a rank in which other ranks can notice it and end by themselves. Then they are killed.

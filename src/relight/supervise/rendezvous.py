@@ -28,7 +28,7 @@ from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal
 from relight.supervise.rendezvous_port import with_own_port
 from relight.supervise.static_nodes import LOOPBACK, StaticNodes, served_store
-from relight.supervise.torch_private import PickleFreeStateHolder, StateFields, state_holders
+from relight.torch_private.torchrun import PickleFreeStateHolder, StateFields, state_holders
 
 _DYNAMIC = ("c10d", "etcd-v2")
 _REPLACED = (*_DYNAMIC, "etcd", "static")

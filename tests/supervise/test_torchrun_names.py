@@ -19,11 +19,11 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
-from relight.comm.torch_private import TorchName, check_torch
 from relight.errors import ConfigError
 from relight.supervise.departing import is_own_address
 from relight.supervise.elastic_agent import RankEnvironments, SupervisedAgent
-from relight.supervise.torch_private import NAMES, worker_handlers
+from relight.torch_private.names import TorchName, check_torch
+from relight.torch_private.torchrun import NAMES, worker_handlers
 
 
 @pytest.mark.parametrize("name", NAMES, ids=str)

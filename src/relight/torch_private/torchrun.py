@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousHandler, dynamic_rendezvous
 
-from relight.comm.torch_private import TorchName, check_torch
+from relight.torch_private.names import TorchName, check_torch
 
 _ELASTIC = "torch.distributed.elastic"
 _AGENT = f"{_ELASTIC}.agent.server"
@@ -31,7 +31,8 @@ _DYNAMIC = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
 
 
 def _names(owner: str, names: str) -> tuple[TorchName, ...]:
-    return tuple(TorchName(owner, name) for name in names.split())
+    otherwise = "relight run ends with an error; torchrun starts the script"
+    return tuple(TorchName(owner, name, "worker processes and their rendezvous", otherwise) for name in names.split())
 
 
 NAMES = (
