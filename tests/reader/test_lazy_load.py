@@ -23,8 +23,8 @@ from relight.layout import CHUNK_BYTES
 from relight.restore import opened_state
 
 MIB = 1 << 20
-ROWS, COLUMNS = 1024, 6144
-"""Of the large tensor: 24 MiB, six chunks of 4 MiB."""
+ROWS, COLUMNS = 1024, 3072
+"""Of the large tensor: 12 MiB, three chunks of 4 MiB."""
 
 
 class Parts(nn.Module):
@@ -34,7 +34,7 @@ class Parts(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.large = nn.Parameter(torch.randn(ROWS, COLUMNS))
-        self.stack = nn.Parameter(torch.randn(4, 8, MIB // 4).to(torch.bfloat16))
+        self.stack = nn.Parameter(torch.zeros(2, 4, MIB, dtype=torch.bfloat16) + torch.arange(4)[:, None])
         self.tied = self.large
         self.register_buffer("flags", torch.arange(1001) % 3 == 0)
         self.register_buffer("scalar", torch.tensor(3.5, dtype=torch.float64))
@@ -133,7 +133,7 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_slice_is_what_torch_gives(key: str, tmp_path_factory: pytest.TempPathFactory, shared: Any) -> None:
+def test_a_slice_is_what_torch_gives(key: str, shared: Any) -> None:
     """Integers, slices and an ellipsis index as they index a tensor."""
     path, expected = shared
     with relight.load(path, lazy=True) as checkpoint:
@@ -149,17 +149,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, to
     return path, save_into(path)
 
 
-def test_of_a_stack_only_the_chunks_of_one_layer_are_read(shared: Any, read: list[int]) -> None:
+def test_of_a_stack_only_the_chunks_of_one_matrix_are_read(shared: Any, read: list[int]) -> None:
     """A slice along a middle dimension skips the chunks that lie between its parts."""
     path, expected = shared
     with relight.load(path, lazy=True) as checkpoint:
         part = checkpoint.get_slice("model/stack")[:, 2:3]
     assert torch.equal(part, expected["model/stack"][:, 2:3])
-    assert sum(read) == 4 * CHUNK_BYTES == expected["model/stack"].nbytes, "each layer of 4 MiB is one chunk here"
-    read.clear()
-    with relight.load(path, lazy=True) as checkpoint:
-        assert torch.equal(checkpoint.get_slice("model/stack")[::3, 7], expected["model/stack"][::3, 7])
-    assert sum(read) == 2 * CHUNK_BYTES, "of the layers between the steps of a slice nothing is read"
+    assert sum(read) == 2 * CHUNK_BYTES == expected["model/stack"].nbytes // 2
 
 
 @pytest.mark.parametrize("key", [2000, (0, 0, 0), "x", [1, 2], slice(None, None, -1), (..., ...), None])
@@ -212,11 +208,11 @@ def test_damage_is_found_when_a_tensor_is_read(tmp_path: Path) -> None:
 
 
 def test_no_file_stays_open(shared: Any) -> None:
-    """After a thousand slices this process has the descriptors that it had before."""
+    """After two hundred slices this process has the descriptors that it had before."""
     before = open_descriptors()
     with relight.load(shared[0], lazy=True) as checkpoint:
         large = checkpoint.get_slice("model/flags")
-        for row in range(1000):
+        for row in range(200):
             assert large[row].item() == (row % 3 == 0)
         assert not new_descriptors(before, target=str(shared[0]))
 

@@ -65,11 +65,13 @@ class RunProgress:
     def facts(self) -> list[tuple[str, object]]:
         """What a notebook shows: the last step, the newest checkpoint that this process knows, and the saves in flight."""
         facts: list[tuple[str, object]] = [("step", self.step)]
-        if self.durable is not None:
-            facts.append(("newest checkpoint", self.durable.line))
+        saves = self.in_flight.saves  # one that is durable stays there until the next call
+        durable = next((save for save in reversed(saves) if save.done), self.durable)
+        if durable is not None:
+            facts.append(("newest checkpoint", durable.line))
         elif (restored := self.resumed.checkpoint) is not None:
             facts.append(("restored checkpoint", f"step {restored.step} ({restored.id}, {age_of(restored)})"))
-        facts += [("saving", save.line) for save in self.in_flight.saves]
+        facts += [("saving", save.line) for save in saves if not save.done and save.error is None]
         return [*facts, ("failed saves in a row", self.failed_in_a_row or None)]
 
     def report(self, step: int, micro_step: int | None, metrics: Mapping[str, Any]) -> None:
