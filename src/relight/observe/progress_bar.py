@@ -184,7 +184,11 @@ def _rendered(bar: Progress) -> tuple[str, int]:
     from rich.console import Console
     from rich.theme import Theme
 
-    console = Console(file=sys.stderr, force_jupyter=False, highlight=False, theme=Theme(_COLOURS))
+    # Not elsewhere, although a notebook asks for colours: it overwrites a line by the number of its characters, codes included.
+    has_colours = sys.stderr.isatty()
+    console = Console(
+        file=sys.stderr, force_terminal=has_colours, force_jupyter=False, highlight=False, theme=Theme(_COLOURS)
+    )
     console.width = max(WIDTH_MIN, min(console.width - 1, WIDTH_MAX))
     with console.capture() as captured:
         console.print(bar.make_tasks_table(bar.tasks))
