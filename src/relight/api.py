@@ -20,7 +20,7 @@ from relight.format.step_number import step_of, which_of
 from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, fold, newest_good, read_store
-from relight.log.checkpoint_view import CheckpointList, known_checkpoints
+from relight.log.checkpoint_list import CheckpointList, known_checkpoints
 from relight.observe import emit
 from relight.observe.object_view import Facts, ObjectView
 from relight.observe.progress_bar import progress_bar

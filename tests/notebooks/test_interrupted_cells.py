@@ -108,7 +108,7 @@ class Kernel:
 
     def agents(self) -> list[int]:
         """Return the agents that the kernel has started and that are alive."""
-        found = []
+        pids = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 command, status = (
@@ -118,8 +118,8 @@ class Kernel:
             except OSError:
                 continue
             if b"relight.agent.server" in command and int(status[1]) == self.pid and status[0] != "Z":
-                found.append(int(path.name))
-        return found
+                pids.append(int(path.name))
+        return pids
 
     def end(self) -> None:
         """End the kernel."""
@@ -183,9 +183,7 @@ def test_twenty_interrupts_lose_no_checkpoint_and_leak_nothing(options: str, ker
     assert not any(findings for _, findings in relight.open(run).verify())
     ended = kernel.counts()
     assert ended["memfds"] == ended["maps"] == ended["threads"] == [] and not kernel.agents(), ended
-    assert ended["workers"] == first["workers"], (
-        "the page that says which signals workers ignore is one for each process"
-    )
+    assert ended["workers"] == first["workers"], "a process has one page of signals that its workers ignore"
 
 
 def test_objects_and_bars_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import relight
 from relight.checkpointer import Checkpointer
-from relight.log.checkpoint_view import ROWS_MAX, CheckpointList
+from relight.log.checkpoint_list import ROWS_MAX, CheckpointList
 from relight.observe.object_view import html_table
 from relight.save_reason import SaveReason
 from relight.store.local import LocalStore
@@ -40,7 +40,7 @@ def test_a_checkpointer_shows_run_step_and_saves(run: Path) -> None:
 
 
 def test_views_read_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the store has become unreachable, all objects are shown as they were known."""
+    """After the store has become unreachable, the views have what was known."""
     store = relight.open(run)
     opened, checkpoints = store.run(), store.checkpoints()
     opened.history()
@@ -74,6 +74,6 @@ def test_texts_are_escaped_and_short() -> None:
 
 
 def test_an_object_that_is_half_made_is_shown() -> None:
-    """A debugger shows an object whose construction has failed; its view does not raise."""
+    """An object can be shown after its construction has failed: its view does not raise."""
     assert repr(Checkpointer.__new__(Checkpointer)) == "<Checkpointer (AttributeError)>"
     assert "<table" in Checkpointer.__new__(Checkpointer)._repr_html_()

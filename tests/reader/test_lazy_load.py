@@ -150,7 +150,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, to
 
 
 def test_of_a_stack_only_the_chunks_of_one_matrix_are_read(shared: Any, read: list[int]) -> None:
-    """A slice along a middle dimension skips the chunks that lie between its parts."""
+    """A slice along a middle dimension skips the chunks between its parts."""
     path, expected = shared
     with relight.load(path, lazy=True) as checkpoint:
         part = checkpoint.get_slice("model/stack")[:, 2:3]

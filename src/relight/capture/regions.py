@@ -55,7 +55,7 @@ class _BoxSlice(RangeSink):
         return None
 
     def needs(self, start: int, end: int) -> bool:
-        """Return whether some of these elements are live here: of a box with many columns, rows lie between."""
+        """Return whether some of these elements are live here: a box of columns leaves out others of the same rows."""
         size = self._dtype.itemsize
         runs = boxes_of_run(self._box.size, (self.skip + start) // size, (self.skip + end) // size)
         return any(intersection(placed(run, self._box), region.box) for run in runs for region in self._regions)

@@ -6,7 +6,7 @@ from relight.catalog.branches import check_free, set_tag
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, is_run_name
 from relight.log import Checkpoint, History, Log, LogView, fold
-from relight.log.checkpoint_view import known_checkpoints
+from relight.log.checkpoint_list import known_checkpoints
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.log.truncated import refuse_truncated
 from relight.observe.object_view import Facts, ObjectView

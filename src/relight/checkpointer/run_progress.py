@@ -70,7 +70,7 @@ class RunProgress:
         if durable is not None:
             facts.append(("newest checkpoint", durable.line))
         elif (restored := self.resumed.checkpoint) is not None:
-            facts.append(("restored checkpoint", f"step {restored.step} ({restored.id}, {age_of(restored)})"))
+            facts.append(("restored checkpoint", f"step {restored.step} ({restored.id}, {age_of(restored.time)})"))
         facts += [("saving", save.line) for save in saves if not save.done and save.error is None]
         return [*facts, ("failed saves in a row", self.failed_in_a_row or None)]
 

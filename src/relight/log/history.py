@@ -9,7 +9,7 @@ from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.format.topics import BEST_BY, REPACKED, ROLLED_BACK, RollbackNote
-from relight.log.checkpoint_view import age_of, metrics_of
+from relight.log.checkpoint_view import age_of, first_metrics
 from relight.log.view import Line, LogSummary, LogView
 from relight.observe.object_view import Facts, ObjectView
 from relight.units import size_text
@@ -51,8 +51,10 @@ class Checkpoint(ObjectView):
         return self.body.step
 
     def _facts(self) -> Facts:
-        facts = ("id", self.id), ("size", size_text(self.body.stored_bytes)), ("saved", age_of(self))
-        return Facts(f"step {self.step}", (*facts, ("metrics", metrics_of(self)), ("reason", self.body.reason)))
+        facts = ("id", self.id), ("size", size_text(self.body.stored_bytes)), ("saved", age_of(self.time))
+        return Facts(
+            f"step {self.step}", (*facts, ("metrics", first_metrics(self.body.metrics)), ("reason", self.body.reason))
+        )
 
     def directory_in(self, run: str) -> str:
         """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""

@@ -1,4 +1,4 @@
-"""How objects look in a shell and in a notebook: a line, and a small HTML table, of what is known without reading a store."""
+"""Views of objects for a shell and a notebook: a line, and a small HTML table, of what is known without reading a store."""
 
 from __future__ import annotations
 

@@ -65,11 +65,11 @@ class LazyCheckpoint(ObjectView):
             return tensor
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Return a tensor of which parts can be read: ``get_slice(name)[10:20, …, 0]``. It has ``shape`` and ``dtype``; reads nothing."""
+        """Return a tensor with parts that can be read: ``get_slice(name)[10:20, …, 0]``. It has ``shape`` and ``dtype``; reads nothing."""
         leaf = self._leaf(name)
         if leaf.kind != "tensor":
             raise ConfigError(
-                f"{name} is a {leaf.kind}, of which no part can be read", hint="get_tensor() reads all of it"
+                f"{name} is a {leaf.kind}, and such a tensor is only read whole", hint="get_tensor() reads all of it"
             )
         return TensorSlice(self, name, leaf.tensors[0])
 
@@ -128,7 +128,7 @@ class LazyCheckpoint(ObjectView):
 
 
 class TensorSlice(ObjectView):
-    """A stored tensor of which parts can be read, by indexing with integers, slices and ``…``. Each indexing reads and verifies."""
+    """A stored tensor with parts that can be read: index it with integers, slices and ``…``. Each indexing reads and verifies."""
 
     def __init__(self, checkpoint: LazyCheckpoint, name: str, index: int) -> None:
         self._checkpoint, self.name, self._index = checkpoint, name, index
