@@ -12,12 +12,13 @@ FOREIGN := build/foreign
 OPTIMIZERS := build/optimizers
 PLUGINS := build/plugins
 TRACKERS := build/trackers
+NOTEBOOKS := build/notebooks
 SIZE ?= M
 WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers plugins trackers production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers plugins trackers notebooks production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -117,6 +118,9 @@ plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example 
 
 trackers: $(TRACKERS)/.ready ## TensorBoard, W&B offline and MLflow: a job killed five times, one run, each step once; configurations of other packages; two minutes
 	RELIGHT_TEST_ALL_TRACKERS=1 $(TRACKERS)/bin/python -m pytest tests/trackers tests/capture/test_config_values.py
+
+notebooks: $(NOTEBOOKS)/.ready ## cells of a real Jupyter kernel that are interrupted sixty times and run again: no checkpoint lost, nothing leaked; four minutes
+	$(NOTEBOOKS)/bin/python -m pytest tests/notebooks --timeout 900
 
 production: $(STAMP) ## a GPT with everything on at once and a day of trouble, three seeds: each step's loss as if nothing had happened
 	for turn in "0 1" "1 2" "2 1"; do $(BIN)/python examples/production/run.py --seed $${turn% *} --tp $${turn#* } || exit 1; done

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
     from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
+    from relight.restore.lazy_checkpoint import LazyCheckpoint
 
 __version__ = VERSION
 
@@ -77,6 +78,7 @@ _HOMES = {
     ),
     "relight.heartbeat": ("phase",),
     "relight.heartbeat.standby": ("standby",),
+    "relight.restore.lazy_checkpoint": ("LazyCheckpoint",),
 }
 _ROOMS = ("capture", "importers", "observe", "policy")
 """Packages whose functions the documentation calls by their whole path, as ``relight.observe.subscribe``."""
@@ -92,6 +94,7 @@ __all__ = [
     "Fenced",
     "IncompatibleState",
     "InternalError",
+    "LazyCheckpoint",
     "LeaseHeld",
     "Limits",
     "NoMemory",

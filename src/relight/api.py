@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from relight.audit import recorded
 from relight.audit.facts import ActionFacts
 from relight.catalog import Run, list_runs, open_run
 from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
+from relight.commit.pack_writer import WriteLimits
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
-from relight.format import decode_tree, encode_tree
+from relight.format import encode_tree
 from relight.format.collector import collector_paused
 from relight.format.root_keys import CLASSES
 from relight.format.step_number import step_of, which_of
 from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, fold, newest_good, read_store
+from relight.log.checkpoint_list import CheckpointList, known_checkpoints
 from relight.observe import emit
+from relight.observe.object_view import Facts, ObjectView
+from relight.observe.progress_bar import progress_bar
 from relight.policy import Keep
 from relight.policy.argument_checks import check_bool
-from relight.reader import VerifyFinding, check_pack, open_checkpoint, read_tensors
+from relight.reader import VerifyFinding, open_checkpoint
 from relight.reader import verify_checkpoint as _verify
-from relight.reader.mapped import Mapped
-from relight.reader.merged_parts import check_pieces, whole_of
-from relight.reader.one_writer import apart
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment
 from relight.store import ByteStore, open_bytes
 from relight.store.anchored import anchored_runs
 from relight.store.urls import split_run
+
+if TYPE_CHECKING:
+    import torch
+
+    from relight.restore.lazy_checkpoint import LazyCheckpoint
+    from relight.restore.opened_state import OpenedState
+
+T = TypeVar("T")
 
 
 def save(
@@ -67,21 +75,44 @@ def save(
     captured = capture(state, rng=False)
     attempt = Attempt.begin(_opened(store_url, encrypt), run, reason="relight.save")
     newest = newest_good(attempt.history())
-    return attempt.save(
-        SaveRequest(
-            SaveInfo(
-                step=step,
-                metrics=numbers_of(metrics),
-                environment=environment(),
-                components=captured.kinds,
-                exact=captured.notes,
-                parents=[newest.id] if newest is not None else [],
-                user=CLASSES.field(class_paths(state)),
-            ),
-            tree=encode_tree(captured.tree),
-            items=captured.items,
-        )
+    info = SaveInfo(
+        step=step,
+        metrics=numbers_of(metrics),
+        environment=environment(),
+        components=captured.kinds,
+        exact=captured.notes,
+        parents=[newest.id] if newest is not None else [],
+        user=CLASSES.field(class_paths(state)),
     )
+    with progress_bar(f"saving step {step}", captured.logical_bytes) as meter:
+        pace = WriteLimits(progress=meter)
+        return attempt.save(SaveRequest(info, tree=encode_tree(captured.tree), items=captured.items, pace=pace))
+
+
+@overload
+def load(
+    url: str | os.PathLike[str],
+    which: str | int = "latest",
+    *,
+    only: Sequence[str] | None = None,
+    encrypt: str | Sequence[str] | None = None,
+    mmap: bool = False,
+    device: torch.device | str | int | None = None,
+    lazy: Literal[False] = False,
+) -> dict[str, Any]: ...
+
+
+@overload
+def load(
+    url: str | os.PathLike[str],
+    which: str | int = "latest",
+    *,
+    only: Sequence[str] | None = None,
+    encrypt: str | Sequence[str] | None = None,
+    mmap: Literal[False] = False,
+    device: torch.device | str | int | None = None,
+    lazy: Literal[True],
+) -> LazyCheckpoint: ...
 
 
 def load(
@@ -91,34 +122,60 @@ def load(
     only: Sequence[str] | None = None,
     encrypt: str | Sequence[str] | None = None,
     mmap: bool = False,
-) -> dict[str, Any]:
-    """Return the state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Bytes are verified
-    while they are read, and no stored code runs.
+    device: torch.device | str | int | None = None,
+    lazy: bool = False,
+) -> dict[str, Any] | LazyCheckpoint:
+    """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays. Bytes are verified while
+    they are read, and no stored code runs.
 
     ``latest`` skips damaged checkpoints with a warning. ``only=["model/*"]`` reads only matching parts. A checkpoint of
     several ranks is returned as one state: every tensor whole, and rank 0's own state.
+
+    ``device``: where the tensors are, by default the CPU. Tensors of generators and loaders, and arrays, stay on the CPU.
+
+    ``lazy=True`` reads only metadata, and returns a ``LazyCheckpoint``: ``keys()``, ``get_tensor(name)`` and
+    ``get_slice(name)[10:20]`` read single tensors, or the needed chunks of them. Damage shows when a tensor is read.
 
     ``mmap=True``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and
     **not verified** (``relight verify`` does that). Writing to such a tensor changes only this process's memory.
     Tensors that are coded, shared with an earlier save or sharded over ranks are read and verified as usual. The store
     must be a local directory without encryption.
     """
+    from relight.restore.lazy_checkpoint import LazyCheckpoint
+    from relight.restore.opened_state import checked_device
+
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
+    check_bool(lazy, "load(lazy=…)")
+    on_device = checked_device(device)
+    if mmap and (lazy or on_device.type != "cpu"):
+        hint = "leave mmap= out: lazy=True reads and verifies single tensors, device= copies all of them"
+        raise ConfigError("load(mmap=True) maps whole tensors on the CPU", where="load(…)", hint=hint)
     take_environment()  # it may set the place of the audit log
-    facts = ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
+    options = {"mmap": mmap, "lazy": lazy, "device": str(on_device) if device is not None else ""}
+    facts = ActionFacts(given={"url": url, "which": which, "only": only, **{k: v for k, v in options.items() if v}})
+
+    def read(state: OpenedState) -> dict[str, Any] | LazyCheckpoint:
+        if lazy:
+            return LazyCheckpoint(state, on_device, only)
+        with collector_paused():
+            plan = state.plan(only=only, mmap=mmap, device=on_device)
+        state.read(plan.sinks)
+        result: dict[str, Any] = plan.result()
+        return result
+
     with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
-        return _load(url, which, only, encrypt, mmap)
+        return _first_good(url, which, encrypt, read)
 
 
-def _load(
+def _first_good(
     url: str | os.PathLike[str],
     which: str | int,
-    only: Sequence[str] | None,
     encrypt: str | Sequence[str] | None,
-    mmap: bool,
-) -> dict[str, Any]:
-    from relight.capture import build_tree, sinks_by_part
+    read: Callable[[OpenedState], T],
+) -> T:
+    """Return what ``read`` returns for the checkpoint ``which``; for ``latest``, for the newest one that is intact."""
+    from relight.restore.opened_state import OpenedState
 
     store_url, run_name = split_run(url)
     run = open_run(_opened(store_url, encrypt), run_name)
@@ -131,26 +188,10 @@ def _load(
     for checkpoint in tried:
         try:
             with collector_paused():
-                opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
-                part = opened.parts[0]
-                if len(opened.parts) == 1:
-                    check = partial(check_pack, opened, part)
-                    tree, _ = apart(
-                        opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix
-                    )
-                    mapped = Mapped(opened) if mmap else None
-                    plan = build_tree(part.tensors, tree, only=only, where=opened.prefix, check=check, mapped=mapped)
-                    by_part = [plan.sinks]
-                else:
-                    joined = whole_of(opened)
-                    check = partial(check_pieces, opened, joined)
-                    mapped = Mapped(opened, joined) if mmap else None
-                    plan = build_tree(
-                        joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check, mapped=mapped
-                    )
-                    by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
-            for stored, sinks in zip(opened.parts, by_part, strict=True):
-                read_tensors(opened, stored, sinks)
+                state = OpenedState(
+                    open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+                )
+            return read(state)
         except (CorruptCheckpoint, UnsafeContent) as error:
             if which != "latest":
                 raise
@@ -158,9 +199,6 @@ def _load(
             emit(
                 "restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind
             )
-            continue
-        result: dict[str, Any] = plan.result()
-        return result
     raise CorruptCheckpoint(
         f"none of the {len(failed)} checkpoints of run {run_name!r} can be read", where=store_url, details=failed
     )
@@ -171,10 +209,15 @@ def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) ->
     return open_bytes(url, guard=StoreSecurity.from_settings(encrypt))
 
 
-class Store:
+class Store(ObjectView):
     """A store, or one run of it, opened for reading and maintenance. ``relight.open(url)`` returns one."""
 
+    _bytes: ByteStore
+    _run: str | None
+
     def __init__(self, url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> None:
+        self._read: CheckpointList | None = None
+        """What ``checkpoints`` returned last."""
         bytes_at = _opened(url, encrypt)
         try:
             read_store(bytes_at)
@@ -196,9 +239,10 @@ class Store:
         """Return one run, for reading."""
         return open_run(self._bytes, self._name(name))
 
-    def checkpoints(self, run: str | None = None) -> list[Checkpoint]:
-        """Return the committed checkpoints, oldest first."""
-        return self.run(run).history().live
+    def checkpoints(self, run: str | None = None) -> CheckpointList:
+        """Return the committed checkpoints, oldest first. A notebook shows the list as a table."""
+        self._read = CheckpointList(self.run(run).history().live)
+        return self._read
 
     def latest(self, run: str | None = None) -> Checkpoint:
         """Return the newest committed checkpoint, without verifying it."""
@@ -212,7 +256,9 @@ class Store:
         opened = self.run(run)
         view, history = opened.view(), opened.history()
         for checkpoint in history.live if which is None else [report(choose(history, which_of(which)))]:
-            yield checkpoint, _verify(self._bytes, view, checkpoint)
+            with progress_bar(f"verifying step {checkpoint.step}", checkpoint.body.stored_bytes) as meter:
+                findings = _verify(self._bytes, view, checkpoint, progress=meter)
+            yield checkpoint, findings
 
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
         """Point a tag at a checkpoint; ``which=None`` removes the tag."""
@@ -243,6 +289,10 @@ class Store:
     def prune(self, rules: Keep, run: str | None = None) -> PruneReport:
         """Retire the checkpoints that no rule keeps, and delete their bytes."""
         return execute(self.plan_prune(rules, run), self._bytes)
+
+    def _facts(self) -> Facts:
+        known = known_checkpoints(self._read if self._run is not None else None)  # else of an unknown one of its runs
+        return Facts(self._bytes.url, [("run", run_name(self._run or "")), *known])
 
     def _name(self, run: str | None) -> str:
         name = run or self._run

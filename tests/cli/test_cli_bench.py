@@ -88,8 +88,9 @@ def test_nothing_is_left_but_the_picture(measured: tuple[Answer, Path]) -> None:
     assert "the picture is in" in answer.err
 
 
-def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path) -> None:
+def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store with runs is unchanged afterwards."""
+    monkeypatch.setenv("RELIGHT_PROGRESS", "1")  # at once, and not after two seconds
     before = sorted(runs.rglob("*"))
     answer = on_terminal("bench", "runs", "--size", "5MB", "--rounds", "1", columns=120)
     assert answer.code == 0, answer.out

@@ -102,8 +102,11 @@ def test_verify_of_a_store_is_of_all_its_runs(relight, runs: Path) -> None:
     assert len(answer.json["log"]) == 1
 
 
-def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs: Path) -> None:
+def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The progress bar is on stderr, and stdout is complete."""
+    monkeypatch.setenv("RELIGHT_PROGRESS", "1")  # at once, and not after two seconds
     attempt = Attempt.begin(open_bytes(runs), "big")
     more = Item("model/big", "uint8", (8 << 20,), "param", Bytes(bytes(8 << 20)))
     wanted = request(1)

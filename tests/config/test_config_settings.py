@@ -119,7 +119,7 @@ def effect(name: str) -> str:
     if name == "supervise.grace_s":  # as ``launch`` computes it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).grace_s))
     if table == "environment":
-        return os.environ.get(settings_by_name()[name].variable, "").replace("true", "1")
+        return os.environ.get(settings_by_name()[name].variable, "").replace("true", "1").replace("false", "0")
     return repr(
         {
             "checkpoint": lambda: checked("checkpoint", defaults_of)[0],

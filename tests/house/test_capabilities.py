@@ -61,6 +61,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "cli/audited.py": ("click: not in every release", "_protected_args"),
     "errors.py": ("a value of any class, in a message", "shape dtype"),
     "format/step_number.py": ("the script's step: of numpy, torch or another library", "dtype shape"),
+    "observe/progress_bar.py": ("IPython, and its shell, which has a kernel or none", "get_ipython kernel"),
     "integrations/accelerate.py": ("accelerate's enum and loaders", "value iteration"),
     "integrations/dcp_orders.py": ("torch's plans: not in every release", "usable"),
     "integrations/dcp_write.py": ("a save planner of torch or the script", "lookup_object"),

@@ -16,7 +16,7 @@ from tree import ROOT
 
 DOCS = ROOT / "docs"
 QUICK = [
-    "comparison.md", "guides/one-gpu.md", "guides/partial-restore.md", "guides/configs.md", "guides/encryption.md", "guides/storing-less.md",
+    "comparison.md", "guides/one-gpu.md", "guides/partial-restore.md", "guides/notebooks.md", "guides/configs.md", "guides/encryption.md", "guides/storing-less.md",
     "guides/data.md", "guides/store-back-end.md", "guides/from-deepspeed.md", "guides/from-megatron.md", "guides/from-transformers.md",
 ]  # fmt: skip
 SLOW = [

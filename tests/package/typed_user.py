@@ -28,6 +28,12 @@ with checkpointer as ckpt:
     identity: str | None = handle.id
 
 state: dict[str, object] = relight.load("runs/typed", only="model/*")
+tensors: dict[str, object] = relight.load("runs/typed", device="cpu", mmap=False)
+with relight.load("runs/typed", lazy=True, device=torch.device("cpu")) as lazy:
+    names: list[str] = lazy.keys()
+    checkpoint_of_one_tensor: relight.LazyCheckpoint = lazy
+    tensor: torch.Tensor = lazy.get_tensor(names[0])
+    rows: torch.Tensor = lazy.get_slice(names[0])[1:3, ...]
 store: relight.Store = relight.open("runs")
 for checkpoint in store.checkpoints("typed"):
     number: int = checkpoint.step
@@ -39,4 +45,5 @@ except relight.CheckpointNotFound as error:
 
 wrong: str = relight.__version__ + 1  # type: ignore[operator]
 relight.every(steps="many")  # type: ignore[arg-type]
+relight.load("runs/typed", lazy=True, mmap=True)  # type: ignore[call-overload]
 relight.nothing_of_that_name  # type: ignore[attr-defined]

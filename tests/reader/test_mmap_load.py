@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import relight
-from relight import api
 from relight.checkpointer import boundary, session
 from relight.comm import SingleProcess, ThreadGroup
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.keys import write_key_file
+from relight.restore import opened_state
 
 MIB = 1 << 20
 
@@ -63,8 +63,8 @@ def read_fixture(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         reads.append(read(*args, **options))
         return reads[-1]
 
-    read = api.read_tensors
-    monkeypatch.setattr(api, "read_tensors", counted)
+    read = opened_state.read_tensors
+    monkeypatch.setattr(opened_state, "read_tensors", counted)
     return reads
 
 

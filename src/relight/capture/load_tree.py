@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+import torch
+
+from relight.capture.accelerator import finish_kernels
 from relight.capture.rebuild import Check, FreshTensors, Mapped, Thunk, build
 from relight.errors import IncompatibleState
 from relight.format import Leaf, Tensor, decode_tree
@@ -55,18 +58,28 @@ def build_tree(
     where: str,
     check: Check | None = None,
     mapped: Mapped | None = None,
+    device: torch.device | str = "cpu",
+    on_host: Collection[int] = (),
 ) -> LoadPlan:
-    """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just the matches, in the dicts
+    """Plan the plain tree: dicts, lists, values, tensors, arrays. With ``only``, just the matches, in the dicts
     that lead to them.
 
-    Raise ``IncompatibleState`` if nothing matches. ``tree``: encoded, or decoded. ``check``, ``mapped``: see
-    ``FreshTensors``.
+    Raise ``IncompatibleState`` if nothing matches. ``tree``: encoded, or decoded. ``check``, ``mapped``, ``device``,
+    ``on_host``: see ``FreshTensors``.
     """
-    memory = FreshTensors(tensors, check, mapped)
+    memory = FreshTensors(tensors, check, mapped, device, on_host)
     plan = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
     if plan is _NOTHING and only:
         raise nothing_fits(only, where)
-    return LoadPlan(memory.sinks, lambda: {} if plan is _NOTHING else plan.make() if type(plan) is Later else plan)
+    finish_kernels(
+        torch.device(device)
+    )  # bytes are copied on other streams than the caller's, which may still use that memory
+
+    def result() -> Any:
+        finish_kernels(torch.device(device))
+        return {} if plan is _NOTHING else plan.make() if type(plan) is Later else plan
+
+    return LoadPlan(memory.sinks, result)
 
 
 def thunks(node: Any, path: str, memory: FreshTensors) -> Thunk:

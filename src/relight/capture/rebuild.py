@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from relight.capture.standard_values import KIND as STANDARD
 from relight.capture.standard_values import standard_value
-from relight.capture.tensors import TORCH_DTYPES
+from relight.capture.tensors import TORCH_DTYPES, TensorSink
 from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_memory, no_memory
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
@@ -32,15 +32,24 @@ _SPARSE_LAYOUTS = {
 
 
 class FreshTensors:
-    """New CPU tensors for stored ones, allocated on demand, one each: leaves that share a tensor share its memory.
+    """New tensors for stored ones, allocated on demand, one each: leaves that share a tensor share its memory.
 
     ``check(pack)`` raises if the store does not hold the bytes that the part declares. It is called before memory for
     that pack is first allocated, as a malicious file can declare a large shape. ``mapped(tensor)`` returns memory that
-    has the tensor's bytes already, or gets them on first access; None: the tensor must be read.
+    has the tensor's bytes already, or gets them on first access; None: the tensor must be read. The tensors are on
+    ``device``, but those in ``on_host`` on the CPU.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], check: Check | None = None, mapped: Mapped | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        check: Check | None = None,
+        mapped: Mapped | None = None,
+        device: torch.device | str = "cpu",
+        on_host: Collection[int] = (),
+    ) -> None:
         self._tensors, self._check, self._mapped = tensors, check, mapped
+        self._device, self._on_host = device, on_host
         self._filled: set[int] = set()
         self._checked: set[int] = set()
         self._made: dict[int, torch.Tensor] = {}
@@ -53,7 +62,7 @@ class FreshTensors:
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked and self._mapped is None:
                 try:
-                    tensor = torch.empty(stored.shape, dtype=dtype, device="cpu")
+                    tensor = torch.empty(stored.shape, dtype=dtype, device=self._device_of(index))
                 except REFUSALS as error:
                     raise refusal_of(stored, error) from error
             else:
@@ -80,15 +89,21 @@ class FreshTensors:
     def _empty(self, index: int, stored: Tensor, dtype: torch.dtype) -> torch.Tensor:
         data = self._mapped(index) if self._mapped is not None else None
         if data is None:
-            return torch.empty(stored.shape, dtype=dtype, device="cpu")
+            return torch.empty(stored.shape, dtype=dtype, device=self._device_of(index))
         self._filled.add(index)
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(stored.shape)
+
+    def _device_of(self, index: int) -> torch.device | str:
+        return "cpu" if index in self._on_host else self._device
 
     @property
     def sinks(self) -> dict[int, Sink]:
         """Sinks for all tensors that were requested and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
-        return {index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
+        return {
+            index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) if tensor.is_cpu else TensorSink(tensor)
+            for index, tensor in made
+        }
 
 
 def refusal_of(stored: Tensor, error: BaseException) -> BaseException:

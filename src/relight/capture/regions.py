@@ -54,6 +54,12 @@ class _BoxSlice(RangeSink):
         """Return None: there are several memories."""
         return None
 
+    def needs(self, start: int, end: int) -> bool:
+        """Return whether some of these elements are live here: a box of columns leaves out others of the same rows."""
+        size = self._dtype.itemsize
+        runs = boxes_of_run(self._box.size, (self.skip + start) // size, (self.skip + end) // size)
+        return any(intersection(placed(run, self._box), region.box) for run in runs for region in self._regions)
+
     def absorb(self, start: int, data: memoryview) -> None:
         """Write a range of elements into the regions, box by box."""
         size = self._dtype.itemsize

@@ -6,14 +6,17 @@ from relight.catalog.branches import check_free, set_tag
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, is_run_name
 from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.log.checkpoint_list import known_checkpoints
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.log.truncated import refuse_truncated
+from relight.observe.object_view import Facts, ObjectView
 from relight.reader.opened import Opened, open_checkpoint
+from relight.run_names import run_name
 from relight.store import ByteStore
 from relight.store.anchored import anchored_runs
 
 
-class Run:
+class Run(ObjectView):
     """One run of a store. Each call reads the log's newest records."""
 
     def __init__(self, store: ByteStore, name: str) -> None:
@@ -21,6 +24,8 @@ class Run:
         self.name = check_run_name(name)
         """Name of its directory; for most runs equal to the run's name."""
         self._log = Log(store, self.name)
+        self._read: list[Checkpoint] | None = None
+        """The checkpoints, as ``history`` has read them last."""
 
     def view(self) -> LogView:
         """Return the present log."""
@@ -37,7 +42,12 @@ class Run:
 
     def history(self) -> History:
         """Return the run's present history."""
-        return fold(self.view())
+        history = fold(self.view())
+        self._read = history.live
+        return history
+
+    def _facts(self) -> Facts:
+        return Facts(run_name(self.name), [("store", self.store.url), *known_checkpoints(self._read)])
 
     def open(self, checkpoint: Checkpoint) -> Opened:
         """Open ``checkpoint``: its root and parts, verified."""

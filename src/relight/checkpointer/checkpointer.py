@@ -23,11 +23,12 @@ from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.state_capture import StateCapture
 from relight.errors import ConfigError
+from relight.observe.object_view import Facts, ObjectView
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger
 from relight.save_reason import END, SaveReason
 
 
-class Checkpointer:
+class Checkpointer(ObjectView):
     """Saves and restores the whole state of one training run.
 
     ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store.
@@ -306,6 +307,10 @@ class Checkpointer:
         """The number of parts into which to split each micro-batch: 1, or more after an accelerator ran out of memory
         under ``relight run`` with ``[supervise] split = true``."""
         return options.micro_batch_split()
+
+    def _facts(self) -> Facts:
+        ended = self._closed.why if self._closed is not None else ""
+        return Facts(self._session.location, [*self._progress.facts, ("ended", ended)])
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from typing import Any
 from relight.checkpointer.calls import Calls
 from relight.checkpointer.inflight import At, InflightSaves
 from relight.checkpointer.metric_values import as_they_are
+from relight.checkpointer.save_handle import Save
+from relight.log.checkpoint_view import age_of
 from relight.restore.result import Resumed
 from relight.save_reason import SaveReason
 
@@ -41,6 +43,8 @@ class RunProgress:
     """The parent of the next checkpoint."""
     due: SaveReason | None = None
     """The reason of a postponed save."""
+    durable: Save | None = None
+    """The last save that became a checkpoint."""
     failed_in_a_row: int = 0
     """Failed saves since the last checkpoint."""
 
@@ -56,6 +60,19 @@ class RunProgress:
     def saved_step(self) -> int | None:
         """The step of the last save."""
         return self.saved[0] if self.saved is not None else None
+
+    @property
+    def facts(self) -> list[tuple[str, object]]:
+        """What a notebook shows: the last step, the newest checkpoint that this process knows, and the saves in flight."""
+        facts: list[tuple[str, object]] = [("step", self.step)]
+        saves = self.in_flight.saves  # one that is durable stays there until the next call
+        durable = next((save for save in reversed(saves) if save.done), self.durable)
+        if durable is not None:
+            facts.append(("newest checkpoint", durable.line))
+        elif (restored := self.resumed.checkpoint) is not None:
+            facts.append(("restored checkpoint", f"step {restored.step} ({restored.id}, {age_of(restored.time)})"))
+        facts += [("saving", save.line) for save in saves if not save.done and save.error is None]
+        return [*facts, ("failed saves in a row", self.failed_in_a_row or None)]
 
     def report(self, step: int, micro_step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record that a step, or a micro-batch of it, has ended."""

@@ -10,8 +10,13 @@ from typing import NamedTuple
 from relight.commit import SaveReport
 from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.observe import emit, record_span
+from relight.observe.object_view import Facts, ObjectView
+from relight.observe.progress_bar import progress_bar
 from relight.save_reason import SaveReason
-from relight.units import duration_text, percent_text, size_text
+from relight.units import age_text, duration_text, percent_text, size_text
+
+POLL_S = 0.2
+"""Seconds between two readings of a save's progress for its bar."""
 
 
 class Progress(NamedTuple):
@@ -24,7 +29,7 @@ class Progress(NamedTuple):
     """None while no bytes were written, so that there is no rate."""
 
 
-class Save:
+class Save(ObjectView):
     """Handle of one save.
 
     A save passes four states: *requested* (this handle exists), *sealed* (its values are copied: training may change
@@ -61,9 +66,20 @@ class Save:
         """The reason as a text, as the checkpoint records it."""
         return self.why.text
 
-    def __repr__(self) -> str:
+    def _facts(self) -> Facts:
         state = "durable" if self.done else f"failed: {self.error.what}" if self.error else self._under_way()
-        return f"<Save step={self.step} id={self.id} {state}>"
+        facts: list[tuple[str, object]] = [("id", self.id), ("state", state)]
+        facts += [
+            ("size", size_text(self.bytes) if self.bytes else ""),
+            ("requested", age_text(monotonic() - self._made_s)),
+        ]
+        return Facts(f"step {self.step}", [*facts, ("reason", self.reason)])
+
+    @property
+    def line(self) -> str:
+        """The save as a text: step, id, state or size, and age."""
+        state = size_text(self.bytes) if self.done else self._under_way()
+        return f"step {self.step} ({self.id}, {state}, {age_text(monotonic() - self._made_s)})"
 
     def __bool__(self) -> bool:
         return self.error is None
@@ -95,10 +111,7 @@ class Save:
         if until == "drained" and not self.drained:
             self._asks_further()
         started = monotonic()
-        with self._changed:
-            is_over = self._changed.wait_for(
-                lambda: self.error is not None or self.superseded or self._is(until), timeout
-            )
+        is_over = self._wait(timeout, until)
         if self.error is not None:
             raise self.error
         if is_over and not self._is(until):
@@ -110,6 +123,22 @@ class Save:
                 f"not {until} after {duration_text(monotonic() - started)}", where=f"the save at step {self.step}"
             )
         return self
+
+    def _wait(self, timeout: float | None, until: str) -> bool:
+        """Wait until the save ended or is ``until``. Return False after ``timeout`` seconds. Show a progress bar."""
+        ends = None if timeout is None else monotonic() + timeout
+        with progress_bar(f"saving step {self.step}", self.bytes) as meter:
+            while True:
+                left_s = None if ends is None else max(0.0, ends - monotonic())
+                poll_s = min(POLL_S, POLL_S if left_s is None else left_s) if meter.draws else left_s
+                with self._changed:
+                    if self._changed.wait_for(
+                        lambda: self.error is not None or self.superseded or self._is(until), poll_s
+                    ):
+                        return True
+                if poll_s == left_s:
+                    return False
+                meter.at(self.bytes * (self.progress.copied if until == "sealed" else self.progress.written))
 
     def _is(self, what: str) -> bool:
         if what == "drained" and self.has_remote_tiers:

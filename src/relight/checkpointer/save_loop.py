@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import monotonic, perf_counter
@@ -35,6 +35,7 @@ from relight.format import encode_tree
 from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.log import FRESH
 from relight.observe import emit
+from relight.observe.progress_bar import progress_bar
 from relight.policy import TriggerInput
 from relight.ranks.postponed import postpone
 from relight.restore.result import begun_history
@@ -210,10 +211,16 @@ class SaveLoop:
         return save
 
     def request(
-        self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None
+        self,
+        state: Captured,
+        step: int,
+        reason: SaveReason,
+        metrics: Mapping[str, float],
+        micro_step: int | None,
+        written: Callable[[int], None] | None = None,
     ) -> SaveRequest:
-        """Return the request for a save that this process makes itself."""
-        pace = WriteLimits(self.options.limits.threads, self.options.limits.bytes_per_second)
+        """Return the request for a save that this process makes itself. ``written`` is called with numbers of written bytes."""
+        pace = WriteLimits(self.options.limits.threads, self.options.limits.bytes_per_second, written)
         info = self._info(state, step, reason, metrics, micro_step, self.progress.parent, None)
         return SaveRequest(info, tree=encode_tree(state.tree), items=state.items, urgent=reason.is_urgent, pace=pace)
 
@@ -310,7 +317,7 @@ class SaveLoop:
 
     def _is_durable(self, done: CommittedSave) -> None:
         """Do what follows every save that became a checkpoint, whichever process wrote it."""
-        self.progress.failed_in_a_row, self.progress.parent = 0, done.report.id
+        self.progress.failed_in_a_row, self.progress.parent, self.progress.durable = 0, done.report.id, done.save
         for hook in self.hooks.in_order:
             hook.on_durable(done)
 
@@ -327,9 +334,10 @@ class SaveLoop:
         self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None
     ) -> SaveReport:
         attempt = self.begin_attempt()
-        request = self.request(state, step, reason, metrics, micro_step)
-        seat, id_ = self._ranks.seat, self._ranks.id_of(attempt.place)
-        return attempt.save(replace(request, id=id_, seat=seat, vouched=self._trusted.vouched(state)))
+        with progress_bar(f"saving step {step}", state.logical_bytes, leads=self.session.leads) as meter:
+            request = self.request(state, step, reason, metrics, micro_step, meter)
+            seat, id_ = self._ranks.seat, self._ranks.id_of(attempt.place)
+            return attempt.save(replace(request, id=id_, seat=seat, vouched=self._trusted.vouched(state)))
 
     def _info(
         self,

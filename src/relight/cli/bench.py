@@ -10,8 +10,9 @@ import click
 from relight.bench import BenchOptions, BenchReport, Figure, run
 from relight.bench.plan import state_size
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, facts_list, paint, progress, table, warn
+from relight.cli.output import emit_json, escape, facts_list, paint, table, warn
 from relight.errors import ConfigError
+from relight.observe.progress_bar import progress_bar
 from relight.units import duration_text, rate_text, size_text
 
 
@@ -54,7 +55,7 @@ def command(store: str, size: str | None, tensors: int | None, rounds: int, plot
     """
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
-    report = run(BenchOptions(store, None if size is None else state_size(size), tensors, rounds, progress))
+    report = run(BenchOptions(store, None if size is None else state_size(size), tensors, rounds, progress_bar))
     if as_json:
         emit_json(report.to_dict())
     else:

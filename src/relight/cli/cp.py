@@ -9,8 +9,9 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import engine_of, engine_options, json_option, open_run_at
-from relight.cli.output import emit_json, escape, paint, progress, warn
+from relight.cli.output import emit_json, escape, paint, warn
 from relight.errors import ConfigError
+from relight.observe.progress_bar import progress_bar
 from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 from relight.units import count_text, size_text
 
@@ -67,7 +68,7 @@ def command(
     if dry_run:
         _print_plan(plan, as_json)
         return 0
-    with engine_of(engine, jobs) as workers, progress("copying", plan.bytes) as meter:
+    with engine_of(engine, jobs) as workers, progress_bar("copying", plan.bytes) as meter:
         report = execute_copy(plan, progress=meter, engine=workers)
     if as_json:
         emit_json({"to": _destination(plan), **_to_dict(report), "changes": changes_of(plan)})

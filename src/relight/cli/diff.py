@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from relight.cli.common import engine_of, engine_options, json_option, open_run_at
-from relight.cli.output import emit_json, escape, facts_list, number, paint, progress, table
+from relight.cli.output import emit_json, escape, facts_list, number, paint, table
+from relight.observe.progress_bar import progress_bar
 from relight.reader.opened import Opened
 from relight.units import count_text, percent_text, size_text
 from relight.versions.difference import CHANGED, SAME, Difference, ValueChange, bytes_to_read, diff
@@ -52,7 +53,7 @@ def command(
     opened_a, opened_b = _opened(a), _opened(b)
     difference = diff(opened_a, opened_b, only=only, tensors=False)
     if not no_tensors:
-        with engine_of(engine, jobs) as workers, progress("comparing", bytes_to_read(difference)) as meter:
+        with engine_of(engine, jobs) as workers, progress_bar("comparing", bytes_to_read(difference)) as meter:
             difference = diff(opened_a, opened_b, only=only, progress=meter, engine=workers)
     if as_json:
         emit_json(_to_dict(opened_a, opened_b, difference))

@@ -9,10 +9,11 @@ import click
 from relight.catalog.locate import locate
 from relight.catalog.tiers import open_tier, read_tier, tiers_of
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, paint, progress
+from relight.cli.output import emit_json, escape, paint
 from relight.drain.outwards import drain, owed_to
 from relight.errors import ConfigError
 from relight.log import Log, fold
+from relight.observe.progress_bar import progress_bar
 from relight.store.wrapper import guard_of
 from relight.units import count_text, size_text
 
@@ -51,7 +52,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
     if dry_run:
         _print_wanted(wanted, bytes_of, as_json)
         return 0
-    with progress("copying", total) as meter:
+    with progress_bar("copying", total) as meter:
         report = drain(place.store, place.run, progress=meter, at_pace=False)
     copied = [
         {"tier": tier, "id": checkpoint_id, "bytes": count, "seconds": round(seconds, 3)}

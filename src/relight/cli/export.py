@@ -10,7 +10,7 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import OpenedRun, engine_of, engine_options, json_option, open_run_at
-from relight.cli.output import emit_json, escape, progress, warn
+from relight.cli.output import emit_json, escape, warn
 from relight.engines import Engine
 from relight.errors import ConfigError
 from relight.export import (
@@ -29,6 +29,7 @@ from relight.export.convert import SHORT, dtype_meant
 from relight.export.plan import FORMATS, facts, format_of, left_out
 from relight.export.selection import choose
 from relight.importers.hub import hub_address, is_hub
+from relight.observe.progress_bar import progress_bar
 from relight.policy.argument_checks import bytes_of
 from relight.reader.opened import Opened
 from relight.units import count_text, size_text
@@ -119,7 +120,7 @@ def command(
     if dry_run:
         _print_plan(plan, as_json)
         return
-    with engine_of(engine, jobs) as workers, progress("exporting", plan.bytes) as meter:
+    with engine_of(engine, jobs) as workers, progress_bar("exporting", plan.bytes) as meter:
         report = execute_export(plan, meter, engine=workers)
     if as_json:
         emit_json(
@@ -152,7 +153,7 @@ def _to_hub(
     if dry_run:
         _print_plan(replace(plan, path=str(address)), as_json)
         return
-    with engine, progress("exporting", plan.bytes) as meter:
+    with engine, progress_bar("exporting", plan.bytes) as meter:
         done = export_to_hub(exported, address, options, private=not public, progress=meter, engine=engine)
     if as_json:
         emit_json(
@@ -213,7 +214,7 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
             emit_json({**facts, "id": None})
         return
     total = sum(mixed.last.whole.tensors[number].length for number in {entry.tensor for entry in chosen.entries})
-    with progress("averaging", total * len(mixed.parts)) as meter:
+    with progress_bar("averaging", total * len(mixed.parts)) as meter:
         new = save_average(mixed, chosen.component, chosen.entries, place.store, place.run, meter)
     if as_json:
         emit_json({**facts, "id": new, "from_last": sorted(mixed.from_last)})

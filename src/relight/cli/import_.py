@@ -9,7 +9,8 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, facts_list, progress
+from relight.cli.output import emit_json, escape, facts_list
+from relight.observe.progress_bar import progress_bar
 from relight.units import count_text, duration_text, size_text
 
 
@@ -61,7 +62,7 @@ def command(
         return
     place = locate_destination(run, os.path.splitext(detected.files.name)[0] or "imported")
     assert place.run is not None
-    with progress("importing", total) as meter:
+    with progress_bar("importing", total) as meter:
         report = import_checkpoint(detected, place.store, place.run, step=step, which=only, progress=meter, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
     if as_json:

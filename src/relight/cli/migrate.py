@@ -9,9 +9,10 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import engine_of, engine_options, json_option
-from relight.cli.output import emit_json, escape, paint, progress, table
+from relight.cli.output import emit_json, escape, paint, table
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STORE_FILE
+from relight.observe.progress_bar import progress_bar
 from relight.store import open_bytes
 from relight.store.durable import temporary_of
 from relight.store.urls import absolute
@@ -77,7 +78,7 @@ def command(
     if dry_run:
         _print_plan(plan, as_json)
         return 1 if plan.unreadable else 0
-    with engine_of(engine, jobs, "processes") as workers, progress("migrating", plan.bytes) as meter:
+    with engine_of(engine, jobs, "processes") as workers, progress_bar("migrating", plan.bytes) as meter:
         report = execute_migration(plan, engine=workers, progress=meter)
     if as_json:
         emit_json(_facts(report, url))

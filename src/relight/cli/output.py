@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON for programs, progress on a terminal.
+"""Output of commands: tables for people, JSON for programs.
 
 Text from a store is untrusted: ``escape`` it before it is printed. On a terminal, tables fit its width and have colour (rich, imported only
 then). In a pipe they are plain, aligned and uncut.
@@ -10,8 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -193,59 +192,3 @@ def code_text(code: Mapping[str, Any]) -> str:
 def metrics_text(metrics: dict[str, Any]) -> str:
     """Return metrics as ``loss=1.234 …``."""
     return " ".join(f"{name}={number(value)}" for name, value in metrics.items())
-
-
-class Meter:
-    """Progress bar of bytes. Thread-safe. ``print`` writes a line without breaking the bar."""
-
-    def __init__(
-        self, advance: Callable[[int], None] | None = None, write: Callable[[str], None] | None = None
-    ) -> None:
-        self._advance, self._print = advance, write
-
-    def __call__(self, count: int) -> None:
-        """Add ``count`` bytes."""
-        if self._advance:
-            self._advance(count)
-
-    def print(self, line: str) -> None:
-        """Print a line on stdout."""
-        (self._print or click.echo)(line)
-
-
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Meter]:
-    """Show a bar of bytes with their rate on stderr, on a terminal only, and only for 4 MiB or more."""
-    if not sys.stderr.isatty() or total < 4 << 20:
-        yield Meter()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.text import Text
-    from rich.theme import Theme
-
-    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    # Output to stdout must stay there, also if it is a pipe: rich would redirect it to stderr.
-    quiet = {
-        "bar.complete": "cyan",
-        "progress.data.speed": "dim",
-        "progress.download": "none",
-        "progress.remaining": "dim",
-    }
-    bar = Progress(
-        *columns,
-        console=Console(stderr=True, theme=Theme(quiet)),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-
-    def write(line: str) -> None:
-        if sys.stdout.isatty():
-            bar.console.print(Text.from_ansi(line), highlight=False)
-        else:
-            click.echo(line)
-
-    with bar:
-        task = bar.add_task(label, total=total)
-        yield Meter(lambda count: bar.advance(task, count), write)

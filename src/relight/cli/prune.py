@@ -7,8 +7,9 @@ import sys
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import Styled, emit_json, escape, progress, table
+from relight.cli.output import Styled, emit_json, escape, table
 from relight.errors import ConfigError
+from relight.observe.progress_bar import progress_bar
 from relight.policy import keep
 from relight.reclaim import PrunePlan, SweepPlan, execute, execute_sweep, plan_prune, plan_sweep
 from relight.units import count_text, size_text
@@ -95,7 +96,7 @@ def command(
         raise ConfigError("this names one checkpoint, but rules are about all of a run", where=path)
     store = opened.run.store
     newest_bytes = opened.history.live[-1].body.stored_bytes if opened.history.live else 0
-    with progress("verifying what stays", newest_bytes) as meter:
+    with progress_bar("verifying what stays", newest_bytes) as meter:
         plan = plan_prune(store, opened.run.name, rules, progress=meter)
     swept = plan_sweep(store, opened.run.name) if sweep else SweepPlan(opened.run.name, [], [])
     if not as_json:

@@ -9,9 +9,10 @@ import click
 from relight.catalog.locate import locate_destination
 from relight.cli.common import engine_of, engine_options, json_option, open_run_at
 from relight.cli.cp import changes_of, warn_of_change
-from relight.cli.output import emit_json, escape, paint, progress, warn
+from relight.cli.output import emit_json, escape, paint, warn
 from relight.engines import Engine
 from relight.errors import ConfigError
+from relight.observe.progress_bar import progress_bar
 from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_push
 from relight.units import count_text, size_text
 
@@ -74,7 +75,7 @@ def exchange(
                 f"would be {done} to {escape(to)}"
             )
         return 0
-    with engine, progress(f"{done[:4]}ing", plan.copy.bytes) as meter:
+    with engine, progress_bar(f"{done[:4]}ing", plan.copy.bytes) as meter:
         report = execute_push(plan, progress=meter, engine=engine)
     if as_json:
         emit_json({"to": to, **_facts(report), "changes": changes_of(plan.copy)})

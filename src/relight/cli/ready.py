@@ -11,12 +11,13 @@ import click
 
 from relight.cli.common import json_option
 from relight.cli.doctor import status
-from relight.cli.output import emit_json, escape, paint, progress
+from relight.cli.output import emit_json, escape, paint
 from relight.doctor import Readiness, collect, grade, judge
 from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
 from relight.log.identity import seconds_since_epoch
+from relight.observe.progress_bar import progress_bar
 from relight.store import ByteStore
 from relight.units import count_text, percent_text
 
@@ -40,7 +41,7 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
       relight ready runs/demo --measure --all
     """
     with (
-        progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter,
+        progress_bar("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter,
         status() as on_stage,
     ):
         facts = collect(path, measure=measure, drills=_drills, on_stage=on_stage, progress=meter)

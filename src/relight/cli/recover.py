@@ -8,8 +8,9 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, progress, table, warn
+from relight.cli.output import emit_json, escape, table, warn
 from relight.errors import ConfigError
+from relight.observe.progress_bar import progress_bar
 from relight.reclaim import RebuildPlan, execute_rebuild, plan_rebuild
 from relight.units import count_text
 
@@ -37,7 +38,7 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
         raise ConfigError(
             "recover needs a run, not a store or a checkpoint", where=path, hint="relight recover STORE/RUN"
         )
-    with progress("verifying", 0) as meter:
+    with progress_bar("verifying", 0) as meter:
         plan = plan_rebuild(place.store, place.run, verify=verify, progress=meter if verify else None)
     if not as_json:
         _show(plan)

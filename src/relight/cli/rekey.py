@@ -6,9 +6,10 @@ import click
 
 from relight.cli.common import engine_of, engine_options, json_option
 from relight.cli.keys import key_option, keychain_of, store_at
-from relight.cli.output import emit_json, progress
+from relight.cli.output import emit_json
 from relight.errors import ConfigError
 from relight.keys import Keychain
+from relight.observe.progress_bar import progress_bar
 from relight.transfer.keys import rekey
 from relight.units import count_text, size_text
 
@@ -62,7 +63,7 @@ def command(
     if dry_run:
         report = plan
     else:
-        with engine_of(engine, jobs) as workers, progress("encrypting", plan.bytes) as meter:
+        with engine_of(engine, jobs) as workers, progress_bar("encrypting", plan.bytes) as meter:
             report = rekey(inner, chain, leaked=what, keep=keep, progress=meter, encrypt_plain=plain, engine=workers)
     if as_json:
         emit_json({"files": report.files, "bytes": report.bytes, "left": report.left, "generation": report.generation, "dry_run": dry_run,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import engine_of, engine_options, json_option, open_run_at
-from relight.cli.output import emit_json, progress
+from relight.cli.output import emit_json
+from relight.observe.progress_bar import progress_bar
 from relight.transfer.repack import execute_repack, plan_repack
 from relight.units import count_text, size_text
 
@@ -48,7 +49,7 @@ def command(
                 else _NOTHING
             )
         return
-    with engine_of(engine, jobs) as workers, progress("repacking", plan.bytes) as meter:
+    with engine_of(engine, jobs) as workers, progress_bar("repacking", plan.bytes) as meter:
         report = execute_repack(plan, meter, engine=workers)
     if as_json:
         emit_json({"repacked": report.repacked, "bytes": report.bytes, "freed": report.freed, "dry_run": False})

@@ -9,12 +9,13 @@ import click
 
 from relight.catalog.locate import locate
 from relight.cli.common import engine_of, engine_options, json_option, keep_events
-from relight.cli.output import emit_json, escape, paint, progress
+from relight.cli.output import emit_json, escape, paint
 from relight.drain.mirror_scrub import RebuiltDrives
 from relight.drain.outwards import residency
 from relight.drain.scrub import scrub
 from relight.errors import ConfigError
 from relight.observe import emit
+from relight.observe.progress_bar import progress_bar
 from relight.policy.argument_checks import bytes_of
 from relight.store.mirror_drives import COPIES
 from relight.store.mirror_rebuild import mirrored_in
@@ -67,7 +68,7 @@ def command(
         total *= COPIES
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
     keep_events(place.store.url, place.run)
-    with engine_of(engine, jobs) as workers, progress("reading", total) as meter:
+    with engine_of(engine, jobs) as workers, progress_bar("reading", total) as meter:
         report = scrub(
             place.store,
             place.run,

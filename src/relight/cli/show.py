@@ -20,7 +20,6 @@ from relight.cli.output import (
     facts_list,
     metrics_text,
     paint,
-    progress,
     since,
     table,
 )
@@ -29,6 +28,7 @@ from relight.format import Leaf, Root, Tensor, decode_tree
 from relight.format.class_names import name_in, recorded_classes
 from relight.format.root_keys import CLASSES, COMPACT, COPIED_FROM, SUSPECT
 from relight.format.tree import join_path
+from relight.observe.progress_bar import progress_bar
 from relight.policy.best_by import BEST, selector
 from relight.reader.opened import Opened
 from relight.reader.spread import Pieces, numbers_of, pieces_named
@@ -191,7 +191,7 @@ def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
 
 def _read(opened: Opened, rows: Sequence[Row]) -> None:
     """Read each chunk with bytes of the rows once, verified, and keep only the statistics."""
-    with progress("reading", sum(row.bytes for row in rows)) as meter:
+    with progress_bar("reading", sum(row.bytes for row in rows)) as meter:
         for row, numbers in zip(rows, numbers_of(opened, [row.pieces for row in rows], meter), strict=True):
             row.stats = numbers
 

@@ -11,10 +11,11 @@ import click
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, engine_of, engine_options, json_option, keep_events, open_run_at, read_run
-from relight.cli.output import emit_json, escape, hanging, paint, progress
+from relight.cli.output import emit_json, escape, hanging, paint
 from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
+from relight.observe.progress_bar import progress_bar
 from relight.reader import VerifyFinding, verify_checkpoint, verify_checkpoints, verify_log
 from relight.run_records.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.run_records.verification import record_checked
@@ -63,7 +64,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     width = max((len(_label(opened, checkpoint, runs)) for opened, checkpoint in wanted), default=0)
     results: list[tuple[OpenedRun, Checkpoint, list[VerifyFinding]]] = []
     length = 0 if quick else sum(checkpoint.body.stored_bytes for _, checkpoint in wanted)
-    with engine_of(engine, jobs) as workers, progress("verifying", length) as meter:
+    with engine_of(engine, jobs) as workers, progress_bar("verifying", length) as meter:
         targets = [(opened.run.store, opened.view, checkpoint) for opened, checkpoint in wanted]
         verified: Iterator[list[VerifyFinding]]
         if quick:

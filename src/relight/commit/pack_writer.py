@@ -143,12 +143,19 @@ def write_pack(
     hashers: dict[int, tuple[Digest, int]] = {}
     hashes: list[bytes] = [b""] * len(plan.chunks)
     slabs = _slabs(plan, slab_bytes)
+
+    def write(offset: int, buffer: memoryview) -> None:
+        length = min(slab_bytes, plan.size - offset)
+        _write(writer, offset, buffer, length)
+        if pace.progress is not None:
+            pace.progress(length)
+
     if plan.size <= slab_bytes:
         buffer = page_buffer(slab_bytes)
         for offset, pieces in slabs:
             for piece in pieces:
                 _fill(buffer, piece, plan, hashers, hashes, pace.spent)
-            _write(writer, offset, buffer, min(slab_bytes, plan.size - offset))
+            write(offset, buffer)
         return _checked(hashes, plan)
     buffers = (page_buffer(slab_bytes), page_buffer(slab_bytes))
     with ThreadPool(threads, "relight-hash") as pool:
@@ -160,7 +167,7 @@ def write_pack(
             ]
             try:
                 if filled:
-                    _write(writer, *filled, slab_bytes)
+                    write(*filled)
             finally:  # no thread may read the caller's memory after the return
                 errors = [job.exception() for job in jobs]
             for error in errors:
@@ -168,7 +175,7 @@ def write_pack(
                     raise error
             filled = (offset, buffer)
         if filled:
-            _write(writer, *filled, plan.size - filled[0])
+            write(*filled)
     return _checked(hashes, plan)
 
 

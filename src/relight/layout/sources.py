@@ -64,6 +64,10 @@ class RangeSink:
 
     skip: int
 
+    def needs(self, start: int, end: int) -> bool:
+        """Return whether the sink uses any of its bytes ``start`` to ``end``. Chunks that it does not need are not read."""
+        return True
+
 
 def skip_of(sink: Sink) -> int:
     """Return the stored tensor's first byte that ``sink`` takes."""

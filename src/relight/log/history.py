@@ -9,15 +9,18 @@ from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.format.topics import BEST_BY, REPACKED, ROLLED_BACK, RollbackNote
+from relight.log.checkpoint_view import age_of, first_metrics
 from relight.log.view import Line, LogSummary, LogView
+from relight.observe.object_view import Facts, ObjectView
+from relight.units import size_text
 
 REPEATED_WITHIN = 1024
 """Records after a RETIRE within which a COMMIT of the retired id counts as a repetition and is void. A reader that begins at a summary
 knows older retired ids no longer. A later COMMIT of the id is valid: a copy of the checkpoint was added again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkpoint(ObjectView):
     """A committed checkpoint as recorded in the log. ``seq`` orders it among all of the run's records; ``body`` is its COMMIT."""
 
     seq: int
@@ -46,6 +49,12 @@ class Checkpoint:
     def step(self) -> int:
         """The step after which the state was saved."""
         return self.body.step
+
+    def _facts(self) -> Facts:
+        facts = ("id", self.id), ("size", size_text(self.body.stored_bytes)), ("saved", age_of(self.time))
+        return Facts(
+            f"step {self.step}", (*facts, ("metrics", first_metrics(self.body.metrics)), ("reason", self.body.reason))
+        )
 
     def directory_in(self, run: str) -> str:
         """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.errors import ConfigError
+from relight.observe.progress_bar import hide_bar
 from relight.units import duration_text, size_text
 
 LEVELS = {
@@ -58,6 +59,7 @@ def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mappi
     try:
         line = _line(logger, name, level, text, fields)
         if line is not None and sys.stderr is not None:
+            hide_bar()
             sys.stderr.write(f"relight: {line}\n")
             sys.stderr.flush()
     except (OSError, ValueError, RuntimeError, AttributeError):

@@ -393,18 +393,30 @@ def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
     order = sorted(range(len(takers)), key=[tensor.offset for tensor, _ in takers].__getitem__)
     takers = [takers[index] for index in order]
     offsets = [tensor.offset for tensor, _ in takers]
+    are_ranges = any(isinstance(sink, RangeSink) for _, sink in takers)
     wants: list[WantedChunk] = []
     start = first = 0
     for chunk, (length, value) in enumerate(pack.chunks):
         end = start + length
         after = bisect_left(offsets, end, first)
         if after > first:
-            wants.append(WantedChunk(chunk, start, length, value, takers[first:after]))
+            here = takers[first:after]
+            if are_ranges:
+                here = [taker for taker in here if _takes(*taker, start, end)]
+            if here:
+                wants.append(WantedChunk(chunk, start, length, value, here))
             tensor = takers[after - 1][0]
             # tensors do not overlap: only the last may continue
             first = after - 1 if tensor.offset + tensor.length > end else after
         start = end
     return wants
+
+
+def _takes(tensor: Tensor, sink: Sink, start: int, end: int) -> bool:
+    """Return whether the sink of ``tensor`` needs the pack's bytes ``start`` to ``end``."""
+    if not isinstance(sink, RangeSink):
+        return True
+    return sink.needs(max(start - tensor.offset, 0), min(end - tensor.offset, tensor.length))
 
 
 def runs_of(wants: list[WantedChunk], most: int = READ_BYTES // 2) -> list[ChunkRange]:

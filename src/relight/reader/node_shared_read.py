@@ -31,7 +31,16 @@ from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_o
 from relight.comm.proof import prove_as_caller, prove_as_listener
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
-from relight.reader.chunk_reader import INLINE_BYTES, ChunkRange, WantedChunk, Wants, deliver_chunk, read_runs, runs_of
+from relight.reader.chunk_reader import (
+    INLINE_BYTES,
+    ChunkRange,
+    Progress,
+    WantedChunk,
+    Wants,
+    deliver_chunk,
+    read_runs,
+    runs_of,
+)
 from relight.reader.opened import Opened
 from relight.reader.read_assignment import LentRun, PackKey, assign_reads, decode_needs, encode_needs
 
@@ -49,12 +58,20 @@ Gather = Callable[[bytes, str], list[bytes]]
 
 
 def read_together(
-    gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S
+    gather: Gather,
+    rank: int,
+    node: bytes,
+    opened: Opened,
+    wanted: Mapping[int, Wants],
+    *,
+    stall_s: float = STALL_S,
+    progress: Progress | None = None,
 ) -> int:
     """Read ``wanted``, keyed by part. Return the number of bytes that this rank read from the store.
 
     All ranks call it (collective), each with the chunks that it wants of the same checkpoint. ``gather`` is an all-gather of bytes, ordered
-    by rank. ``node`` is equal for ranks of one node. If a lender finds damage, its borrowers raise the same error.
+    by rank. ``node`` is equal for ranks of one node. If a lender finds damage, its borrowers raise the same error. ``progress``: called in
+    other threads with the bytes of each chunk that arrived.
     """
     packs = {(part, pack): wants for part, by_pack in wanted.items() for pack, wants in by_pack.items()}
     with contextlib.closing(_Listener()) as door:
@@ -66,7 +83,7 @@ def read_together(
         words = [msgspec.msgpack.decode(message) for message in gather(word, "exchanging what each rank reads")]
         mates = {number: message for number, message in enumerate(words) if message[0] == node}
         table = _ReadTable(
-            rank, opened, packs, _assigned(opened, {number: message[3] for number, message in mates.items()})
+            rank, opened, packs, _assigned(opened, {number: message[3] for number, message in mates.items()}), progress
         )
         if not table.mine:
             return table.read(table.rest)
@@ -94,9 +111,14 @@ class _ReadTable:
     """Chunks that this rank wants: those in lent runs, and the rest, which no rank lends."""
 
     def __init__(
-        self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[WantedChunk]], runs: Sequence[LentRun]
+        self,
+        rank: int,
+        opened: Opened,
+        packs: Mapping[PackKey, Sequence[WantedChunk]],
+        runs: Sequence[LentRun],
+        progress: Progress | None,
     ) -> None:
-        self._opened = opened
+        self._opened, self._progress = opened, progress
         self.runs = runs
         """All runs that are lent on this node. The ranks name a run by its index here."""
         self.mine = [number for number, run in enumerate(runs) if rank in run.takers]
@@ -132,7 +154,8 @@ class _ReadTable:
         for key in sorted(runs):
             part, pack = key
             give = None if lend is None else lambda run, data, key=key: lend(key, run, data)
-            total += read_runs(self._opened, self._opened.parts[part], {pack: runs[key]}, lend=give)
+            stored, ranges = self._opened.parts[part], {pack: runs[key]}
+            total += read_runs(self._opened, stored, ranges, lend=give, progress=self._progress)
         return total
 
     def take(self, number: int, data: memoryview) -> None:
@@ -140,6 +163,8 @@ class _ReadTable:
         run = self.runs[number]
         for want in self._wants[number]:
             deliver_chunk(data[want.offset - run.offset :][: want.length], want)
+            if self._progress is not None:
+                self._progress(want.length)
 
 
 class _NothingToLend(Exception):

@@ -4,11 +4,13 @@ several ranks."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from relight.comm import this_node
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.layout import Sink
 from relight.observe import emit
+from relight.observe.progress_bar import Meter, progress_bar
 from relight.ranks.group import RankGroup
 from relight.reader import read_tensors
 from relight.reader.chunk_reader import plan_wants
@@ -27,13 +29,22 @@ class RestoreReader:
         self._sinks = {number: by_tensor for number, by_tensor in enumerate(sinks) if by_tensor or len(sinks) == 1}
         self.bytes_read = 0
         self.source = MEMORY
+        self._label = f"restoring step {opened.checkpoint.step}"
 
     def from_memory(self) -> None:
         """Read the parts that this node or its peers have in memory, if the bytes are the committed ones. Plan the reads of the others."""
+        with self._bar() as meter:
+            self._read_from_memory(meter)
+        if self._ranks.several:
+            parts = self._opened.parts
+            self._wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}
+
+    def _read_from_memory(self, meter: Meter) -> None:
         for number in list(self._sinks):
             for source, nearer in self._near.views(self._opened, number):
                 try:
-                    self.bytes_read += read_tensors(nearer, nearer.parts[number], self._sinks[number])
+                    sinks = self._sinks[number]
+                    self.bytes_read += read_tensors(nearer, nearer.parts[number], sinks, progress=meter)
                 except (CorruptCheckpoint, StoreUnavailable) as error:
                     checkpoint_id = self._opened.checkpoint.id
                     emit(
@@ -46,9 +57,6 @@ class RestoreReader:
                 del self._sinks[number]
                 self.source = source if source == PEERS else self.source
                 break
-        if self._ranks.several:
-            parts = self._opened.parts
-            self._wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}
 
     def from_store(self) -> None:
         """Read the remaining parts from the store. Collective: every rank must call it, even if it needs nothing
@@ -56,9 +64,16 @@ class RestoreReader:
         if self._sinks:
             self.source = "store"
         world, opened = self._ranks.world, self._opened
-        if self._ranks.several:
-            self.bytes_read += read_together(world.gather, world.rank, this_node(), opened, self._wanted)
-        else:
-            self.bytes_read += sum(
-                read_tensors(opened, opened.parts[number], by_tensor) for number, by_tensor in self._sinks.items()
-            )
+        with self._bar() as meter:
+            if self._ranks.several:
+                self.bytes_read += read_together(
+                    world.gather, world.rank, this_node(), opened, self._wanted, progress=meter
+                )
+                return
+            for number, by_tensor in self._sinks.items():
+                self.bytes_read += read_tensors(opened, opened.parts[number], by_tensor, progress=meter)
+
+    def _bar(self) -> AbstractContextManager[Meter]:
+        """Show the bytes that this rank still needs. Rank 0 shows its own for all ranks."""
+        total = sum(sink.length for by_tensor in self._sinks.values() for sink in by_tensor.values())
+        return progress_bar(self._label, total, leads=self._ranks.world.rank == 0)

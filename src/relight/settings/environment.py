@@ -12,7 +12,7 @@ import msgspec
 from relight.decode import from_plain
 from relight.errors import ConfigError, shown
 from relight.settings import kinds
-from relight.settings.kinds import SettingsTable, about, fields_of
+from relight.settings.kinds import NOT_SET, SettingsTable, about, fields_of
 
 PREFIX = "RELIGHT_"
 PROCESS_VARIABLES = (
@@ -70,6 +70,9 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     keys_over_http: Annotated[kinds.YesNo, about("whether key services on other machines are asked without TLS", named=True)] = False
     debug: Annotated[kinds.YesNo, about("whether commands show tracebacks, as with relight --debug")] = False
     log: Annotated[kinds.LogLevel, about("which events go to stderr if no logging is configured")] = "default"
+    progress: Annotated[
+        kinds.YesNo, about("whether work that takes long shows a progress bar on stderr", "if stderr is a terminal or a notebook")
+    ] = NOT_SET
     otlp_endpoint: Annotated[
         kinds.WebAddress, about("the OpenTelemetry receiver that gets traces, by /v1/traces", variable=OTEL["otlp_endpoint"], named=True)
     ] = ""
