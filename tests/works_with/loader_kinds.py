@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -49,12 +53,25 @@ def write_tar(folder: Path) -> None:
                 archive.addfile(entry, io.BytesIO(content))
 
 
+def streaming() -> Any:
+    """Import ``streaming.base`` without what ``streaming`` imports.
+
+    Its data sets of pictures need torchvision, whose wheel is built for torch with CUDA.
+    """
+    if "streaming" not in sys.modules:
+        spec = find_spec("streaming")
+        assert spec is not None and spec.origin is not None
+        package = ModuleType("streaming")
+        package.__path__ = [str(Path(spec.origin).parent)]
+        sys.modules["streaming"] = package
+    return importlib.import_module("streaming.base")
+
+
 def write_mds(folder: Path) -> None:
     """Write MosaicML's shards."""
     import numpy as np
-    from streaming import MDSWriter
 
-    with MDSWriter(out=str(folder / "mds"), columns={"x": "ndarray:float32:8"}, size_limit=6000) as out:
+    with streaming().MDSWriter(out=str(folder / "mds"), columns={"x": "ndarray:float32:8"}, size_limit=6000) as out:
         for shard in range(SHARDS):
             for row in rows_of(shard):
                 out.write({"x": np.array(row["x"], np.float32)})
@@ -145,10 +162,8 @@ def webdataset_loader(folder: Path, workers: int, *, shuffle: str = "") -> Loadi
 
 def mosaic_loader(folder: Path, workers: int) -> Loading:
     """Return MosaicML's loader, shuffled."""
-    from streaming import StreamingDataLoader, StreamingDataset
-
-    data = StreamingDataset(local=str(folder / "mds"), shuffle=True, shuffle_seed=0, batch_size=BATCH)
-    return Loading(StreamingDataLoader(data, batch_size=BATCH, num_workers=workers))
+    data = streaming().StreamingDataset(local=str(folder / "mds"), shuffle=True, shuffle_seed=0, batch_size=BATCH)
+    return Loading(streaming().StreamingDataLoader(data, batch_size=BATCH, num_workers=workers))
 
 
 class LoaderKind(NamedTuple):
