@@ -113,12 +113,12 @@ endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 
 versions: ## the tests that touch torch, with each supported torch and Python that can be installed: an hour, and 6 GB at a time
 	$(PYTHON) tests/package/versions.py
 
-optimizers: $(OPTIMIZERS)/.ready ## 290 optimizers and forms of nine libraries, saved and restored into new objects, and 16 killed: the same losses, to the bit; ten minutes
+optimizers: $(OPTIMIZERS)/.ready ## 290 optimizers and forms of nine libraries, saved and restored into new objects, and jobs with 16 of them killed: the same losses, to the bit; five minutes
 	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --results tests/optimizers/results.json
 	TESTS_PLAIN_TORCH=1 $(OPTIMIZERS)/bin/python -m pytest -m "slow or not slow" -n0 $(ROWS) --timeout 900 tests/works_with/test_optimizers_killed.py
 	$(OPTIMIZERS)/bin/python -m tests.works_with.page
 
-loaders: $(LOADERS)/.ready ## streamed data of Hugging Face, WebDataset, MosaicML, torchdata: killed three times, each batch and loss to the bit; ten minutes
+loaders: $(LOADERS)/.ready ## streamed data of Hugging Face, WebDataset, MosaicML, torchdata: killed twice, each batch and loss to the bit; ten minutes
 	TESTS_PLAIN_TORCH=1 $(LOADERS)/bin/python -m pytest -m "slow or not slow" -n0 $(ROWS) --timeout 900 tests/works_with/test_loaders_killed.py
 	$(LOADERS)/bin/python -m tests.works_with.page
 

@@ -509,6 +509,7 @@ def test_a_malformed_optimizer_is_a_mismatch(node: object) -> None:
             {"opt": torch.optim.Adam(model.parameters()), "model": model}, [], encode_tree({"opt": node}), where="test"
         )
 
+
 def test_an_optimizer_without_the_groups_that_were_added_is_refused_with_a_way_out() -> None:
     """The error names ``add_param_group``; with the group, the restore fits."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))

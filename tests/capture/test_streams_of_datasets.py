@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from roundtrip import restore, save
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torchdata.nodes import Batcher, Loader, SamplerWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import watch_loaders
@@ -145,3 +146,32 @@ def test_a_state_that_leaves_out_a_shuffle_buffer_is_not_used(workers: int) -> N
     restore(stored, {"data": loader})
     assert first + again + numbers(loader) == whole
     assert numbers(loader) == whole, "the next training epoch has all samples"
+
+
+def test_a_loader_of_nodes_continues() -> None:
+    """torchdata's ``nodes.Loader`` keeps an iterator that ``state_dict()`` has created, and the state of the end of a pass. Both are dropped."""
+
+    def make() -> Loader:
+        sampler = DistributedSampler(range(SAMPLES), num_replicas=1, rank=0)
+        return Loader(Batcher(SamplerWrapper(sampler), BATCH))
+
+    straight = make()
+    whole = [*straight, *straight]
+    for passed in (3, EPOCH, EPOCH + 3):
+        loader, seen = make(), []
+        batches = iter(loader)
+        for _ in range(passed):
+            try:
+                seen.append(next(batches))
+            except StopIteration:
+                batches = iter(loader)
+                seen.append(next(batches))
+        stored = save({"data": loader})
+        loader = make()
+        restore(stored, {"data": loader})
+        batches = iter(loader)
+        seen += [next(batches) for _ in range(2)]
+        stored = save({"data": loader})
+        loader = make()
+        restore(stored, {"data": loader})
+        assert (seen + [*loader] + [*loader])[: 2 * EPOCH] == whole

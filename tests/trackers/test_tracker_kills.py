@@ -17,7 +17,11 @@ import relight
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"lines": None, "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-TOOLS = {"tensorboard": ("TensorBoard", "tensorboard"), "wandb": ("W&B", "wandb"), "mlflow": ("MLflow", "mlflow-skinny")}
+TOOLS = {
+    "tensorboard": ("TensorBoard", "tensorboard"),
+    "wandb": ("W&B", "wandb"),
+    "mlflow": ("MLflow", "mlflow-skinny"),
+}
 STEPS, KILLS = 60, (3, 12, 24, 25, 50)
 """The first kill comes before the first save; two follow each other."""
 

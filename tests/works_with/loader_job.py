@@ -9,7 +9,7 @@ from tests.works_with.loader_kinds import KINDS, WIDTH
 
 import relight
 
-STEPS = 320
+STEPS = 170
 
 if __name__ == "__main__":
     name, workers, folder, run = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]

@@ -108,11 +108,11 @@ def stateful_loader(folder: Path, workers: int) -> Loading:
 
 def nodes(folder: Path, workers: int) -> Loading:
     """Return a loader of torchdata's nodes, with as many threads as workers."""
-    from torch.utils.data import RandomSampler, default_collate
+    from torch.utils.data import DistributedSampler, default_collate
     from torchdata.nodes import Batcher, Loader, Mapper, ParallelMapper, SamplerWrapper
 
     samples = Samples()
-    drawn = SamplerWrapper(RandomSampler(samples, generator=torch.Generator().manual_seed(0)))
+    drawn = SamplerWrapper(DistributedSampler(samples, num_replicas=1, rank=0))  # its order is made of seed and epoch
     read: Any = ParallelMapper(drawn, samples.__getitem__, num_workers=workers) if workers else Mapper(drawn, samples.__getitem__)  # fmt: skip
     return Loading(Loader(Mapper(Batcher(read, BATCH), default_collate)))
 
@@ -182,15 +182,9 @@ KINDS = {
     "hf-stateful": LoaderKind(
         write_json, lambda folder, workers: hf_loader(folder, workers, shuffle=False, stateful=True)
     ),
-    "hf-stateful-shuffled": LoaderKind(
-        write_json, lambda folder, workers: hf_loader(folder, workers, stateful=True)
-    ),
+    "hf-stateful-shuffled": LoaderKind(write_json, lambda folder, workers: hf_loader(folder, workers, stateful=True)),
     "wds": LoaderKind(write_tar, webdataset_loader),
-    "wds-seeded": LoaderKind(
-        write_tar, lambda folder, workers: webdataset_loader(folder, workers, shuffle="seeded")
-    ),
-    "wds-random": LoaderKind(
-        write_tar, lambda folder, workers: webdataset_loader(folder, workers, shuffle="random")
-    ),
+    "wds-seeded": LoaderKind(write_tar, lambda folder, workers: webdataset_loader(folder, workers, shuffle="seeded")),
+    "wds-random": LoaderKind(write_tar, lambda folder, workers: webdataset_loader(folder, workers, shuffle="random")),
     "mosaic": LoaderKind(write_mds, mosaic_loader),
 }

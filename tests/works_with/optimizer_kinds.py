@@ -1,4 +1,4 @@
-"""Optimizers of the killed job: for each name, what makes them for a model."""
+"""Optimizers of the killed job: for each group and name, what makes them for a model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 LATER = 25
-"""Step at which the job adds its last layer's parameters to the optimizer, for a name that ends with ``later``."""
+"""Step at which the job adds its last layer's parameters to the optimizer of the name ``later``."""
+Make = Callable[[Any], list[Any]]
 
 
-def made_by(module: str, name: str, **settings: Any) -> Callable[[torch.nn.Module], list[Any]]:
+def made_by(module: str, name: str, **settings: Any) -> Make:
     """Return what makes one optimizer of all parameters."""
 
     def make(model: torch.nn.Module) -> list[Any]:
@@ -36,21 +37,29 @@ def without_last(model: Any) -> list[Any]:
     return [torch.optim.AdamW(model[:-1].parameters(), lr=1e-3)]
 
 
-KINDS: dict[str, Callable[[Any], list[Any]]] = {
-    "muon-and-adamw": two,
-    "adamw-later": without_last,
-    "adamw-fused": made_by("torch.optim", "AdamW", lr=1e-3, fused=True),
-    "adamw-foreach": made_by("torch.optim", "AdamW", lr=1e-3, foreach=True),
-    "adafactor": made_by("torch.optim", "Adafactor", lr=1e-2),
-    "bnb-adamw8bit": made_by("bitsandbytes.optim", "AdamW8bit", lr=1e-3),
-    "bnb-lion8bit": made_by("bitsandbytes.optim", "Lion8bit", lr=1e-4),
-    "bnb-paged-adamw8bit": made_by("bitsandbytes.optim", "PagedAdamW8bit", lr=1e-3),
-    "ao-adamw8bit": made_by("torchao.optim", "AdamW8bit", lr=1e-3),
-    "ao-adamw4bit": made_by("torchao.optim", "AdamW4bit", lr=1e-3),
-    "ao-adamwfp8": made_by("torchao.optim", "AdamWFp8", lr=1e-3),
-    "schedulefree-adamw": made_by("schedulefree", "AdamWScheduleFree", lr=1e-3, warmup_steps=20),
-    "prodigy": made_by("prodigyopt", "Prodigy", lr=1.0),
-    "shampoo": made_by("pytorch_optimizer", "Shampoo", lr=1e-3),
-    "soap": made_by("pytorch_optimizer", "SOAP", lr=1e-3),
-    "lion": made_by("pytorch_optimizer", "Lion", lr=1e-4),
+GROUPS: dict[str, dict[str, Make]] = {
+    "torch": {
+        "later": without_last,
+        "AdamW_fused": made_by("torch.optim", "AdamW", lr=1e-3, fused=True),
+        "AdamW_foreach": made_by("torch.optim", "AdamW", lr=1e-3, foreach=True),
+        "Adafactor": made_by("torch.optim", "Adafactor", lr=1e-2),
+    },
+    "muon": {"Muon_and_AdamW": two},
+    "bitsandbytes": {
+        "AdamW8bit": made_by("bitsandbytes.optim", "AdamW8bit", lr=1e-3),
+        "Lion8bit": made_by("bitsandbytes.optim", "Lion8bit", lr=1e-4),
+        "PagedAdamW8bit": made_by("bitsandbytes.optim", "PagedAdamW8bit", lr=1e-3),
+    },
+    "torchao": {
+        "AdamW8bit": made_by("torchao.optim", "AdamW8bit", lr=1e-3),
+        "AdamW4bit": made_by("torchao.optim", "AdamW4bit", lr=1e-3),
+        "AdamWFp8": made_by("torchao.optim", "AdamWFp8", lr=1e-3),
+    },
+    "schedulefree": {"AdamWScheduleFree": made_by("schedulefree", "AdamWScheduleFree", lr=1e-3, warmup_steps=20)},
+    "prodigyopt": {"Prodigy": made_by("prodigyopt", "Prodigy", lr=1.0)},
+    "pytorch_optimizer": {
+        "Shampoo": made_by("pytorch_optimizer", "Shampoo", lr=1e-3),
+        "SOAP": made_by("pytorch_optimizer", "SOAP", lr=1e-3),
+        "Lion": made_by("pytorch_optimizer", "Lion", lr=1e-4),
+    },
 }

@@ -49,7 +49,7 @@ LOADERS_INTRO = """# Table: loaders
 Where does a loader of your library continue after SIGKILL?
 
 `make loaders` writes this page.
-A small job trains on 960 samples in six files, and is killed three times, once at the end of a training epoch.
+A small job trains on 960 samples in six files, and is killed at the end of a training epoch, and again in the middle of one.
 *exact* means that each batch and each loss equals that of a job without a kill, to the bit.
 
 [Data](guides/data.md) explains how Relight finds the position again.
@@ -77,7 +77,9 @@ def sweep_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
                 "version": results["libraries"][library]["version"],
                 "feature": "every optimizer of the library",
                 "outcome": f"{exact} of {len(outcomes)} exact",
-                "why": "; ".join((["forms by an argument, such as `fused=True`"] if "forms" in library else []) + shown),
+                "why": "; ".join(
+                    (["forms by an argument, such as `fused=True`"] if "forms" in library else []) + shown
+                ),
                 "target": "optimizers",
                 "command": f"tests/optimizers/sweep.py --only '{library}'",
             }

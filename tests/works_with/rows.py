@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ class Rows:
 
     def __init__(self, path: Path, target: str) -> None:
         self.path, self.target = path, target
-        self.rows: list[dict[str, Any]] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
@@ -52,23 +51,19 @@ class Rows:
         finally:
             for mark in item.iter_markers("shows") if outcome != "skipped" else ():
                 facts = dict(mark.kwargs)
-                self.rows.append(
+                add_row(
+                    self.path,
                     row(
                         facts["tool"],
                         facts["package"],
                         facts["feature"],
                         outcome or facts["outcome"],
-                        facts.get("why", "") if outcome is None else "",
+                        facts.get("why", ""),
                         self.target,
                         item.nodeid,
                         time.monotonic() - started,
-                    )
+                    ),
                 )
-
-    def pytest_sessionfinish(self) -> None:
-        """Write the file, if a test with the marker ran."""
-        if self.rows:
-            write_rows(self.path, self.rows)
 
 
 def row(
@@ -95,8 +90,12 @@ def _version(package: str) -> str:
         return ""
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows to a file of results, sorted, so that a repeated run changes little."""
+def add_row(path: Path, added: Mapping[str, Any]) -> None:
+    """Write a row to a file of results, in place of the row of the same test. The rows are sorted, so that a repeated run changes little."""
+    rows = [each for each in json.loads(path.read_text()) if _key(each) != _key(added)] if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = sorted(rows, key=lambda each: (each["tool"].lower(), each["feature"], each["command"]))
-    path.write_text(json.dumps(ordered, indent=1) + "\n")
+    path.write_text(json.dumps(sorted([*rows, added], key=_key), indent=1) + "\n")
+
+
+def _key(each: Mapping[str, Any]) -> tuple[str, ...]:
+    return each["tool"].lower(), each["feature"], each["command"]

@@ -30,9 +30,7 @@ TOOLS = {
         pytest.param(
             tool,
             marks=[
-                pytest.mark.shows(
-                    tool=name, package=package, feature="killed and resumed", outcome="exact", why=what
-                ),
+                pytest.mark.shows(tool=name, package=package, feature="killed and resumed", outcome="exact", why=what),
                 pytest.mark.skipif(not find_spec(tool), reason=f"{tool} is not installed: make trackers"),
             ],
         )
