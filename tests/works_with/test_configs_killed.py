@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 STORED: dict[str, dict[str, Any]] = {
     "argparse": {"rate": 1e-3, "width": 24},
     "pydantic": {"rate": 1e-3, "width": 24},
-    "hydra": {"rate": 1e-3, "width": 24, "half": 12},
+    "hydra": {"rate": 1e-3, "width": 24, "half": "12"},
 }
 TOOLS = {
     "argparse": ("argparse", "", "the `Namespace` is a component: it comes back as a `Namespace`"),
