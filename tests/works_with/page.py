@@ -37,7 +37,8 @@ Does your tracker, loader, optimizer or framework work with Relight, and how was
 Find the tool, and then the row of its number, which has the test.
 Each cell is a test that ran; an empty cell was not tested.
 
-*Killed, resumed* is a job of one process that all SIGKILLs end at two to five points, and that is started again each time.
+*Killed, resumed* is a job of one process.
+SIGKILL ends it, with all processes that it started, at one to five steps, and each time it is started again.
 *exact* means that each loss, and each batch of a loader, equals that of a job without a kill, to the bit.
 *refused* means that the resume raises an error before the first step, and the error names the solution.
 *every optimizer* counts the library's optimizers that were saved, restored into new objects and then exact: see [the table](optimizers-table.md).
