@@ -11,14 +11,17 @@ RDMA := build/rdma
 FOREIGN := build/foreign
 OPTIMIZERS := build/optimizers
 PLUGINS := build/plugins
+LOADERS := build/loaders
 TRACKERS := build/trackers
 NOTEBOOKS := build/notebooks
 SIZE ?= M
+# rows of docs/works-with.md, from the tests with the marker "shows"
+ROWS = -p tests.works_with.rows --target $@ --rows tests/works_with/results/$@.json
 WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers plugins trackers notebooks production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers loaders plugins trackers notebooks production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -67,6 +70,7 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/python tests/house/test_http_api_page.py
 	$(BIN)/python -m tests.slips.page
 	$(BIN)/python tests/capture/test_config_values.py
+	$(BIN)/python -m tests.works_with.page
 	$(BIN)/python tests/house/prose.py --lower
 
 check: $(STAMP) docs ## lint, types, layers, docs; a minute
@@ -110,14 +114,22 @@ endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 
 versions: ## the tests that touch torch, with each supported torch and Python that can be installed: an hour, and 6 GB at a time
 	$(PYTHON) tests/package/versions.py
 
-optimizers: $(OPTIMIZERS)/.ready ## 250 optimizers of nine libraries, each saved and restored into new objects: the same losses, to the bit; about one minute
-	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --table docs/optimizers-table.md
+optimizers: $(OPTIMIZERS)/.ready ## 290 optimizers and forms of nine libraries, saved and restored into new objects, and jobs with 16 of them killed: the same losses, to the bit; five minutes
+	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --results tests/optimizers/results.json
+	TESTS_PLAIN_TORCH=1 $(OPTIMIZERS)/bin/python -m pytest -m "slow or not slow" -n0 $(ROWS) --timeout 900 tests/works_with/test_optimizers_killed.py
+	$(OPTIMIZERS)/bin/python -m tests.works_with.page
 
-plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
-	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
+loaders: $(LOADERS)/.ready ## streamed data of Hugging Face, WebDataset, MosaicML, torchdata: killed twice, each batch and loss to the bit; ten minutes
+	TESTS_PLAIN_TORCH=1 $(LOADERS)/bin/python -m pytest -m "slow or not slow" -n0 $(ROWS) --timeout 900 tests/works_with/test_loaders_killed.py
+	$(LOADERS)/bin/python -m tests.works_with.page
 
-trackers: $(TRACKERS)/.ready ## TensorBoard, W&B offline and MLflow: a job killed five times, one run, each step once; configurations of other packages; two minutes
-	RELIGHT_TEST_ALL_TRACKERS=1 $(TRACKERS)/bin/python -m pytest tests/trackers tests/capture/test_config_values.py
+plugins: $(PLUGINS)/.ready ## the plug-ins and PEFT, against each framework: its example killed and resumed to the same losses; about twenty minutes
+	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest $(ROWS) tests/plugins --timeout 900
+	$(PLUGINS)/bin/python -m tests.works_with.page
+
+trackers: $(TRACKERS)/.ready ## TensorBoard, W&B offline, MLflow: a job killed five times, one run, each step once; configurations of Hydra, argparse, pydantic; three minutes
+	RELIGHT_TEST_ALL_TRACKERS=1 $(TRACKERS)/bin/python -m pytest -m "slow or not slow" $(ROWS) tests/trackers tests/capture/test_config_values.py tests/works_with/test_configs_killed.py
+	$(TRACKERS)/bin/python -m tests.works_with.page
 
 notebooks: $(NOTEBOOKS)/.ready ## cells of a real Jupyter kernel that are interrupted sixty times and run again: no checkpoint lost, nothing leaked; four minutes
 	$(NOTEBOOKS)/bin/python -m pytest tests/notebooks --timeout 900
@@ -235,7 +247,8 @@ foreign: $(FOREIGN)/.ready ## checkpoints of other frameworks: written anew by t
 
 exports: $(EXPORTS)/.ready ## models of transformers, exported and loaded by from_pretrained: the same logits, to the bit
 	HF_HUB_OFFLINE=1 $(EXPORTS)/bin/python tests/export/logits.py
-	$(EXPORTS)/bin/python -m pytest -q tests/export/test_hub.py
+	$(EXPORTS)/bin/python -m pytest -q $(ROWS) tests/export/test_hub.py
+	$(EXPORTS)/bin/python -m tests.works_with.page
 
 readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
 	$(BIN)/python -m tests.serve.storm --seconds 60

@@ -508,3 +508,22 @@ def test_a_malformed_optimizer_is_a_mismatch(node: object) -> None:
         plan_restore(
             {"opt": torch.optim.Adam(model.parameters()), "model": model}, [], encode_tree({"opt": node}), where="test"
         )
+
+
+def test_an_optimizer_without_the_groups_that_were_added_is_refused_with_a_way_out() -> None:
+    """The error names ``add_param_group``; with the group, the restore fits."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+    def optimizer(added: bool) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW(model[0].parameters())
+        if added:
+            made.add_param_group({"params": list(model[1].parameters()), "lr": 1e-4})
+        return made
+
+    stored = save({"model": model, "optimizer": optimizer(True)})
+    with pytest.raises(IncompatibleState, match="add_param_group"):
+        restore(stored, {"model": model, "optimizer": optimizer(False)})
+    live = optimizer(True)
+    live.param_groups[1]["lr"] = 0.0
+    restore(stored, {"model": model, "optimizer": live})
+    assert live.param_groups[1]["lr"] == 1e-4

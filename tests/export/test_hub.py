@@ -77,6 +77,13 @@ def test_without_the_library_the_error_names_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_library
+@pytest.mark.shows(
+    tool="Hugging Face Hub",
+    package="huggingface_hub",
+    feature="export and import",
+    outcome="exact",
+    why="to a stand-in for its server, with the real library",
+)
 def test_a_model_goes_to_the_hub_and_comes_back(served: tuple[HubState, dict[str, str]], tmp_path: Path) -> None:
     """A new repository is private and has the weights, their lineage and a model card. An import gives the same weights, also
     without a network. Other weights replace them only with --overwrite, and a model card stays."""

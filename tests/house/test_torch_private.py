@@ -26,7 +26,9 @@ WITHOUT_TORCH = ("export/", "importers/")
 OTHERS = {
     "capture/delivered.py": {"_getframe"},  # of sys
     "capture/loader_watch.py": {"_num_iter_calls"},  # of Fabric's loader
+    "capture/node_loaders.py": {"_cached_item", "_cached_state_dict", "_it", "_iter_for_state_dict"},  # of torchdata
     "capture/rng.py": {"_inst"},  # of random
+    "capture/units.py": {"_ex_iterable"},  # of Hugging Face's datasets
     "checkpointer/workers.py": {"_send_signal"},  # of multiprocessing
     "cli/audited.py": {"_protected_args"},  # of click
     "comm/tls.py": {"_SSLMethod"},  # of ssl

@@ -1,7 +1,7 @@
 """Resume every optimizer of the installed libraries: train without a break, train with a save and a restore into new objects, compare.
 
-``python tests/optimizers/sweep.py [--only LIBRARY] [--table FILE]`` prints one line for each optimizer, and exits 1 if one of them saves,
-restores and then trains differently, or fails without a way out. Outcomes:
+``python tests/optimizers/sweep.py [--only LIBRARY] [--results FILE]`` prints one line for each optimizer, and exits 1 if one of them
+saves, restores and then trains differently, or fails without a way out. Outcomes:
 
 - ``exact``: the losses after the restore equal those of the run without a break, to the bit.
 - ``refused``: Relight refuses the save or the restore, and the message names a way out.
@@ -17,14 +17,16 @@ import argparse
 import contextlib
 import importlib
 import importlib.metadata
+import inspect
 import io
+import json
 import logging
 import math
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,6 +308,24 @@ def torchs() -> dict[str, list[Build]]:
     return {name: _of_class(kind) for name, kind in _classes(torch.optim).items()}
 
 
+def torch_forms() -> dict[str, list[Build]]:
+    """Return the forms that torch's optimizers have by an argument, a group that is added to an optimizer, and a learning rate in a tensor."""
+    builds: dict[str, list[Build]] = {}
+    for name, kind in _classes(torch.optim).items():
+        for form in ("foreach", "fused", "capturable"):
+            if form in inspect.signature(kind).parameters:
+                builds[f"{name}({form}=True)"] = _of_class(kind, **{form: True})
+    builds["AdamW, lr in a tensor"] = _of_class(torch.optim.AdamW, lr=torch.tensor(1e-2))
+    builds["AdamW, a group added"] = [_with_a_group_added]
+    return builds
+
+
+def _with_a_group_added(model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(_matrices(model), lr=1e-2)
+    optimizer.add_param_group({"params": _vectors(model), "lr": 1e-3, "weight_decay": 0.0})
+    return optimizer
+
+
 def pytorch_optimizer() -> dict[str, list[Build]]:
     """Optimizers of pytorch-optimizer, and its wrappers."""
     module = importlib.import_module("pytorch_optimizer")
@@ -380,6 +400,7 @@ def galore() -> dict[str, list[Build]]:
 
 LIBRARIES: dict[str, Callable[[], dict[str, list[Build]]]] = {
     "torch": torchs,
+    "torch, forms": torch_forms,
     "pytorch_optimizer": pytorch_optimizer,
     "schedulefree": schedulefree,
     "bitsandbytes": bitsandbytes,
@@ -391,7 +412,16 @@ LIBRARIES: dict[str, Callable[[], dict[str, list[Build]]]] = {
 }
 
 
-def table(results: dict[str, dict[str, Outcome]]) -> str:
+def results_of(outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:
+    """Return the outcomes as plain values, with the versions."""
+    libraries = {
+        library: {"version": _version(library), "outcomes": {name: list(each) for name, each in of.items()}}
+        for library, of in outcomes.items()
+    }
+    return {"torch": torch.__version__, "relight": relight.__version__, "libraries": libraries}
+
+
+def table(results: Mapping[str, Any]) -> str:
     """Return the page with the counts of each library, and each optimizer that is not exact."""
     kinds = (EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG)
     lines = [
@@ -400,17 +430,17 @@ def table(results: dict[str, dict[str, Outcome]]) -> str:
         "`make optimizers` writes this page. [Optimizers](optimizers.md) explains the columns.",
         "",
     ]
-    lines += [f"torch {torch.__version__}, relight {relight.__version__}.", ""]
+    lines += [f"torch {results['torch']}, relight {results['relight']}.", ""]
     lines += ["| library | version | " + " | ".join(kinds) + " |", "|---|---|" + "---:|" * len(kinds)]
     total: Counter[str] = Counter()
-    for library, outcomes in results.items():
-        count = Counter(outcome.kind for outcome in outcomes.values())
+    for library, found in results["libraries"].items():
+        count = Counter(kind for kind, _ in found["outcomes"].values())
         total += count
-        lines.append(f"| {library} | {_version(library)} | " + " | ".join(str(count[kind]) for kind in kinds) + " |")
+        lines.append(f"| {library} | {found['version']} | " + " | ".join(str(count[kind]) for kind in kinds) + " |")
     lines += ["| all | | " + " | ".join(str(total[kind]) for kind in kinds) + " |", "", "## Not exact", ""]
     lines += ["| library | optimizer | outcome | reason |", "|---|---|---|---|"]
-    for library, outcomes in results.items():
-        for name, (kind, why) in outcomes.items():
+    for library, found in results["libraries"].items():
+        for name, (kind, why) in found["outcomes"].items():
             if kind != EXACT:
                 cell = why.replace("|", "\\|").replace("<", "&lt;")
                 lines.append(f"| {library} | {name} | {kind} | {cell} |")
@@ -418,16 +448,16 @@ def table(results: dict[str, dict[str, Outcome]]) -> str:
 
 
 def _version(library: str) -> str:
-    name = {"galore_torch": "galore-torch"}.get(library, library)
+    name = {"galore_torch": "galore-torch", "torch, forms": "torch"}.get(library, library)
     return importlib.metadata.version(name)
 
 
 def main() -> int:
-    """Try all optimizers, and write the table if requested."""
+    """Try all optimizers, and write the outcomes if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=LIBRARIES, help="try this library alone")
     parser.add_argument("--name", action="append", help="try the optimizers of this name alone")
-    parser.add_argument("--table", type=Path, help="write the table to this file")
+    parser.add_argument("--results", type=Path, help="write the outcomes to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -446,8 +476,8 @@ def main() -> int:
             with contextlib.redirect_stdout(io.StringIO()):
                 outcome = results[library][name] = trial(ways)
             print(f"{library:18} {name:32} {outcome.kind:16} {outcome.why}", flush=True)
-    if options.table:
-        options.table.write_text(table(results))
+    if options.results:
+        options.results.write_text(json.dumps(results_of(results), indent=1) + "\n")
     counts = {library: Counter(outcome.kind for outcome in outcomes.values()) for library, outcomes in results.items()}
     for library, count in counts.items():
         print(library, dict(count))

@@ -254,6 +254,9 @@ def test_only_own_checkpoints_are_removed(tmp_path) -> None:
     assert not (tmp_path / "io" / "epoch=0-step=4.ckpt").exists()
 
 
+@pytest.mark.shows(
+    tool="Lightning", package="lightning", feature="killed and resumed, 2 ranks", outcome="exact", why="gloo"
+)
 def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses on rank 0 with DDP over gloo, killed twice."""
     killed_and_resumed(
@@ -261,6 +264,9 @@ def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     )
 
 
+@pytest.mark.shows(
+    tool="Lightning", package="lightning", feature="killed and resumed", outcome="exact", why="the example"
+)
 def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses in the example, killed three times in different epochs."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66, 130], tmp_path)

@@ -10,12 +10,22 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 
 
+@pytest.mark.shows(
+    tool="Trainer",
+    package="transformers",
+    feature="killed and resumed",
+    outcome="exact",
+    why="the example: with evaluations",
+)
 def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses, gradient norms, rates and evaluations. It is killed in three places, one
     directly after an epoch's end."""
     killed_and_resumed(["examples/transformers_trainer.py"], [5, 21, 44], tmp_path)
 
 
+@pytest.mark.shows(
+    tool="Trainer", package="transformers", feature="killed and resumed, 2 ranks", outcome="exact", why="gloo"
+)
 def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat them under torchrun with two ranks over gloo, each with its own part of the data."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/transformers_trainer.py"]

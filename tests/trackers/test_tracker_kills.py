@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tracker_readers
@@ -16,6 +17,11 @@ import relight
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"lines": None, "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+TOOLS = {
+    "tensorboard": ("TensorBoard", "tensorboard"),
+    "wandb": ("W&B", "wandb"),
+    "mlflow": ("MLflow", "mlflow-skinny"),
+}
 STEPS, KILLS = 60, (3, 12, 24, 25, 50)
 """The first kill comes before the first save; two follow each other."""
 
@@ -24,6 +30,24 @@ def guide_code(name: str) -> str:
     """Return the guide's block of Python that begins with that file's name."""
     page = (ROOT / "docs" / "guides" / "trackers.md").read_text()
     return page.partition(f"```python\n# {name}\n")[2].partition("```")[0]
+
+
+def kinds() -> list[Any]:
+    """Return the kinds of trackers, with the markers of their rows."""
+    why = "killed five times: one run of the tracker, and each step once"
+    return [
+        pytest.param(
+            kind,
+            marks=[
+                pytest.mark.shows(
+                    tool=TOOLS[kind][0], package=TOOLS[kind][1], feature="killed and resumed", outcome="exact", why=why
+                )
+            ]
+            if kind in TOOLS
+            else [],
+        )
+        for kind in PACKAGES
+    ]
 
 
 @pytest.fixture
@@ -46,7 +70,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.crash
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("default")  # of the trackers, of themselves
-@pytest.mark.parametrize("kind", PACKAGES, indirect=True)
+@pytest.mark.parametrize("kind", kinds(), indirect=True)
 def test_five_kills_leave_one_run_with_each_step_once(kind: str, tmp_path: Path) -> None:
     """Each kill ends all processes of the job, the tracker's own, too. One comes before the first save."""
     losses = run_job(kind, tmp_path / "whole", STEPS)

@@ -27,6 +27,7 @@ from relight.capture.kinds import (
     wrapped,
 )
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
+from relight.capture.node_loaders import drop_stale_state
 from relight.capture.objects import inner_tensors
 from relight.capture.optimizers import (
     Moments,
@@ -236,6 +237,7 @@ def _component(walker: Walker, name: str, value: Any, kind: str, moments: Moment
             return walker.value(value, path)
         finally:
             walker.in_value = False
+    drop_stale_state(value)
     state = value.state_dict()
     return walker.value(dict(state) if isinstance(state, Mapping) else state, path)
 

@@ -242,18 +242,15 @@ def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any
         set_shared_seed(live, None)
 
 
-def samplers(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the loader and its nested samplers, by attribute path; without workers also the nested data sets.
-
-    Without workers, the data sets' generators are in this process, too.
-    """
+def samplers(loader: DataLoader[Any], *, data: bool) -> dict[str, Any]:
+    """Return the loader and its nested samplers, by attribute path; with ``data`` also the nested data sets."""
     owners: dict[str, Any] = {"loader": loader}
     for place in ("batch_sampler", "sampler"):
         path, value = place, _original(getattr(loader, place, None))
         while value is not None and not any(value is other for other in owners.values()):
             owners[path] = value
             path, value = f"{path}.sampler", _original(getattr(value, "sampler", None))
-    if loader.num_workers == 0:
+    if data:
         path, value = "dataset", loader.dataset
         while value is not None and not any(value is other for other in owners.values()):
             owners[path] = value
@@ -268,7 +265,8 @@ def _original(sampler: Any) -> Any:
 def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the generators that the loader, its samplers and, in the main process, its data hold, by attribute path."""
     generators_by_path: dict[str, Any] = {}
-    for place, owner in samplers(loader).items():
+    in_this_process = loader.num_workers == 0
+    for place, owner in samplers(loader, data=in_this_process).items():
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
             if generators.is_generator(value) and not any(value is other for other in generators_by_path.values()):
                 generators_by_path[f"{place}.{name}"] = value
@@ -288,18 +286,20 @@ def set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
 
 
 def epoch_number(loader: DataLoader[Any]) -> int | None:
-    """Return the number of the training epoch that the samplers were given."""
-    numbers = [
-        getattr(sampler, "epoch", None) for sampler in samplers(loader).values() if hasattr(sampler, "set_epoch")
-    ]
+    """Return the number of the training epoch that the samplers or the data sets were given.
+
+    Workers get a copy of the data set when the iterator is created, so its number in this process counts.
+    """
+    holders = samplers(loader, data=True).values()
+    numbers = [getattr(holder, "epoch", None) for holder in holders if hasattr(holder, "set_epoch")]
     return next((number for number in numbers if isinstance(number, int)), None)
 
 
 def set_epoch_number(loader: DataLoader[Any], number: int | None) -> None:
-    """Give the samplers the number of a training epoch."""
-    for sampler in samplers(loader).values():
-        if number is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(number)
+    """Give the samplers and the data sets the number of a training epoch."""
+    for holder in samplers(loader, data=True).values():
+        if number is not None and hasattr(holder, "set_epoch"):
+            holder.set_epoch(number)
 
 
 def epoch_start(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import chain
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -48,7 +50,7 @@ from relight.capture.loader_watch import (
 from relight.capture.pace import LoaderPace
 from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
 from relight.capture.sampler_shards import SamplerPosition, position_tree, rest_in, sharded_sampler_of
-from relight.capture.units import changed, core_of, reordered, units_of
+from relight.capture.units import changed, core_of, has_shuffle_buffer, reordered, units_of
 from relight.errors import ConfigError, IncompatibleState
 from relight.observe import emit
 from relight.torch_private.loaders import forget_iterator, has_persistent_workers
@@ -170,13 +172,12 @@ def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any]
     """
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
-    if (
-        pending is None
-        or number == epoch.start["epoch"]
-        or pending["delivered"] < batches_in(loader)
-        or next(inner, END) is not END
-    ):
+    total = batches_in(loader)
+    if pending is None or number == epoch.start["epoch"] or (isfinite(total) and pending["delivered"] < total):
         return inner, epoch
+    first = next(inner, END)
+    if first is not END:
+        return chain((first,), inner), epoch
     set_epoch_number(loader, number)
     return _next(loader, watch)
 
@@ -455,7 +456,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
         drop(loader, watch, watch.pending, "reset_position() was called")
     pending = watch.pending
     own_state = state.get("told") if not reset else None
-    watch.reread = pending is not None and own_state is not None and _reread(pending, own_state)
+    watch.reread = pending is not None and own_state is not None and _reread(loader, pending, own_state)
     watch.own_state = own_state if pending is not None else None
     watch.uncounted = pending is None and is_in_pass(own_state)
     if is_stateful(loader):
@@ -471,14 +472,17 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
         set_wrapper_epoch(loader, counted["epoch"] + (watch.pending is None and not reset))
 
 
-def _reread(pending: Mapping[str, Any], own_state: Any) -> bool:
-    """Return whether a stateful loader has a stream without a state: torchdata would reread it, and check nothing."""
+def _reread(loader: DataLoader[Any], pending: Mapping[str, Any], own_state: Any) -> bool:
+    """Return whether a stateful loader has a stream without a state, or with one that leaves out samples.
+
+    torchdata would read the first again and check nothing, and would lose samples of the second.
+    """
     units = pending.get("units")
     return (
         isinstance(units, Mapping)
         and bool(units["stream"])
         and isinstance(pending.get("checksum"), int)
-        and has_no_data_state(own_state)
+        and (has_no_data_state(own_state) or has_shuffle_buffer(core_of(loader).dataset))
     )
 
 
@@ -562,14 +566,14 @@ def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
     elif (
         live["stream"]
         and "own" in state
-        and not _reread(counted, state.get("told"))
+        and not _reread(loader, counted, state.get("told"))
         and stored.get("workers") != live["workers"]
     ):
         change = "its workers have read parts of the stream, and other workers read other parts"
     elif (
         live["stream"]
         and "own" in state
-        and _reread(counted, state.get("told"))
+        and _reread(loader, counted, state.get("told"))
         and stored.get("batch_size") != live["batch_size"]
     ):
         change = "a stream's batches cannot be counted in another size"

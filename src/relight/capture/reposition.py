@@ -31,7 +31,7 @@ from relight.capture.loader_watch import (
     set_epoch_number,
     set_own_states,
 )
-from relight.capture.units import changed, core_of, cuts_plainly, units_of
+from relight.capture.units import changed, core_of, cuts_plainly, has_shuffle_buffer, units_of
 from relight.errors import IncompatibleState
 from relight.observe import emit
 from relight.torch_private.loaders import has_persistent_workers
@@ -157,7 +157,11 @@ def _by_reading(
         emit(
             "loader.reread",
             f"loader {watch.name} cannot be moved to its position: the {delivered} batches delivered before are read again; "
-            "torchdata's StatefulDataLoader would not need to",
+            + (
+                "its data set's state leaves out the samples in its shuffle buffer"
+                if has_shuffle_buffer(core_of(loader).dataset)
+                else "torchdata's StatefulDataLoader would not need to"
+            ),
             loader=watch.name,
             batches=delivered,
         )

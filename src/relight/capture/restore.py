@@ -35,6 +35,7 @@ from relight.capture.load_tree import nothing_fits, thunks
 from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
+from relight.capture.node_loaders import drop_iterator
 from relight.capture.objects import flattens, is_mark, unfit
 from relight.capture.own_loading import (
     empty_buffer,
@@ -200,10 +201,7 @@ class _Planner(Planning):
             elif kind == RNG:
                 self.do(LAST, lambda: self.guarded(path, lambda: generators.restore_generator(value, make())))
             else:
-                self.do(
-                    STATE,
-                    lambda: self.guarded(path, lambda: value.load_state_dict(like(value.state_dict(), make(), path))),
-                )
+                self.do(STATE, lambda: self.guarded(path, lambda: _load(value, make(), path)))
 
     def _module(self, module: nn.Module, node: Any, path: str) -> None:
         if not isinstance(node, dict):
@@ -542,6 +540,13 @@ def _unfit(kind: str, value: Any, node: Any, stored: str | None) -> str | None:
             has, lacks = (", ".join(sorted(map(str, keys))) for keys in (foreign, lacking))
             return f"stored by another kind of scheduler: it has {has} and lacks {lacks}"
     return None
+
+
+def _load(value: Any, stored: Any, path: str) -> None:
+    """Load a component's state, with the classes that its live state has."""
+    state = like(value.state_dict(), stored, path)
+    value.load_state_dict(state)
+    drop_iterator(value)
 
 
 def _renamer(rename: Rename) -> Callable[[str], str]:

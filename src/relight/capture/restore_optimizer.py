@@ -244,7 +244,10 @@ class OptimizerPlan:
         for name in sorted(stored - live):
             planning.unused.append(f"{path}: parameter {name} is in the checkpoint, but the optimizer does not hold it")
         if len(members) != len(groups):
-            planning.wrong.append(f"{path}: {len(members)} parameter groups stored, {len(groups)} live")
+            planning.wrong.append(
+                f"{path}: {len(members)} parameter groups stored, {len(groups)} live; "
+                "call add_param_group() before the restore for those that were added later"
+            )
             return
         for index, (mine, theirs) in enumerate(zip(groups, members, strict=True)):
             moved = sorted(mine - theirs)

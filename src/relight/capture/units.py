@@ -57,6 +57,21 @@ def units_of(loader: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
+def has_shuffle_buffer(dataset: object) -> bool:
+    """Return whether a stream of Hugging Face's ``datasets`` shuffles in a buffer.
+
+    Its ``state_dict`` leaves the buffer out: a restore loses the samples in it, and continues in another order.
+    """
+    parts = [getattr(dataset, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
+        if type(part).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        if part is not None:
+            parts += [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+    return False
+
+
 def cuts_plainly(batches: object) -> bool:
     """Return whether a batch sampler only cuts its sampler's order into batches."""
     return isinstance(batches, BatchSampler) and type(batches).__iter__.__module__ in (
