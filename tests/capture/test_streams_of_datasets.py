@@ -55,7 +55,7 @@ class BufferShuffledExamplesIterable:
 
 
 class Buffered(IterableDataset):
-    """A stream with a state, whose samples are shuffled in a buffer."""
+    """A stream with a state that shuffles in a buffer."""
 
     def __init__(self) -> None:
         self._ex_iterable = BufferShuffledExamplesIterable()

@@ -433,14 +433,14 @@ def table(results: Mapping[str, Any]) -> str:
     lines += [f"torch {results['torch']}, relight {results['relight']}.", ""]
     lines += ["| library | version | " + " | ".join(kinds) + " |", "|---|---|" + "---:|" * len(kinds)]
     total: Counter[str] = Counter()
-    for library, found in results["libraries"].items():
-        count = Counter(kind for kind, _ in found["outcomes"].values())
+    for library, entry in results["libraries"].items():
+        count = Counter(kind for kind, _ in entry["outcomes"].values())
         total += count
-        lines.append(f"| {library} | {found['version']} | " + " | ".join(str(count[kind]) for kind in kinds) + " |")
+        lines.append(f"| {library} | {entry['version']} | " + " | ".join(str(count[kind]) for kind in kinds) + " |")
     lines += ["| all | | " + " | ".join(str(total[kind]) for kind in kinds) + " |", "", "## Not exact", ""]
     lines += ["| library | optimizer | outcome | reason |", "|---|---|---|---|"]
-    for library, found in results["libraries"].items():
-        for name, (kind, why) in found["outcomes"].items():
+    for library, entry in results["libraries"].items():
+        for name, (kind, why) in entry["outcomes"].items():
             if kind != EXACT:
                 cell = why.replace("|", "\\|").replace("<", "&lt;")
                 lines.append(f"| {library} | {name} | {kind} | {cell} |")

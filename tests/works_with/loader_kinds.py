@@ -56,7 +56,7 @@ def write_tar(folder: Path) -> None:
 def streaming() -> Any:
     """Import ``streaming.base`` without what ``streaming`` imports.
 
-    Its data sets of pictures need torchvision, whose wheel is built for torch with CUDA.
+    Its data sets of pictures need torchvision. Its wheel is built for torch with CUDA.
     """
     if "streaming" not in sys.modules:
         spec = find_spec("streaming")

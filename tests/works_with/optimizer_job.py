@@ -35,7 +35,7 @@ try:
 except CheckpointNotFound:
     saved = -1
 if saved >= LATER:
-    add_last()  # as it was at the save that is restored
+    add_last()  # the restored save has this group
 components = dict(models)
 components |= {f"{name}_{number}": each for name, made in optimizers.items() for number, each in enumerate(made)}
 with relight.Checkpointer(run, state=components, save=relight.every(steps=5)) as ckpt:

@@ -59,20 +59,20 @@ A small job trains on 960 samples in six files, and is killed at the end of a tr
 
 def rows() -> list[dict[str, Any]]:
     """Return all rows, those of the sweep included, sorted by tool."""
-    found = [row for path in sorted(RESULTS.glob("*.json")) for row in json.loads(path.read_text())]
-    found += sweep_rows(json.loads(SWEEP.read_text()))
-    return sorted(found, key=lambda row: (row["tool"].lower(), [*FEATURES].index(row["feature"]), row["command"]))
+    listed = [row for path in sorted(RESULTS.glob("*.json")) for row in json.loads(path.read_text())]
+    listed += sweep_rows(json.loads(SWEEP.read_text()))
+    return sorted(listed, key=lambda row: (row["tool"].lower(), [*FEATURES].index(row["feature"]), row["command"]))
 
 
 def sweep_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each library of the sweep."""
-    found = []
+    listed = []
     for library, tool in LIBRARIES.items():
         outcomes = results["libraries"][library]["outcomes"]
         exact = sum(kind == sweep.EXACT for kind, _ in outcomes.values())
         others = [f"{name}: {kind}" for name, (kind, _) in outcomes.items() if kind != sweep.EXACT]
         shown = [*others[:3], *(["others: see the table of optimizers"] if len(others) > 3 else [])]
-        found.append(
+        listed.append(
             {
                 "tool": tool,
                 "version": results["libraries"][library]["version"],
@@ -85,14 +85,14 @@ def sweep_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
                 "command": f"tests/optimizers/sweep.py --only '{library}'",
             }
         )
-    return found
+    return listed
 
 
-def works_with(found: list[dict[str, Any]]) -> str:
+def works_with(listed: list[dict[str, Any]]) -> str:
     """Return the page with the table of features and tools."""
     lines = [INTRO, "| tool | version | " + " | ".join(FEATURES.values()) + " |", "|---|---|" + "---|" * len(FEATURES)]
-    numbered = list(enumerate(found, 1))
-    for tool in dict.fromkeys(row["tool"] for row in found):
+    numbered = list(enumerate(listed, 1))
+    for tool in dict.fromkeys(row["tool"] for row in listed):
         own = [(number, row) for number, row in numbered if row["tool"] == tool]
         cells = [_cell((number, row) for number, row in own if row["feature"] == feature) for feature in FEATURES]
         lines.append(f"| {tool} | {own[0][1]['version']} | " + " | ".join(cells) + " |")
@@ -119,11 +119,11 @@ def _cell(own: Iterable[tuple[int, dict[str, Any]]]) -> str:
     return "; ".join(f"{outcome} ({', '.join(tests)})" for outcome, tests in numbers.items())
 
 
-def loaders(found: list[dict[str, Any]]) -> str:
+def loaders(listed: list[dict[str, Any]]) -> str:
     """Return the page with the table of loaders."""
     lines = [LOADERS_INTRO, "| library | version | loader | no workers | 2 workers |", "|---|---|---|---|---|"]
     outcomes: dict[tuple[str, ...], dict[str, str]] = {}
-    for row in found:
+    for row in listed:
         if row["target"] == "loaders":
             key = (row["tool"], row["version"], row["why"])
             outcomes.setdefault(key, {})[row["feature"]] = row["outcome"]
@@ -139,16 +139,16 @@ def _plain(text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return the text of each page."""
-    found = rows()
+    listed = rows()
     return {
-        ROOT / "docs" / "works-with.md": works_with(found),
-        ROOT / "docs" / "loaders-table.md": loaders(found),
+        ROOT / "docs" / "works-with.md": works_with(listed),
+        ROOT / "docs" / "loaders-table.md": loaders(listed),
         ROOT / "docs" / "optimizers-table.md": sweep.table(json.loads(SWEEP.read_text())),
     }
 
 
 def failed() -> list[str]:
-    """Return the commands whose test failed."""
+    """Return the commands of the tests that failed."""
     return [row["command"] for row in rows() if row["outcome"] == FAILED]
 
 

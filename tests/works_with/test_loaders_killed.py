@@ -48,14 +48,14 @@ WORKERS = {0: "killed and resumed", 2: "killed and resumed, 2 workers"}
 
 def case(name: str, tried: Tried, workers: int, outcome: str, why: str = "") -> Any:
     """Return a parameter of a test, with the marker of its row."""
-    said = f"{tried.what}: {why}" if why else tried.what
+    text = f"{tried.what}: {why}" if why else tried.what
     return pytest.param(
         name,
         workers,
         id=f"{name}-{workers}",
         marks=[
             pytest.mark.shows(
-                tool=tried.tool, package=tried.package, feature=WORKERS[workers], outcome=outcome, why=said
+                tool=tried.tool, package=tried.package, feature=WORKERS[workers], outcome=outcome, why=text
             ),
             pytest.mark.skipif(not find_spec(tried.module), reason=f"{tried.module} is not installed: make loaders"),
         ],
