@@ -44,12 +44,16 @@ OTHERS: dict[str, tuple[str, str]] = {
     "capture/reposition.py": ("torchdata's order of batches", "load_state_dict sampler_iter"),
     "capture/revision.py": ("the module __main__, which has a file or none", "__file__"),
     "capture/rng.py": ("torch, and generators of torch, numpy and Python", "bit_generator numpy tobytes"),
+    "capture/node_loaders.py": (
+        "torchdata's loader of nodes",
+        "_cached_item _cached_state_dict _it _iter_for_state_dict",
+    ),
     "capture/sampler_shards.py": ("the script's loader and sampler", "in_order __index__"),
     "capture/swap.py": ("torch's AveragedModel", "n_averaged module"),
     "capture/typed_values.py": ("the script's named tuples", "_fields _make"),
     "capture/units.py": (
-        "samplers of several libraries",
-        "leave sampler batch_size seed initial_seed drop_last shuffle data_source dataset",
+        "samplers and data sets of several libraries",
+        "leave sampler batch_size seed initial_seed drop_last shuffle data_source dataset _ex_iterable ex_iterable ex_iterables",
     ),
     "checkpointer/lost_workers.py": ("sys: in an interactive session", "ps1"),
     "checkpointer/metric_feed.py": ("metrics of the script", "device ndim type detach"),

@@ -149,8 +149,8 @@ def test_no_other_room_reads_a_private_attribute() -> None:
         if isinstance(cls, ast.ClassDef)
         for name in _defined_in(cls)
     }
-    found = {name: set(attributes_of_others(tree, own)) - PUBLIC for name, tree in trees.items()}
-    assert {name: names for name, names in found.items() if names} == OTHERS
+    used = {name: set(attributes_of_others(tree, own)) - PUBLIC for name, tree in trees.items()}
+    assert {name: names for name, names in used.items() if names} == OTHERS
 
 
 NAMES = {name.name for name in (*TABLE, *torchrun.NAMES) if is_private(name.name)}
@@ -158,7 +158,7 @@ NAMES = {name.name for name in (*TABLE, *torchrun.NAMES) if is_private(name.name
 
 def test_no_other_room_has_the_text_of_a_listed_name() -> None:
     """A name could also be read through ``vars()``. Attributes of Relight's own that are called so are read by their class."""
-    found: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     for path in [path for path in ELSEWHERE if rel(path).startswith(HOLDING)]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -166,10 +166,10 @@ def test_no_other_room_has_the_text_of_a_listed_name() -> None:
         for node in ast.walk(tree):
             text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
             if isinstance(text, str) and text in NAMES:
-                found.setdefault(rel(path), set()).add(text)
+                texts.setdefault(rel(path), set()).add(text)
             elif isinstance(node, ast.Attribute) and node.attr in NAMES - own and not _is_self(node.value):
-                found.setdefault(rel(path), set()).add(node.attr)
-    assert not found
+                texts.setdefault(rel(path), set()).add(node.attr)
+    assert not texts
 
 
 def test_nothing_is_patched_elsewhere() -> None:
@@ -223,7 +223,7 @@ def table() -> str:
 
 
 def test_the_page_has_all_names() -> None:
-    """``docs/torch-versions.md`` has the table, and the versions in which the names were found."""
+    """``docs/torch-versions.md`` has the table, and the versions in which the names were texts."""
     page = PAGE.read_text(encoding="utf-8")
     assert table() in page, "python tests/house/test_torch_private.py writes it"
     assert f"torch {SUPPORTED}" in page
