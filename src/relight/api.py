@@ -11,6 +11,7 @@ from relight.audit import recorded
 from relight.audit.facts import ActionFacts
 from relight.catalog import Run, list_runs, open_run
 from relight.catalog.find import choose, choose_all, nothing_there, report
+from relight.catalog.locate import locate
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
 from relight.format import decode_tree, encode_tree
@@ -95,6 +96,8 @@ def load(
     """Return the state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Bytes are verified
     while they are read, and no stored code runs.
 
+    ``which`` may also follow the run, as on the command line: ``relight.load("runs/demo@step=400")``.
+
     ``latest`` skips damaged checkpoints with a warning. ``only=["model/*"]`` reads only matching parts. A checkpoint of
     several ranks is returned as one state: every tensor whole, and rank 0's own state.
 
@@ -106,9 +109,25 @@ def load(
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     take_environment()  # it may set the place of the audit log
+    url, which = _split_which(url, which)
     facts = ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
     with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
         return _load(url, which, only, encrypt, mmap)
+
+
+def _split_which(url: str | os.PathLike[str], which: str | int) -> tuple[str | os.PathLike[str], str | int]:
+    """Return the run's URL and the checkpoint that the URL names after ``@``, else ``which``. The name of a run may have an ``@``, too."""
+    text = os.fspath(url)
+    if "@" not in text:
+        return url, which
+    named = locate(text).which
+    if named is None or not text.endswith(f"@{named}"):
+        return url, which
+    if which != "latest":
+        raise ConfigError(
+            f"the URL names {named[:80]!r}, and which={which!r} another", where="which", hint="leave one out"
+        )
+    return text[: -len(named) - 1], named
 
 
 def _load(
