@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -86,9 +87,13 @@ class _Parser(argparse.ArgumentParser):
         if "training_script" in message:
             hint = "relight run [TORCHRUN'S FLAGS] SCRIPT [ARGS]…; what follows the script is its own"
             raise ConfigError("no script is named", hint=hint)
-        unknown = next((word for word in message.split() if word.startswith("-")), "")
-        close = get_close_matches(unknown, self._option_string_actions, n=1) if unknown else []
-        near = f"did you mean {close[0]}? " if close and close[0] != unknown else ""
+        near = ""
+        if message.startswith("unrecognized"):
+            unknown = next((word for word in message.split() if word.startswith("-")), "")
+            close = get_close_matches(unknown, [name for name in self._option_string_actions if "_" not in name], n=1)
+            near, message = f"did you mean {close[0]}? " if close else "", f"there is no option {unknown}"
+        else:  # argparse names each flag with dashes and with underscores
+            message = re.sub(r"^argument (--[a-z-]+)\S*: invalid int value: ", r"\1 is not a whole number: ", message)
         raise ConfigError(message, hint=f"{near}relight run --help has Relight's options, torchrun --help the others")
 
 
@@ -223,7 +228,7 @@ def _check_script(options: argparse.Namespace) -> None:
         raise ConfigError("the script is a directory without a __main__.py", where=script, hint="name a script in it")
     with contextlib.suppress(OSError):
         names = [entry.name for entry in islice(path.parent.iterdir(), 1000) if entry.suffix in (path.suffix, ".py")]
-        if close := get_close_matches(path.name, names, n=1):
+        if close := get_close_matches(path.name, names, n=1, cutoff=0.7):
             raise ConfigError("there is no such script", where=script, hint=f"did you mean {path.parent / close[0]}?")
     raise ConfigError("there is no such script", where=script, hint=f"paths begin at {Path.cwd()}")
 
