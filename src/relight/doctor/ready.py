@@ -529,9 +529,13 @@ _PARTS: tuple[Callable[[DoctorFacts, RunFacts | None, list[Finding]], Iterator[R
 
 
 def _line(part: str) -> Callable[[str, int, float | None, str, str], ReadinessLine]:
-    return lambda name, weight, score, evidence, command: ReadinessLine(
-        part, name, weight, score, evidence, "" if score == 1.0 else command
-    )
+    """Return a function that makes lines of ``part``. While checkpoints are missing, only the line of the newest one names a command."""
+
+    def line(name: str, weight: int, score: float | None, evidence: str, command: str) -> ReadinessLine:
+        waits = evidence.startswith(("no checkpoint yet", "fewer than four")) and command != "relight demo"
+        return ReadinessLine(part, name, weight, score, evidence, "" if score == 1.0 or waits else command)
+
+    return line
 
 
 def _score_of(value: bool | None) -> float | None:
