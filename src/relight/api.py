@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -109,16 +110,23 @@ def load(
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     take_environment()  # it may set the place of the audit log
-    url, which = _split_which(url, which)
+    url, which = _split_which(url, which, encrypt)
     facts = ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
     with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
         return _load(url, which, only, encrypt, mmap)
 
 
-def _split_which(url: str | os.PathLike[str], which: str | int) -> tuple[str | os.PathLike[str], str | int]:
-    """Return the run's URL and the checkpoint that the URL names after ``@``, else ``which``. The name of a run may have an ``@``, too."""
+def _split_which(
+    url: str | os.PathLike[str], which: str | int, encrypt: str | Sequence[str] | None
+) -> tuple[str | os.PathLike[str], str | int]:
+    """Return the run's URL and the checkpoint that the URL names after ``@``, else ``which``. A run's name may have an ``@``,
+    too."""
     text = os.fspath(url)
     if "@" not in text:
+        return url, which
+    with contextlib.suppress(CheckpointNotFound, ConfigError):
+        store_url, name = split_run(text)
+        open_run(_opened(store_url, encrypt), name)
         return url, which
     named = locate(text).which
     if named is None or not text.endswith(f"@{named}"):

@@ -13,7 +13,7 @@ import pytest
 from at_hand import environment, in_child, on_terminal
 
 import relight.cli
-from relight.cli import COMMANDS, KEEP, LOOK, MORE, RUN, SHARE
+from relight.cli import COMMANDS, INSPECT, KEEP, MORE, RUN, SHARE
 from relight.cli import cli as relight_cli
 from relight.errors import CorruptCheckpoint, NoSpace
 
@@ -90,7 +90,7 @@ def test_help_fits_one_screen_and_shows_groups(relight) -> None:
     shown = [line.split()[0] for line in lines if re.match(r"  [a-z]+  ", line)]
     assert shown == [name for name, command in COMMANDS.items() if command.group != MORE]
     headings = [line.rstrip(":") for line in lines if re.match(r"[A-Z][a-z ]+:$", line)]
-    assert headings == [LOOK, KEEP, SHARE, RUN]
+    assert headings == [INSPECT, KEEP, SHARE, RUN]
     assert "relight completion --help" in answer.out and "relight help --all" in answer.out
 
 
@@ -164,7 +164,7 @@ def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) ->
     ],
     ids=str,
 )
-def test_errors_of_usage_look_as_all_others_do(relight, arguments: list[str], shown: str) -> None:
+def test_errors_of_usage_have_the_form_of_all_others(relight, arguments: list[str], shown: str) -> None:
     """The prefix, the hint and the exit code are those of Relight's errors; there is no usage block."""
     answer = relight(*arguments)
     assert (answer.code, answer.out) == (2, "")

@@ -20,7 +20,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.observe.console import be_command
 from relight.version import VERSION
 
-LOOK, KEEP, SHARE, RUN, MORE = "Look", "Keep safe", "Branch and share", "Run", "More"
+INSPECT, KEEP, SHARE, RUN, MORE = "Inspect", "Keep safe", "Branch and share", "Run", "More"
 """Groups of commands, in the order of the help. ``relight --help`` leaves out the last one."""
 
 
@@ -32,12 +32,12 @@ class CommandEntry:
 
 
 COMMANDS = {
-    "ls": CommandEntry(LOOK, "list the checkpoints of a run, or the runs of a store"),
-    "show": CommandEntry(LOOK, "show one checkpoint: facts, tensors, statistics"),
-    "log": CommandEntry(LOOK, "show a run's history, record by record"),
-    "diff": CommandEntry(LOOK, "compare two checkpoints"),
-    "top": CommandEntry(LOOK, "watch runs live in the terminal"),
-    "serve": CommandEntry(LOOK, "serve a dashboard and an API for the runs of stores", "run job"),
+    "ls": CommandEntry(INSPECT, "list the checkpoints of a run, or the runs of a store"),
+    "show": CommandEntry(INSPECT, "show one checkpoint: facts, tensors, statistics"),
+    "log": CommandEntry(INSPECT, "show a run's history, record by record"),
+    "diff": CommandEntry(INSPECT, "compare two checkpoints"),
+    "top": CommandEntry(INSPECT, "watch runs live in the terminal"),
+    "serve": CommandEntry(INSPECT, "serve a dashboard and an API for the runs of stores", "run job"),
     "verify": CommandEntry(KEEP, "check every byte against what was committed", "verify"),
     "doctor": CommandEntry(KEEP, "diagnose machine, store, run and settings", "repair"),
     "prune": CommandEntry(KEEP, "remove checkpoints that no rule keeps, with the reasons", "retire"),
@@ -135,7 +135,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in their groups, without importing them."""
-        write_groups(formatter, (LOOK, KEEP, SHARE, RUN))
+        write_groups(formatter, (INSPECT, KEEP, SHARE, RUN))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands. The usage line names the options, which ``relight help --all`` explains: one screen is for the commands."""

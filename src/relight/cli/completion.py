@@ -51,7 +51,7 @@ _BASH = """%(complete_func)s() {
 
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-"""Click's script, with the line as it was typed: bash takes ``runs/demo@step=4`` apart at ``@`` and ``=``."""
+"""Click's script, with the typed line: bash takes ``runs/demo@step=4`` apart at ``@`` and ``=``."""
 
 
 class _Paths(ShellComplete):
@@ -129,13 +129,12 @@ def within(read: Callable[[], list[CompletionItem]]) -> list[CompletionItem]:
 def named_checkpoints(incomplete: str) -> list[CompletionItem]:
     """Return the runs of a local store that begin with ``incomplete``, or, after ``RUN@``, the steps, tags and metrics of the run.
 
-    A store with a URL is not asked, nor is the anchor: both may be on other machines.
+    A store with a URL is not asked, nor is a local store if the anchor has a URL: both may be on other machines.
     """
     path, at_sign, beginning = incomplete.rpartition("@")
     place = path if at_sign else os.path.dirname(incomplete)
     if "://" in incomplete or not os.path.isdir(os.path.expanduser(place or ".")):
         return []
-    os.environ.pop("RELIGHT_ANCHOR", None)
     import logging
 
     logging.disable()
@@ -143,7 +142,10 @@ def named_checkpoints(incomplete: str) -> list[CompletionItem]:
     from relight.catalog.locate import locate
     from relight.catalog.run import list_runs, open_run
     from relight.format.names import BRANCH_TAGS
+    from relight.settings.environment import environment
 
+    if "://" in environment().anchor:
+        return []
     location = locate(place)
     if not at_sign:
         if location.run is not None:

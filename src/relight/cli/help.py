@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from relight.cli import COMMANDS, KEEP, LOOK, MORE, RUN, SHARE, write_groups
+from relight.cli import INSPECT, KEEP, MORE, RUN, SHARE, write_groups
 from relight.errors import ConfigError
 
 
@@ -31,15 +31,15 @@ def _help_of(context: click.Context, names: tuple[str, ...]) -> str:
     """Return the help of the command, or of the subcommand, that ``names`` name."""
     for name in names:
         group = context.command
-        known = COMMANDS if group.name == "cli" else getattr(group, "commands", {})
-        found = group.get_command(context, name) if isinstance(group, click.Group) else None
-        if found is None:
+        known = group.list_commands(context) if isinstance(group, click.Group) else []
+        below = group.get_command(context, name) if isinstance(group, click.Group) else None
+        if below is None:
             from difflib import get_close_matches
 
             close = get_close_matches(name, known, n=1)
             near = f"did you mean {close[0]}? " if close else ""
             raise ConfigError(f"there is no command {name!r}", hint=f"{near}relight help --all lists the commands")
-        context = found.context_class(found, parent=context, info_name=name, **found.context_settings)
+        context = below.context_class(below, parent=context, info_name=name, **below.context_settings)
     return context.get_help()
 
 
@@ -47,7 +47,7 @@ def _every_command(context: click.Context) -> str:
     """Return the list of all commands by group, and the options of ``relight``."""
     formatter = context.make_formatter()
     context.command.format_usage(context, formatter)
-    write_groups(formatter, (LOOK, KEEP, SHARE, RUN, MORE))
+    write_groups(formatter, (INSPECT, KEEP, SHARE, RUN, MORE))
     click.Command.format_options(context.command, context, formatter)
     with formatter.section("Exit codes"):
         formatter.write_text("0 yes, 1 a well-formed no, 2 bad usage or environment, 130 interrupted.")

@@ -9,7 +9,7 @@ from relight.errors import ConfigError
 
 def usage_error(error: click.ClickException) -> ConfigError:
     """Return the error that reports ``error`` as all others are reported. Its hint names the command's help."""
-    context = getattr(error, "ctx", None)
+    context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else "relight"
     near = ""
     if isinstance(error, click.NoSuchOption):
