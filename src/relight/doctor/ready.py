@@ -25,6 +25,8 @@ from relight.units import count_text, duration_text, rate_text, size_text
 PARTS = ("reliability", "security", "performance", "scalability", "operations")
 _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
 _DAY_S = 86400.0
+_NEED = ("relight ls ", "relight prune ", "relight push ")
+"""Commands that do nothing for a run without checkpoints."""
 
 
 class ReadinessLine(NamedTuple):
@@ -529,10 +531,10 @@ _PARTS: tuple[Callable[[DoctorFacts, RunFacts | None, list[Finding]], Iterator[R
 
 
 def _line(part: str) -> Callable[[str, int, float | None, str, str], ReadinessLine]:
-    """Return a function that makes lines of ``part``. While checkpoints are missing, only the line of the newest one names a command."""
+    """Return a function that makes lines of ``part``. A line names no command that needs checkpoints while they are missing."""
 
     def line(name: str, weight: int, score: float | None, evidence: str, command: str) -> ReadinessLine:
-        waits = evidence.startswith(("no checkpoint yet", "fewer than four")) and command != "relight demo"
+        waits = evidence.startswith(("no checkpoint yet", "fewer than four")) and command.startswith(_NEED)
         return ReadinessLine(part, name, weight, score, evidence, "" if score == 1.0 or waits else command)
 
     return line

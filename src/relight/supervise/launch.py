@@ -139,7 +139,6 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: Path) -> JobEnd:
     """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
     _check_values(options)
-    _check_script(options)
     _of_values(lambda: _usual_rendezvous(options))
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
         options.tee = "2"  # the last lines of stderr are evidence of a failure
@@ -212,7 +211,7 @@ def _check_values(options: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} {value} is invalid{why}", hint=f"give {flag} {takes}") from None
 
 
-def _check_script(options: argparse.Namespace) -> None:
+def check_script(options: argparse.Namespace) -> None:
     """Raise ``ConfigError`` if the script, or the program of ``--no-python``, does not exist here: no process could start."""
     script = options.training_script
     if options.module or options.run_path:
