@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -10,6 +11,7 @@ from relight.audit import recorded
 from relight.audit.facts import ActionFacts
 from relight.catalog import Run, list_runs, open_run
 from relight.catalog.find import choose, choose_all, nothing_there, report
+from relight.catalog.locate import locate
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.commit.pack_writer import WriteLimits
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
@@ -128,6 +130,8 @@ def load(
     """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays. Bytes are verified while
     they are read, and no stored code runs.
 
+    ``which`` may also follow the run, as on the command line: ``relight.load("runs/demo@step=400")``.
+
     ``latest`` skips damaged checkpoints with a warning. ``only=["model/*"]`` reads only matching parts. A checkpoint of
     several ranks is returned as one state: every tensor whole, and rank 0's own state.
 
@@ -152,6 +156,7 @@ def load(
         hint = "leave mmap= out: lazy=True reads and verifies single tensors, device= copies all of them"
         raise ConfigError("load(mmap=True) maps whole tensors on the CPU", where="load(…)", hint=hint)
     take_environment()  # it may set the place of the audit log
+    url, which = _split_which(url, which, encrypt)
     options = {"mmap": mmap, "lazy": lazy, "device": str(on_device) if device is not None else ""}
     facts = ActionFacts(given={"url": url, "which": which, "only": only, **{k: v for k, v in options.items() if v}})
 
@@ -166,6 +171,28 @@ def load(
 
     with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
         return _first_good(url, which, encrypt, read)
+
+
+def _split_which(
+    url: str | os.PathLike[str], which: str | int, encrypt: str | Sequence[str] | None
+) -> tuple[str | os.PathLike[str], str | int]:
+    """Return the run's URL and the checkpoint that the URL names after ``@``, else ``which``. A run's name may have an ``@``,
+    too."""
+    text = os.fspath(url)
+    if "@" not in text:
+        return url, which
+    with contextlib.suppress(CheckpointNotFound, ConfigError):
+        store_url, name = split_run(text)
+        open_run(_opened(store_url, encrypt), name)
+        return url, which
+    named = locate(text).which
+    if named is None or not text.endswith(f"@{named}"):
+        return url, which
+    if which != "latest":
+        raise ConfigError(
+            f"the URL names {named[:80]!r}, and which={which!r} another", where="which", hint="leave one out"
+        )
+    return text[: -len(named) - 1], named
 
 
 def _first_good(

@@ -6,10 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from at_hand import environment, in_child
+from at_hand import environment, in_child, request
+
+from relight.catalog import open_run
+from relight.cli.completion import within
+from relight.commit import Attempt
+from relight.store import open_bytes
 
 ZSH, FISH = (os.environ.get(f"RELIGHT_TEST_{name.upper()}") or shutil.which(name) for name in ("zsh", "fish"))
 
@@ -78,6 +84,45 @@ def test_bash_completes_commands_options_choices_and_leaves_paths_to_itself(
     ).split("\n")
     assert "-F _relight_completion relight" in lines[0]
     assert [line for line in lines[1:] if line] == answered
+
+
+@pytest.mark.parametrize(
+    ("typed", "answered"),
+    [
+        ("relight show runs/demo@go", ["good"]),
+        ("relight show runs/demo@step=2", ["299", "249", "200"]),
+        ("relight show runs/demo@", ["latest", "good", "best:loss", "step=299", "step=249", "step=200", "step=99"]),
+        ("relight show runs/demo@best:", ["loss"]),
+        ("relight diff runs/demo@latest runs/demo@9", ["99"]),
+        ("relight ls runs/", ["runs/baseline", "runs/demo"]),
+        ("relight ls s3://bucket/run@", ["paths -o default"]),
+    ],
+    ids=str,
+)
+def test_bash_completes_runs_and_after_the_at_checkpoints(
+    place: Path, tmp_path: Path, typed: str, answered: list[str]
+) -> None:
+    """Bash splits the line at ``@``, ``=`` and ``:``, and replaces only what follows the last of them."""
+    shutil.rmtree(place / "runs")
+    store = open_bytes(place / "runs")
+    attempt = Attempt.begin(store, "demo")
+    for step in (99, 200, 249, 299):
+        attempt.save(request(step))
+    run = open_run(store, "demo")
+    run.tag("good", run.history().live[1].id)
+    Attempt.begin(store, "baseline").save(request(99))
+    called = BASH.replace("COMP_WORDS=(", "COMP_LINE=$2; COMP_POINT=${#COMP_LINE}\nCOMP_WORDS=(")
+    lines = shell(place, ["bash", "--norc", "-c", called, "bash", str(script_of(place, "bash")), typed])
+    got = [line for line in lines.splitlines()[1:] if line and line != "paths -o nospace"]
+    assert got == answered
+
+
+def test_a_store_that_does_not_answer_costs_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that hangs or fails gives no completions."""
+    began = time.monotonic()
+    assert within(lambda: time.sleep(30) or []) == []
+    assert time.monotonic() - began < 5
+    assert within(lambda: next(iter([]))) == []
 
 
 @pytest.mark.skipif(ZSH is None, reason="needs zsh")

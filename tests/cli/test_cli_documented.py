@@ -36,6 +36,15 @@ def test_each_command_has_a_section_with_all_its_options() -> None:
         assert written <= set().union(*options), (name, written)
 
 
+def test_the_reference_has_the_groups_of_the_help() -> None:
+    """The page's table of groups equals ``COMMANDS``."""
+    groups: dict[str, list[str]] = {}
+    for name, entry in COMMANDS.items():
+        groups.setdefault(entry.group, []).append(name)
+    rows = re.findall(r"^\| ([A-Z][a-z ]+) \| (\[.*) \|$", PAGE.read_text().partition("\n## ")[0], re.MULTILINE)
+    assert {group: re.findall(r"\[(\w+)\]\(#relight-\1\)", cell) for group, cell in rows} == groups
+
+
 def test_outputs_in_the_reference_can_be_read_on_a_page() -> None:
     """Documented outputs are as wide as in a pipe, at most 84 columns."""
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -13,7 +13,7 @@ import pytest
 from at_hand import environment, in_child, on_terminal
 
 import relight.cli
-from relight.cli import COMMANDS
+from relight.cli import COMMANDS, INSPECT, KEEP, MORE, RUN, SHARE
 from relight.cli import cli as relight_cli
 from relight.errors import CorruptCheckpoint, NoSpace
 
@@ -81,12 +81,38 @@ def test_help_of_a_launch_does_not_depend_on_the_first_context(relight, name: st
     assert relight(name, "-h").out == relight(name, "--help").out
 
 
-def test_help_lists_every_command_and_explains_completion(relight) -> None:
-    """The first page has every command and the setup of completion."""
+def test_help_fits_one_screen_and_shows_groups(relight) -> None:
+    """The first page has four groups on 40 lines of 80 columns, and names the setup of completion and the longer list."""
     answer = relight("--help")
+    lines = answer.out.splitlines()
+    assert (answer.code, answer.err) == (0, "")
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    shown = [line.split()[0] for line in lines if re.match(r"  [a-z]+  ", line)]
+    assert shown == [name for name, command in COMMANDS.items() if command.group != MORE]
+    headings = [line.rstrip(":") for line in lines if re.match(r"[A-Z][a-z ]+:$", line)]
+    assert headings == [INSPECT, KEEP, SHARE, RUN]
+    assert "relight completion --help" in answer.out and "relight help --all" in answer.out
+
+
+def test_help_all_lists_every_command_and_option(relight) -> None:
+    """``relight help --all`` has each command, and the options of ``relight`` itself."""
+    answer = relight("help", "--all")
     assert answer.code == 0
-    assert all(f"  {name} " in answer.out for name in COMMANDS)
-    assert "relight completion --help" in answer.out
+    assert all(f"  {name} " in answer.out for name in (*COMMANDS, "--debug", "--set", "-V,"))
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("names", [["ls"], ["run"], ["drill"], ["keys", "new"], ["metrics"], []], ids=str)
+def test_help_of_a_command_by_name_equals_its_help_option(relight, names: list[str]) -> None:
+    """``relight help keys new`` prints what ``relight keys new --help`` prints."""
+    assert relight("help", *names) == relight(*names, "--help")
+
+
+def test_help_of_an_unknown_command_suggests_the_nearest(relight) -> None:
+    """A misspelt command or subcommand has exit code 2 and a suggestion."""
+    for names, near in ((["lss"], "ls"), (["keys", "nw"], "new"), (["ls", "x"], "help --all")):
+        answer = relight("help", *names)
+        assert (answer.code, answer.out) == (2, "") and near in answer.err, answer
 
 
 def test_shell_completion_knows_the_commands() -> None:
@@ -103,7 +129,9 @@ def test_each_command_is_a_click_command_of_its_own_name() -> None:
         "audited_facts",
         "common",
         "launched",
+        "ls_table",
         "output",
+        "usage",
     }
     assert files == set(COMMANDS)
     with click.Context(relight.cli.cli) as context:
@@ -124,11 +152,37 @@ def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) ->
     assert answer.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["ls"], "the argument PATH is missing\n  → relight ls --help"),
+        (["ls", "--tier", "runs"], "there is no option --tier\n  → did you mean --tiers?"),
+        (["ls", "runs", "-n", "x"], "-n is invalid: 'x' is not a whole number\n  → relight ls --help"),
+        (["completion", "tcsh"], "bash|zsh|fish is invalid: 'tcsh' is not one of 'bash'"),
+        (["keys", "nw"], "no such command 'nw'"),
+        (["run", "--set", "a=1", "x.py"], "--set stands before the command"),
+    ],
+    ids=str,
+)
+def test_errors_of_usage_have_the_form_of_all_others(relight, arguments: list[str], shown: str) -> None:
+    """The prefix, the hint and the exit code are those of Relight's errors; there is no usage block."""
+    answer = relight(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"relight: {shown}"), answer.err
+    assert "Usage:" not in answer.err and len(answer.err.splitlines()) <= 2
+
+
+def test_an_error_is_red_on_a_terminal_unless_no_color_is_set(runs: Path) -> None:
+    """Errors of usage and others have the same red prefix."""
+    for arguments in (["ls"], ["ls", "runs/dmeo"]):
+        assert on_terminal(*arguments).err.startswith("\x1b[31mrelight:\x1b[0m ")
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest(relight) -> None:
     """The error of ``relight verfy`` suggests ``verify``."""
     answer = relight("verfy")
     assert answer.code == 2
-    assert "did you mean 'verify'?" in answer.err
+    assert "did you mean verify?" in answer.err
 
 
 def test_nothing_there_is_1_with_a_hint_and_no_traceback(relight) -> None:

@@ -36,7 +36,7 @@ def line(call: Any, path: Path, name: str) -> Any:
 
 def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, call: Any) -> None:
     """Each run gets its own proof. ``--quick`` reads no bytes and records none. Damage is recorded, too."""
-    name = "the newest checkpoint can be restored"
+    name = "restore of the newest checkpoint"
     call("verify", place, "--quick")
     assert proofs_of(open_bytes(place), "demo") == []
     assert line(call, place / "demo", name)["score"] == 0.75
@@ -59,7 +59,7 @@ def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, cal
 
 def test_a_proof_is_recorded_in_the_given_run(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof records equality or the first difference. Without ``--remember`` nothing is written. A missing run is an error at once."""
-    name = "a resume was proven exact"
+    name = "proof of an exact resume"
     for difference, score in ((None, 1.0), (FirstDifference(7, "after step 7", "model/x", "why", []), 0.0)):
         report = ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
         monkeypatch.setattr("relight.cli.prove.run", lambda options, report=report: report)

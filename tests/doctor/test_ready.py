@@ -66,89 +66,89 @@ def test_an_excellent_set_up_gets_an_a_in_every_part() -> None:
 
 
 LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
-    ("the newest checkpoint can be restored", run(), 0.75),
-    ("the newest checkpoint can be restored", run(measured=MeasuredRestore(10**9, 1.0, False)), 0.9),
-    ("the newest checkpoint can be restored", run(measured=MeasuredRestore(10**9, 1.0, True, ("pack: chunk 3",))), 0.0),
-    ("the newest checkpoint can be restored", run(checkpoints=(stored(5, damage=None),)), None),
-    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1),)), 1.0),
-    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 60),)), 0.875),
-    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1000),)), 0.75),
-    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1, "pack: chunk 3"),)), 0.0),
-    ("the newest checkpoint can be restored", run(proofs=(verified("another", 1, "pack: chunk 3"),)), 0.75),
-    ("a resume was proven exact", run(), 0.0),
-    ("a resume was proven exact", run(proofs=(PROVEN._replace(time_s=NOW - 100 * 86400),)), 0.5),
-    ("a resume was proven exact", run(proofs=(PROVEN, PROVEN._replace(ok=False, summary="x differs"))), 0.0),
-    ("a resume was proven exact", replace(HEALTHY, runs=()), None),
-    ("an older checkpoint exists to fall back on", run(checkpoints=(stored(5),)), 0.0),
-    ("further tiers have copies", run(tiers=()), 0.0),
-    ("further tiers have copies", run(tiers=(TierFacts("cold", "s3://b/r", None, 2, 60.0),)), 0.5),
-    ("recovery was rehearsed", run(), 0.0),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
+    ("restore of the newest checkpoint", run(), 0.75),
+    ("restore of the newest checkpoint", run(measured=MeasuredRestore(10**9, 1.0, False)), 0.9),
+    ("restore of the newest checkpoint", run(measured=MeasuredRestore(10**9, 1.0, True, ("pack: chunk 3",))), 0.0),
+    ("restore of the newest checkpoint", run(checkpoints=(stored(5, damage=None),)), None),
+    ("restore of the newest checkpoint", run(proofs=(verified(RUN.newest.id, 1),)), 1.0),
+    ("restore of the newest checkpoint", run(proofs=(verified(RUN.newest.id, 60),)), 0.875),
+    ("restore of the newest checkpoint", run(proofs=(verified(RUN.newest.id, 1000),)), 0.75),
+    ("restore of the newest checkpoint", run(proofs=(verified(RUN.newest.id, 1, "pack: chunk 3"),)), 0.0),
+    ("restore of the newest checkpoint", run(proofs=(verified("another", 1, "pack: chunk 3"),)), 0.75),
+    ("proof of an exact resume", run(), 0.0),
+    ("proof of an exact resume", run(proofs=(PROVEN._replace(time_s=NOW - 100 * 86400),)), 0.5),
+    ("proof of an exact resume", run(proofs=(PROVEN, PROVEN._replace(ok=False, summary="x differs"))), 0.0),
+    ("proof of an exact resume", replace(HEALTHY, runs=()), None),
+    ("older checkpoints to fall back on", run(checkpoints=(stored(5),)), 0.0),
+    ("copies in further tiers", run(tiers=()), 0.0),
+    ("copies in further tiers", run(tiers=(TierFacts("cold", "s3://b/r", None, 2, 60.0),)), 0.5),
+    ("rehearsal of recovery", run(), 0.0),
+    ("rehearsal of recovery", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
+    ("rehearsal of recovery", run(drills=(DRILLED._replace(ok=False),)), 0.0),
     (
-        "recovery was rehearsed",
+        "rehearsal of recovery",
         run(drills=(DRILLED._replace(script="", why_not=("no", "it drilled the drill's own job")),)),
         0.0,
     ),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
-    ("recovery was rehearsed", run(drills=(DRILLED,), environment={}), 0.5),
+    ("rehearsal of recovery", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
+    ("rehearsal of recovery", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
+    ("rehearsal of recovery", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
+    ("rehearsal of recovery", run(drills=(DRILLED,), environment={}), 0.5),
     (
-        "recovery was rehearsed",
+        "rehearsal of recovery",
         run(drills=(DRILLED, DRILLED._replace(why_not=("no", "of other settings"), ok=False))),
         1.0,
     ),
     (
-        "a copy survives the loss of this disk",
+        "a copy off this disk",
         run(tiers=(TierFacts("cold", "/data/cold/demo", same_device=True),)),
         0.0,
     ),
-    ("an older version can be restored", run(checkpoints=(stored(5),)), 0.0),
-    ("an older version can be restored", run(checkpoints=(stored(4), stored(5))), 0.5),
-    ("an older version can be restored", run(checkpoints=(stored(5),), pinned=1), 1.0),
-    ("training does not wait for saves", run(environment={"background": False}), 0.0),
-    ("training does not wait for saves", run(environment={}), None),
-    ("alerts have a receiver", config(), 0.0),
-    ("an audit log records actions", config(), 0.0),
-    ("dashboard tokens have limited roles", config(), None),
-    ("dashboard tokens have limited roles", config(roles={"admin": 3}), 0.5),
-    ("a failure loses little training", run(checkpoints=(stored(5),)), None),
+    ("restore of an older version", run(checkpoints=(stored(5),)), 0.0),
+    ("restore of an older version", run(checkpoints=(stored(4), stored(5))), 0.5),
+    ("restore of an older version", run(checkpoints=(stored(5),), pinned=1), 1.0),
+    ("training time that saves take", run(environment={"background": False}), 0.0),
+    ("training time that saves take", run(environment={}), None),
+    ("receiver of alerts", config(), 0.0),
+    ("audit log of actions", config(), 0.0),
+    ("roles of dashboard tokens", config(), None),
+    ("roles of dashboard tokens", config(roles={"admin": 3}), 0.5),
+    ("training lost by a failure", run(checkpoints=(stored(5),)), None),
     (
-        "a failure loses little training",
+        "training lost by a failure",
         run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))),
         0.25,
     ),
-    ("commits are exclusive", store(exclusive=False), 0.0),
-    ("commits are exclusive", store(exclusive=None), None),
-    ("checkpoints survive a power cut", store(fsync_s=1e-6), 0.0),
-    ("checkpoints survive a power cut", store(fsync_s=None), None),
-    ("the log is undamaged", FAULTS["a record is damaged"][0](), 0.0),
-    ("the job runs under relight run", run(supervised=False), 0.0),
-    ("checkpoints are encrypted", store(), 0.0),
-    ("a second key exists", store(encrypted=True, keys=(StoreKey("a", 1.0, True),)), 0.0),
-    ("keys are rotated", store(encrypted=True, keys=(StoreKey("a", 900.0, True),)), 0.25),
-    ("key files are private", config(key_files=(KeyFile("/k", 0o644, False),)), 0.0),
-    ("other users cannot write to the store", store(mode=0o775), 0.75),
-    ("other users cannot write to the store", store(mode=0o777), 0.0),
-    ("connections use TLS", FAULTS["in the clear"][0](), 0.0),
-    ("memory has room for two copies of the state", FAULTS["no memory for a copy"][0](), 0.243),
-    ("a save is durable before the next is due", store(write_bps=2.5e6), 0.0),
-    ("a save is durable before the next is due", store(write_bps=None), None),
-    ("a restore is fast", run(measured=MeasuredRestore(10**9, 200.0, False)), 0.5),
-    ("a restore is fast", run(), None),
-    ("the store answers quickly", store(answer_s=0.7), 0.5),
-    ("there is space for more checkpoints", store(free_bytes=10 * 10**9), 0.5),
-    ("old checkpoints are deleted", FAULTS["full by tonight"][0](), 0.0),
-    ("limits allow many ranks", FAULTS["few open files"][0](), 0.0),
-    ("enough memory may be locked", FAULTS["memlock with a fabric"][0](), 0.0),
-    ("relight doctor finds nothing", FAULTS["the next does not fit"][0](), 0.0),
-    ("packages have tested versions", FAULTS["a package is old"][0](), 0.0),
-    ("settings are valid", FAULTS["an unknown variable"][0](), 0.0),
-    ("the grace period is known", HEALTHY, 0.0),
-    ("no leftovers exist", FAULTS["leftovers"][0](), 0.5),
-    ("clocks agree", FAULTS["a record of tomorrow"][0](), 0.0),
-    ("few failures within a week", FAULTS["fails again and again"][0](), 0.5),
+    ("exclusive commits", store(exclusive=False), 0.0),
+    ("exclusive commits", store(exclusive=None), None),
+    ("durability in a power cut", store(fsync_s=1e-6), 0.0),
+    ("durability in a power cut", store(fsync_s=None), None),
+    ("integrity of the log", FAULTS["a record is damaged"][0](), 0.0),
+    ("supervision by relight run", run(supervised=False), 0.0),
+    ("encryption of checkpoints", store(), 0.0),
+    ("a second key", store(encrypted=True, keys=(StoreKey("a", 1.0, True),)), 0.0),
+    ("rotation of keys", store(encrypted=True, keys=(StoreKey("a", 900.0, True),)), 0.25),
+    ("access to key files", config(key_files=(KeyFile("/k", 0o644, False),)), 0.0),
+    ("write access to the store", store(mode=0o775), 0.75),
+    ("write access to the store", store(mode=0o777), 0.0),
+    ("TLS of connections", FAULTS["in the clear"][0](), 0.0),
+    ("memory for two copies of the state", FAULTS["no memory for a copy"][0](), 0.243),
+    ("time until a save is durable", store(write_bps=2.5e6), 0.0),
+    ("time until a save is durable", store(write_bps=None), None),
+    ("time of a restore", run(measured=MeasuredRestore(10**9, 200.0, False)), 0.5),
+    ("time of a restore", run(), None),
+    ("response time of the store", store(answer_s=0.7), 0.5),
+    ("space for more checkpoints", store(free_bytes=10 * 10**9), 0.5),
+    ("deletion of old checkpoints", FAULTS["full by tonight"][0](), 0.0),
+    ("limit of open files", FAULTS["few open files"][0](), 0.0),
+    ("limit of locked memory", FAULTS["memlock with a fabric"][0](), 0.0),
+    ("findings of relight doctor", FAULTS["the next does not fit"][0](), 0.0),
+    ("versions of packages", FAULTS["a package is old"][0](), 0.0),
+    ("validity of settings", FAULTS["an unknown variable"][0](), 0.0),
+    ("length of the grace period", HEALTHY, 0.0),
+    ("leftovers of earlier saves", FAULTS["leftovers"][0](), 0.5),
+    ("agreement of clocks", FAULTS["a record of tomorrow"][0](), 0.0),
+    ("failures within a week", FAULTS["fails again and again"][0](), 0.5),
 ]
 
 
@@ -177,7 +177,7 @@ def test_an_unmeasured_line_scores_nothing() -> None:
 def test_a_store_without_a_run_is_graded_as_far_as_it_can_be() -> None:
     """Without a checkpoint, its lines are unmeasured."""
     for facts in (replace(HEALTHY, runs=()), replace(HEALTHY, runs=(RunFacts(name="demo", path="p"),))):
-        assert listed(facts)["the newest checkpoint can be restored"].score is None
+        assert listed(facts)["restore of the newest checkpoint"].score is None
         assert grade(facts, judge(facts)).grade() != "A"
 
 
@@ -209,18 +209,18 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
     before = ready("--json")
     assert before.code == (0 if before.json["grade"] in "ABC" else 1)
-    assert line(before, "recovery was rehearsed")["score"] == 0.0
-    assert line(before, "a restore is fast")["score"] is None and before.json["not_measurable"] >= 1
+    assert line(before, "rehearsal of recovery")["score"] == 0.0
+    assert line(before, "time of a restore")["score"] is None and before.json["not_measurable"] >= 1
     remember(open_bytes(tmp_path / "runs"), "demo", drill(ok=True))
-    assert "older than the recording of scripts" in line(ready("--json"), "recovery was rehearsed")["evidence"]
+    assert "older than the recording of scripts" in line(ready("--json"), "rehearsal of recovery")["evidence"]
     remember(open_bytes(tmp_path / "runs"), "demo", replaced(drill(ok=True), made_of=of_script([__file__], Path.cwd())))
     after = ready("--json", "--measure")
-    assert "does not record its script" in line(after, "recovery was rehearsed")["evidence"]
+    assert "does not record its script" in line(after, "rehearsal of recovery")["evidence"]
     assert (
-        line(after, "recovery was rehearsed")["score"] == 0.5
-        and "1 passed" in line(after, "recovery was rehearsed")["evidence"]
+        line(after, "rehearsal of recovery")["score"] == 0.5
+        and "1 passed" in line(after, "rehearsal of recovery")["evidence"]
     )
-    assert "4.38 kB in " in line(after, "a restore is fast")["evidence"]
+    assert "4.38 kB in " in line(after, "time of a restore")["evidence"]
     assert after.json["score"] > before.json["score"]
     of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
     assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second
@@ -232,7 +232,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         (pack,) = at_hand.directory(tmp_path / "runs", number).glob("pack-*")
         pack.unlink()
     broken = ready("--json")
-    assert line(broken, "the newest checkpoint can be restored")["grade"] == "F"
+    assert line(broken, "restore of the newest checkpoint")["grade"] == "F"
     assert broken.json["score"] < before.json["score"]
 
 

@@ -50,6 +50,8 @@ def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: s
             raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=log.run)
         if checkpoint_id is None and name not in history.tags:
             raise CheckpointNotFound(f"no tag {name!r}", where=log.run)
+        if checkpoint_id is not None and history.find(name) is not None:
+            raise ConfigError(f"{name!r} cannot be a tag: it is the id of a checkpoint", where=log.run)
         return TagBody(name=name, id=checkpoint_id, by=by, why=why), history.epoch
 
     log.read()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
+from relight.format.names import BRANCH_TAGS
 from relight.format.records import Metric
 from relight.log import Checkpoint, History, LogView
 from relight.observe import emit
 from relight.policy.best_by import BEST, MODES, BestBy, best_by, is_best, no_metric
 
+STEP = "step="
+"""Beginning of the selector of a step: ``step=400``. A bare number is accepted, too."""
 DIGITS_MAX = 30
 """Largest number of digits of a requested step: Python refuses to convert thousands of digits, and no step has more than 19."""
 FAULTS_SHOWN = 5
@@ -67,8 +71,8 @@ def choose_all(history: History, which: str | int = "latest") -> list[Chosen]:
     """Return the checkpoints to try, in order: for ``latest`` every live checkpoint, otherwise one.
 
     ``latest`` has the newest first. Suspect and rolled back checkpoints come after all others.
-    ``which``: ``latest``, ``best``, ``best:METRIC``, ``best:METRIC:min|max``, a tag, a step (its newest save), an id or its unambiguous
-    beginning.
+    ``which``: ``latest``, ``best``, ``best:METRIC``, ``best:METRIC:min|max``, ``step=N`` or N (the step's newest save), a tag, an id or its
+    unambiguous beginning.
     """
     newest_first = history.live[::-1]
     if which == "latest":
@@ -117,11 +121,21 @@ def choose(history: History, which: str | int) -> Chosen:
         return Chosen(min(newest_first, key=lambda checkpoint: checkpoint.id in history.rolled_back_ids))
     if is_best(text):
         return _best(history, text)
+    if text.startswith(STEP):  # no tag begins so: a tag has no equals sign
+        digits = text.removeprefix(STEP)
+        if digits and not is_step(digits):
+            raise ConfigError(
+                f"{text[:80]!r} names no step", hint=f"write {STEP}N with a whole number, such as {STEP}400"
+            )
+        at_step = [checkpoint for checkpoint in newest_first if digits and checkpoint.step == int(digits)]
+        if at_step:
+            return Chosen(at_step[0])
+        raise _not_found(history, text)
     if text in history.tags:
         tagged = history.find(history.tags[text])
         if tagged:
             return Chosen(tagged)
-    if text.isdecimal() and text.isascii() and len(text) <= DIGITS_MAX:
+    if is_step(text):
         at_step = [checkpoint for checkpoint in newest_first if checkpoint.step == int(text)]
         if at_step:
             return Chosen(at_step[0])
@@ -134,12 +148,32 @@ def choose(history: History, which: str | int) -> Chosen:
         )
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
-    steps = ", ".join(str(checkpoint.step) for checkpoint in newest_first[:8])
     if "@" in text:
         hint = "a run restores its own checkpoints: relight branch STORE/RUN@WHICH NAME makes a run that begins at another run's"
         raise CheckpointNotFound(f"no checkpoint {text!r}", hint=hint)
-    raise CheckpointNotFound(
-        f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet"
+    raise _not_found(history, text)
+
+
+def is_step(text: str) -> bool:
+    """Return whether ``text`` is the number of a step."""
+    return text.isdecimal() and text.isascii() and len(text) <= DIGITS_MAX
+
+
+def _not_found(history: History, text: str) -> CheckpointNotFound:
+    """Return the error for a name that no checkpoint has. Its hint lists the nearest steps and tags."""
+    what = f"no checkpoint {text[:80]!r}"
+    if not history.live:
+        return CheckpointNotFound(what, hint="this run has no checkpoint yet")
+    tags = sorted(name for name in history.tags if not name.startswith(BRANCH_TAGS))
+    digits = text.removeprefix(STEP)
+    if is_step(digits):
+        nearest = sorted({checkpoint.step for checkpoint in history.live}, key=lambda step: abs(step - int(digits)))
+        return CheckpointNotFound(what, hint=f"the nearest steps are {', '.join(map(str, sorted(nearest[:4])))}")
+    close = get_close_matches(text, [*tags, "latest", BEST], n=2)
+    near = f"did you mean {' or '.join(close)}? " if close else ""
+    steps = ", ".join(str(checkpoint.step) for checkpoint in history.live[::-1][:8])
+    return CheckpointNotFound(
+        what, hint=f"{near}there are steps {steps}" + (f", and tags {', '.join(tags[:8])}" if tags else "")
     )
 
 

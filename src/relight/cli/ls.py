@@ -9,45 +9,63 @@ import click
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
-from relight.cli.output import Styled, emit_json, escape, metrics_text, since, table, warn
+from relight.cli.ls_table import print_table, sorted_rows
+from relight.cli.output import emit_json, escape, since, table, warn
 from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
 from relight.run_records.verification import VerificationResult, checked
 from relight.store.anchored import anchor_of
-from relight.units import count_text, percent_text, size_text
+from relight.units import count_text, size_text
 
 
 @click.command("ls")
 @click.argument("path")
 @click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @click.option("--tiers", is_flag=True, help="Show which tiers have each checkpoint: reads the further tiers' logs.")
+@click.option("--sort", "by", metavar="COLUMN", help="By step, saved, size or a metric; -COLUMN: the largest first.")
+@click.option(
+    "--columns",
+    metavar="A,B,C",
+    help="Only these: id, step, saved, size, new, reason, tags, flags, metrics, or one metric.",
+)
 @json_option
-def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
+def command(path: str, newest: int | None, tiers: bool, by: str | None, columns: str | None, as_json: bool) -> None:
     """List the checkpoints of a run, newest last; or the runs of a store.
+
+    A terminal shows a line for each checkpoint. What does not fit is shortened with …, metrics that do not fit are counted (+2), and a
+    narrow terminal loses columns in this order: new, reason, size, tags, saved.
 
     \b
     Examples:
       relight ls runs/demo
-      relight ls runs/demo --tiers
+      relight ls runs/demo --sort -val_acc -n 100
+      relight ls runs/demo --columns id,step,loss,tags
       relight ls runs --json
     """
     place = locate(path)
+    chosen = [name.strip() for name in (columns or "").split(",") if name.strip()]
+    if chosen and (as_json or tiers):
+        raise ConfigError(
+            f"--columns does not go with {'--json' if as_json else '--tiers'}", hint="leave one of them out"
+        )
     if tiers:
         if place.run is None:
             raise ConfigError("--tiers needs a run, not a store", where=path)
-        _tiers(place, newest, as_json)
+        _tiers(place, newest, by, as_json)
         return
-    if place.run is None and place.which is None:
+    if place.run is None and place.which is None and not (by or chosen):
         _runs(place, as_json)
         return
     opened = open_run_at(path)
     shown = [opened.choose(None)] if opened.which else opened.history.live[-newest:] if newest else opened.history.live
     known = checked(opened.history)
     rows = [entry(opened.history, checkpoint, known.get(checkpoint.id)) for checkpoint in shown]
+    if by:
+        rows = sorted_rows(rows, by)
     if as_json:
         emit_json(rows)
     elif rows:
-        _table(rows)
+        print_table(rows, chosen, first=opened.history.best_by[0] if opened.history.best_by else None)
         new_bytes = sum(checkpoint.body.new_bytes for checkpoint in opened.history.live)
         total = f"{count_text(len(opened.history.live), 'checkpoint')}, {size_text(new_bytes)}"
         _damage(rows)
@@ -82,42 +100,6 @@ def entry(history: History, checkpoint: Checkpoint, known: VerificationResult | 
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> None:
-    """Print the table without empty columns, as lines have 80 characters."""
-    columns = ["id", "step", "saved", "size"]
-    cells: list[list[object]] = [
-        [row["id"], row["step"], since(row["created"]), size_text(row["stored_bytes"])] for row in rows
-    ]
-
-    def add(column: str, texts: list[str], style: str = "") -> None:
-        columns.append(column)
-        for cell, text in zip(cells, texts, strict=True):
-            cell.append(Styled(text, style) if style else text)
-
-    if any(row["new_bytes"] != row["stored_bytes"] for row in rows):
-        add("new", [size_text(row["new_bytes"]) for row in rows])
-    add("reason", [row["reason"] for row in rows])
-    if any(row["metrics"] for row in rows):
-        add("metrics", [metrics_text(row["metrics"]) for row in rows])
-    if any(row["tags"] for row in rows):
-        add("tags", [" ".join(row["tags"]) for row in rows], "green")
-    if any(
-        row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] or row["home"] or row["damaged"]
-        for row in rows
-    ):
-        flags = [
-            ("DAMAGED " if row["damaged"] else "")
-            + ("suspect " if row["suspect"] else "")
-            + ("set aside " if row["set_aside"] else "")
-            + (f"in {row['home']} " if row["home"] else "")
-            + (f"needs {len(row['requires'])} " if row["requires"] else "")
-            + (f"lossy, ±{percent_text(row['lossy'])}" if row["lossy"] else "")
-            for row in rows
-        ]
-        add("flags", [text.strip() for text in flags], "yellow")
-    table(columns, cells, right=("step", "size", "new"), wrap=("reason", "metrics", "tags", "flags"))
-
-
 def _damage(rows: list[dict[str, Any]]) -> None:
     """Print a warning for each damaged checkpoint: the damage, and which tool found it when."""
     for row in rows:
@@ -127,7 +109,7 @@ def _damage(rows: list[dict[str, Any]]) -> None:
             )
 
 
-def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
+def _tiers(place: Location, newest: int | None, by: str | None, as_json: bool) -> None:
     """List the merged history of all tiers, with a column for each tier."""
     from relight.drain.outwards import residency
 
@@ -145,6 +127,8 @@ def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
         }
         for checkpoint in shown
     ]
+    if by:
+        rows = sorted_rows(rows, by)
     if as_json:
         emit_json(rows)
         return

@@ -72,7 +72,8 @@ def warn(text: str) -> None:
 def show_error(error: RelightError) -> None:
     """Print an error's cause, place, details and hint on stderr."""
     where = f" [{escape(error.where)}]" if error.where else ""
-    lines = [f"{click.style('relight:', fg='red')} {escape(error.what)}{where}"]
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    lines = [f"{click.style('relight:', fg='red') if colour else 'relight:'} {escape(error.what)}{where}"]
     lines += [f"  - {escape(detail)}" for detail in error.details[:20]]
     if len(error.details) > 20:
         lines.append(f"  … and {len(error.details) - 20} more")
@@ -93,12 +94,13 @@ def table(
         _rich_table(columns, cells, right, wrap)
         return
     widths = [
-        max(_width(column), *(_width(row[i][0]) for row in cells)) if cells else 0 for i, column in enumerate(columns)
+        max(width_of(column), *(width_of(row[i][0]) for row in cells)) if cells else 0
+        for i, column in enumerate(columns)
     ]
     for texts in [list(columns), *([text for text, _ in row] for row in cells)]:
         padded = []
         for column, text, width in zip(columns, texts, widths, strict=True):
-            space = " " * (width - _width(text))
+            space = " " * (width - width_of(text))
             padded.append(space + text if column in right else text + space)
         click.echo("  ".join(padded).rstrip())
 
@@ -113,7 +115,7 @@ def _rich_table(
     least = 2 * (len(columns) - 1)
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
-        longest = max(_width(column), *(_width(row[i][0]) for row in cells))
+        longest = max(width_of(column), *(width_of(row[i][0]) for row in cells))
         narrowest = min(longest, 16) if column in wrap else longest
         least += narrowest
         shown.add_column(
@@ -130,7 +132,7 @@ def _rich_table(
     console.print(shown)
 
 
-def _width(text: str) -> int:
+def width_of(text: str) -> int:
     """Return the number of terminal columns that ``text`` takes."""
     if text.isascii():
         return len(text)
@@ -141,9 +143,9 @@ def _width(text: str) -> int:
 
 def facts_list(facts: Sequence[tuple[str, object]]) -> None:
     """Print names and values, indented. On a terminal, long values are wrapped below themselves."""
-    width = max((_width(escape(name)) for name, _ in facts), default=0)
+    width = max((width_of(escape(name)) for name, _ in facts), default=0)
     for name, value in facts:
-        head = f"  {escape(name)}{' ' * (width - _width(escape(name)))}  "
+        head = f"  {escape(name)}{' ' * (width - width_of(escape(name)))}  "
         if sys.stdout.isatty():
             from shutil import get_terminal_size
             from textwrap import fill

@@ -122,7 +122,9 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
             click.echo(f"      {count_text(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
     missing = (
-        f"; {count_text(len(readiness.unmeasured), 'line')} could not be measured here" if readiness.unmeasured else ""
+        f"; {len(readiness.unmeasured)} of {count_text(len(readiness.lines), 'line')} could not be measured here"
+        if readiness.unmeasured
+        else ""
     )
     by = (
         f" (by its run {escape(readiness.run)})"
@@ -131,7 +133,7 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
     )
     click.echo(
         f"{escape(path)}{by}: {_painted(readiness.grade())}, "
-        f"{percent_text(readiness.score(), 0)} of {count_text(len(readiness.lines), 'line')}{missing}"
+        f"{percent_text(readiness.score(), 0)} of the possible score{missing}"
     )
 
 

@@ -39,7 +39,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     """
     from relight.settings.environment import OTEL, text_of
     from relight.settings.file import PLACE, take_environment
-    from relight.supervise.launch import SAVED, UNSAVED, launch, parse
+    from relight.supervise.launch import SAVED, UNSAVED, check_script, launch, parse
     from relight.supervise.settings import read_settings
 
     supervision = read_settings(settings)
@@ -47,6 +47,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
         os.environ[PLACE] = str(settings.resolve())  # the file may also have the script's own table
         take_environment()
     options = parse(list(arguments))
+    check_script(options)
     logging.getLogger("relight").propagate = False
     logging.getLogger("relight").addHandler(logging.NullHandler())
     undo = subscribe(_print_event)

@@ -25,6 +25,8 @@ from relight.units import count_text, duration_text, rate_text, size_text
 PARTS = ("reliability", "security", "performance", "scalability", "operations")
 _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
 _DAY_S = 86400.0
+_NEED = ("relight ls ", "relight prune ", "relight push ")
+"""Commands that do nothing for a run without checkpoints."""
 
 
 class ReadinessLine(NamedTuple):
@@ -102,12 +104,12 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     named = _line("reliability")
     newest = run.newest if run is not None else None
     if newest is None:
-        yield named("the newest checkpoint can be restored", 10, None, "no checkpoint yet", "relight demo")
+        yield named("restore of the newest checkpoint", 10, None, "no checkpoint yet", "relight demo")
     elif run is not None and run.measured is not None:
         seen = run.measured
         what = "every byte read" if seen.whole else f"{size_text(seen.bytes)} of {size_text(newest.bytes)} read"
         yield named(
-            "the newest checkpoint can be restored",
+            "restore of the newest checkpoint",
             10,
             0.0 if seen.damage else 1.0 if seen.whole else 0.9,
             seen.damage[0] if seen.damage else f"step {newest.step}: {what} as committed",
@@ -115,7 +117,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     elif newest.damage is None:
         yield named(
-            "the newest checkpoint can be restored",
+            "restore of the newest checkpoint",
             10,
             None,
             "it could not be checked",
@@ -124,38 +126,36 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     else:
         assert run is not None
         score, evidence = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
-        yield named(
-            "the newest checkpoint can be restored", 10, score, evidence, f"relight ready {quote(path)} --measure"
-        )
+        yield named("restore of the newest checkpoint", 10, score, evidence, f"relight ready {quote(path)} --measure")
     good = sum(not checkpoint.damage for checkpoint in run.checkpoints) if run is not None else 0
     yield named(
-        "an older checkpoint exists to fall back on",
+        "older checkpoints to fall back on",
         6,
         min(1.0, max(0, good - 1) / 2) if run is not None and newest is not None else None,
         f"{count_text(good, 'checkpoint')} not known to be damaged" if good else "no checkpoint yet",
         f"relight ls {quote(path)}",
     )
     yield named(
-        "further tiers have copies",
+        "copies in further tiers",
         8,
         _tiers(run),
         _tiers_text(run),
         f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
     )
-    yield named("recovery was rehearsed", 8, *drilled(facts, run, path))
+    yield named("rehearsal of recovery", 8, *drilled(facts, run, path))
     yield from more.reliability(facts, run, named)  # type: ignore[misc] # they are lines
     exact, shown = exactness(facts, run)
-    yield named("a resume was proven exact", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
+    yield named("proof of an exact resume", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
     every = run.interval_s if run is not None else None
     yield named(
-        "a failure loses little training",
+        "training lost by a failure",
         6,
         None if every is None else _steps(every, (600, 1800, 3600, 14400)),
         "fewer than four checkpoints" if every is None else f"a checkpoint every {duration_text(every)}",
         f"relight bench {quote(facts.store.url)}",
     )
     yield named(
-        "commits are exclusive",
+        "exclusive commits",
         6,
         _score_of(facts.store.exclusive),
         {None: "not tried", True: "the second creation of a name failed", False: "a name was created twice"}[
@@ -170,7 +170,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
         bad = volatile or any(finding.name in ("preload", "barriers", "fsync") for finding in findings)
         yield named(
-            "checkpoints survive a power cut",
+            "durability in a power cut",
             8,
             None if took is None else 0.0 if bad else 1.0,
             "not tried"
@@ -181,7 +181,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if drives := facts.store.drives:
         bad_drives = [drive for drive in drives if drive.status != "good"]
         yield named(
-            "all drives of the mirrored store are whole",
+            "drives of the mirrored store",
             6,
             0.0 if bad_drives else 1.0,
             f"{bad_drives[0].path} is {bad_drives[0].status}"
@@ -191,14 +191,14 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     if run is not None:
         yield named(
-            "the log is undamaged",
+            "integrity of the log",
             6,
             0.0 if run.faults or run.error is not None else 1.0,
             f"{run.records} records, {len(run.faults)} damaged" if run.error is None else run.error.what,
             f"relight log {quote(path)}",
         )
         yield named(
-            "the job runs under relight run",
+            "supervision by relight run",
             5,
             1.0 if run.supervised else 0.0,
             "it ran under relight run" if run.supervised else "no job of the run ran under relight run",
@@ -211,7 +211,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     url = store.url
     yield from more.security(facts, named)  # type: ignore[misc]
     yield named(
-        "checkpoints are encrypted",
+        "encryption of checkpoints",
         6,
         _score_of(store.encrypted),
         {
@@ -223,7 +223,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     )
     if store.encrypted:
         yield named(
-            "a second key exists",
+            "a second key",
             4,
             min(1.0, max(0, len(store.keys) - 1)),
             f"{count_text(len(store.keys), 'key')} for it",
@@ -231,7 +231,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         )
         oldest = max((key.age_days for key in store.keys), default=None)
         yield named(
-            "keys are rotated",
+            "rotation of keys",
             2,
             None if oldest is None else 1.0 if oldest <= 365 else 0.25,
             "no key could be read" if oldest is None else f"the oldest is {count_text(oldest, 'day')} old",
@@ -240,7 +240,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     if facts.config.key_files:
         open_to = [file for file in facts.config.key_files if file.mode & 0o077]
         yield named(
-            "key files are private",
+            "access to key files",
             6,
             0.0 if open_to else 1.0,
             f"{open_to[0].path} has mode {open_to[0].mode:04o}"
@@ -250,14 +250,14 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         )
     trusted = "RELIGHT_TRUST" in facts.config.settings
     yield named(
-        "records must be signed",
+        "signatures of records",
         4,
         1.0 if trusted else 0.0,
         "RELIGHT_TRUST names the trusted signers" if trusted else "anyone who can write to the store can add a record",
         "relight keys new --signing FILE",
     )
     yield named(
-        "a rolled back log would be detected",
+        "detection of a rolled back log",
         2,
         1.0 if "RELIGHT_ANCHOR" in facts.config.settings else 0.0,
         "RELIGHT_ANCHOR is set"
@@ -269,7 +269,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         mode = store.mode
         score = None if mode is None else 0.0 if mode & 0o002 else 0.75 if mode & 0o020 else 1.0
         yield named(
-            "other users cannot write to the store",
+            "write access to the store",
             6,
             score,
             "it does not exist yet" if mode is None else f"mode {mode:04o}",
@@ -278,7 +278,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     if store.kind == "object":
         clear = any(finding.name == "endpoint-clear" for finding in findings)
         yield named(
-            "connections use TLS",
+            "TLS of connections",
             6,
             0.0 if clear else 1.0,
             facts.config.endpoint or "the provider's own endpoint",
@@ -291,7 +291,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     yield from more.performance(facts, run, named)  # type: ignore[misc]
     need, memory = slots_bytes(facts), facts.machine.memory_bytes
     yield named(
-        "memory has room for two copies of the state",
+        "memory for two copies of the state",
         6,
         None if not need or memory is None else min(1.0, memory / need),
         "no checkpoint yet, so its size is unknown"
@@ -304,7 +304,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if rate and newest is not None and every:
         takes = newest.new_bytes / rate
         yield named(
-            "a save is durable before the next is due",
+            "time until a save is durable",
             6,
             _steps(takes / every, (0.25, 0.5, 0.75, 1.0)),
             f"a save takes {duration_text(takes)} at {rate_text(rate)}, and is due every {duration_text(every)}",
@@ -312,7 +312,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     else:
         yield named(
-            "a save is durable before the next is due",
+            "time until a save is durable",
             6,
             None,
             "the write rate or the usual interval is unknown",
@@ -322,7 +322,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if seen is not None and seen.seconds > 0 and newest is not None:
         whole_s = seen.seconds * newest.bytes / max(1, seen.bytes)
         yield named(
-            "a restore is fast",
+            "time of a restore",
             6,
             _steps(whole_s, (60, 180, 600, 1800)),
             f"{size_text(seen.bytes)} in {duration_text(seen.seconds)} ({rate_text(seen.bytes / seen.seconds)})",
@@ -330,7 +330,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     else:
         yield named(
-            "a restore is fast",
+            "time of a restore",
             6,
             None,
             "not measured: --measure reads the newest checkpoint",
@@ -338,7 +338,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     if store.kind == "disk":
         yield named(
-            "saves bypass the page cache",
+            "saves past the page cache",
             2,
             _score_of(store.direct),
             {None: "not tried", True: "O_DIRECT works", False: "O_DIRECT is refused"}[store.direct],
@@ -347,14 +347,14 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     plane = facts.machine.peers_plane
     if plane is not None:
         yield named(
-            "peers use RDMA",
+            "RDMA between peers",
             1,
             1.0 if plane.plane == "rdma" or not facts.machine.fabric else 0.0,
             f"{plane.plane.upper()}: {plane.why}",
             "pip install --no-deps nixl-cu12",
         )
     yield named(
-        "the store answers quickly",
+        "response time of the store",
         3,
         None if store.answer_s is None else _steps(store.answer_s, (0.1, 0.5, 1.0, 2.0)),
         "not measured" if store.answer_s is None else f"a small read takes {duration_text(store.answer_s)}",
@@ -368,7 +368,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     need, free = facts.newest_bytes, store.free_bytes
     if store.kind in ("disk", "stripe"):
         yield named(
-            "there is space for more checkpoints",
+            "space for more checkpoints",
             6,
             None if free is None or not need else min(1.0, free / need / 10),
             "no checkpoint yet, so its size is unknown"
@@ -378,7 +378,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
         if store.free_inodes is not None:
             yield named(
-                "there are free inodes",
+                "free inodes",
                 2,
                 min(1.0, store.free_inodes / 100_000),
                 f"{store.free_inodes:,} free",
@@ -400,7 +400,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             else "no checkpoint was retired yet"
         )
         yield named(
-            "old checkpoints are deleted",
+            "deletion of old checkpoints",
             5,
             score,
             text + (f"; full in {duration_text(lasts)}" if math.isfinite(lasts) and not run.retired else ""),
@@ -408,7 +408,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     else:
         yield named(
-            "old checkpoints are deleted",
+            "deletion of old checkpoints",
             5,
             None,
             "fewer than four checkpoints",
@@ -416,7 +416,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     files = facts.machine.limits.get("open files")
     yield named(
-        "limits allow many ranks",
+        "limit of open files",
         3,
         1.0 if files is None else _steps(-files, (-16384, -4096, -1024, -512)),
         "no limit of open files" if files is None else f"{files:,} open files",
@@ -424,7 +424,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     )
     if run is not None:
         yield named(
-            "the log stays short",
+            "length of the log",
             2,
             _steps(run.records, (10_000, 50_000, 200_000, 1_000_000)),
             f"{run.records:,} records",
@@ -433,7 +433,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if facts.machine.accelerators or facts.machine.fabric:
         limited = any(finding.name == "memlock" for finding in findings)
         yield named(
-            "enough memory may be locked",
+            "limit of locked memory",
             3,
             0.0 if limited else 1.0,
             "the limit is too low" if limited else "the limit suffices for fabrics and pinned buffers",
@@ -447,7 +447,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
     target = run.path if run is not None else facts.store.url
     yield from more.operations(facts, named)  # type: ignore[misc]
     yield named(
-        "relight doctor finds nothing",
+        "findings of relight doctor",
         8,
         0.0 if errors else max(0.25, 1.0 - 0.25 * warnings),
         f"{count_text(errors, 'error')}, {count_text(warnings, 'warning')}",
@@ -460,7 +460,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         if not package.installed or (package.least and numbers(package.installed) < numbers(package.least))
     ]
     yield named(
-        "packages have tested versions",
+        "versions of packages",
         4,
         None if not packages else 0.0 if old else 1.0,
         "the metadata of Relight's package are missing"
@@ -472,14 +472,14 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
     )
     bad = len(facts.config.unknown) + len(facts.config.bad) + (facts.config.file_error is not None)
     yield named(
-        "settings are valid",
+        "validity of settings",
         5,
         0.0 if bad else 1.0,
         f"{bad} invalid" if bad else f"{len(facts.config.settings)} set, all valid",
         f"relight doctor {quote(target)}",
     )
     yield named(
-        "the grace period is known",
+        "length of the grace period",
         3,
         1.0 if facts.config.grace else 0.0,
         "RELIGHT_GRACE_S or relight.toml sets it"
@@ -490,7 +490,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
     if run is not None:
         left = len(run.leftovers) + len(run.temporaries)
         yield named(
-            "no leftovers exist",
+            "leftovers of earlier saves",
             2,
             1.0 if not left else 0.5,
             count_text(left, "leftover"),
@@ -498,7 +498,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         )
         skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
         yield named(
-            "clocks agree",
+            "agreement of clocks",
             3,
             0.0 if skew else 1.0,
             "a record's time is in the future, or before the previous record"
@@ -513,7 +513,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         ]
         if run.supervised:
             yield named(
-                "few failures within a week",
+                "failures within a week",
                 3,
                 _steps(len(failed), (0, 2, 5, 20)),
                 f"{count_text(len(failed), 'failure')} in 7 days",
@@ -531,9 +531,13 @@ _PARTS: tuple[Callable[[DoctorFacts, RunFacts | None, list[Finding]], Iterator[R
 
 
 def _line(part: str) -> Callable[[str, int, float | None, str, str], ReadinessLine]:
-    return lambda name, weight, score, evidence, command: ReadinessLine(
-        part, name, weight, score, evidence, "" if score == 1.0 else command
-    )
+    """Return a function that makes lines of ``part``. A line names no command that needs checkpoints while they are missing."""
+
+    def line(name: str, weight: int, score: float | None, evidence: str, command: str) -> ReadinessLine:
+        waits = evidence.startswith(("no checkpoint yet", "fewer than four")) and command.startswith(_NEED)
+        return ReadinessLine(part, name, weight, score, evidence, "" if score == 1.0 or waits else command)
+
+    return line
 
 
 def _score_of(value: bool | None) -> float | None:

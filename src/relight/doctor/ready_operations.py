@@ -58,7 +58,7 @@ def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
     same_device = [tier for tier in far if tier.same_device]
     if far:
         yield named(
-            "a copy survives the loss of this disk",
+            "a copy off this disk",
             6,
             0.0 if len(same_device) == len(far) else 1.0,
             f"{same_device[0].name} is on the same device as the store"
@@ -77,7 +77,7 @@ def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
             f"; keep: {', '.join(rules)}" if rules else ""
         )
         yield named(
-            "an older version can be restored",
+            "restore of an older version",
             4,
             1.0 if kept else 0.5 if good >= 2 else 0.0,
             evidence,
@@ -89,7 +89,7 @@ def security(facts: DoctorFacts, named: Named) -> Iterator[object]:
     """Yield lines about the audit log and roles."""
     is_set = _AUDIT in facts.config.assigned
     yield named(
-        "an audit log records actions",
+        "audit log of actions",
         4,
         1.0 if is_set else 0.0,
         "an audit log is set" if is_set else "no audit log is set",
@@ -102,7 +102,7 @@ def security(facts: DoctorFacts, named: Named) -> Iterator[object]:
         counts = ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
         evidence = f"the dashboard's tokens: {counts}"
         score = 1.0 if any(role != "admin" for role in roles) and roles.get("admin", 0) <= 2 else 0.5
-    yield named("dashboard tokens have limited roles", 3, score, evidence, "relight token new NAME --role viewer")
+    yield named("roles of dashboard tokens", 3, score, evidence, "relight token new NAME --role viewer")
 
 
 def performance(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Iterator[object]:
@@ -114,7 +114,7 @@ def performance(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
         0.0: "the newest checkpoint was written in the foreground",
     }
     yield named(
-        "training does not wait for saves",
+        "training time that saves take",
         5,
         score,
         "no checkpoint records it" if score is None else evidence[score],
@@ -126,7 +126,7 @@ def operations(facts: DoctorFacts, named: Named) -> Iterator[object]:
     """Yield the line about alerts."""
     is_set = _ALERTS in facts.config.assigned
     yield named(
-        "alerts have a receiver",
+        "receiver of alerts",
         6,
         1.0 if is_set else 0.0,
         "[alerts] names receivers" if is_set else "[alerts] names no receiver",

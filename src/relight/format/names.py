@@ -86,7 +86,7 @@ def check_tag_name(name: str) -> str:
     if not is_tag_name(name):
         raise ConfigError(
             f"{name[:140]!r} cannot be a tag",
-            hint="letters, digits and . _ / -; not a bare number, not 'latest' or 'best'",
+            hint="letters, digits and . _ / -; not a bare number, 'latest', 'best' or step=N: these name checkpoints already",
         )
     return name
 

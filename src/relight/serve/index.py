@@ -123,14 +123,14 @@ class Index:
         return self.choose(store, run, which).checkpoint
 
     def choose(self, store: str, run: str, which: str) -> Chosen:
-        """Return a checkpoint by id, step, tag, ``latest``, ``best`` or ``best:METRIC``; ``step=N`` for N."""
+        """Return the checkpoint that ``which`` means, as on the command line."""
         history = self.state(store, run).history
         # whether a hidden run exists must not show in which tags there are
         if hidden := set(self.hidden_branches(store, run)):
             history = replace(
                 history, tags={name: target for name, target in history.tags.items() if name not in hidden}
             )
-        return choose(history, which.removeprefix("step="))
+        return choose(history, which)
 
     def stores(self) -> list[StoreRow]:
         """Return a row for each followed store."""

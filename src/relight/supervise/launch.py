@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
+import shutil
 import signal
 import socket
 import uuid
 from collections.abc import Callable
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -83,9 +87,13 @@ class _Parser(argparse.ArgumentParser):
         if "training_script" in message:
             hint = "relight run [TORCHRUN'S FLAGS] SCRIPT [ARGS]…; what follows the script is its own"
             raise ConfigError("no script is named", hint=hint)
-        unknown = next((word for word in message.split() if word.startswith("-")), "")
-        close = get_close_matches(unknown, self._option_string_actions, n=1) if unknown else []
-        near = f"did you mean {close[0]}? " if close and close[0] != unknown else ""
+        near = ""
+        if message.startswith("unrecognized"):
+            unknown = next((word for word in message.split() if word.startswith("-")), "")
+            close = get_close_matches(unknown, [name for name in self._option_string_actions if "_" not in name], n=1)
+            near, message = f"did you mean {close[0]}? " if close else "", f"there is no option {unknown}"
+        else:  # argparse names each flag with dashes and with underscores
+            message = re.sub(r"^argument (--[a-z-]+)\S*: invalid int value: ", r"\1 is not a whole number: ", message)
         raise ConfigError(message, hint=f"{near}relight run --help has Relight's options, torchrun --help the others")
 
 
@@ -130,6 +138,7 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: Path) -> JobEnd:
     """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
+    _check_values(options)
     _of_values(lambda: _usual_rendezvous(options))
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
         options.tee = "2"  # the last lines of stderr are evidence of a failure
@@ -187,6 +196,40 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
         supervisor.close()
         if gauges is not None:
             gauges.close()
+
+
+def _check_values(options: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` for an invalid number of nodes or processes, with the flag and what it takes."""
+    for flag, value, read, takes in (
+        ("--nnodes", options.nnodes, torchrun.parse_min_max_nnodes, "a number of nodes, or MIN:MAX"),
+        ("--nproc-per-node", options.nproc_per_node, torchrun.determine_local_world_size, "a number, cpu, gpu or auto"),
+    ):
+        try:
+            read(value)
+        except (ValueError, AssertionError, RuntimeError) as error:
+            why = f": {' '.join(str(error).split())[:160]}" if str(error) else ""
+            raise ConfigError(f"{flag} {value} is invalid{why}", hint=f"give {flag} {takes}") from None
+
+
+def check_script(options: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` if the script, or the program of ``--no-python``, does not exist here: no process could start."""
+    script = options.training_script
+    if options.module or options.run_path:
+        return
+    if options.no_python:
+        if shutil.which(script) is None:
+            raise ConfigError(f"there is no program {script!r}", hint="without --no-python, a Python script is started")
+        return
+    path = Path(script)
+    if path.is_file() or (path.is_dir() and (path / "__main__.py").exists()):
+        return
+    if path.is_dir():
+        raise ConfigError("the script is a directory without a __main__.py", where=script, hint="name a script in it")
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in islice(path.parent.iterdir(), 1000) if entry.suffix in (path.suffix, ".py")]
+        if close := get_close_matches(path.name, names, n=1, cutoff=0.7):
+            raise ConfigError("there is no such script", where=script, hint=f"did you mean {path.parent / close[0]}?")
+    raise ConfigError("there is no such script", where=script, hint=f"paths begin at {Path.cwd()}")
 
 
 def _of_values(read: Callable[[], T]) -> T:
