@@ -49,7 +49,7 @@ def test_a_checkpoint_takes_one_line_at_any_width(relight, wide: Path, columns: 
 def test_more_columns_show_more_metrics(wide: Path) -> None:
     """Headings of metrics are shortened at their beginnings, and values have four significant digits."""
     heading = on_terminal("ls", "runs/demo", columns=100).out.splitlines()[0]
-    assert "+4" in heading and "…tion/accuracy-0" in heading
+    assert "  +" in heading and "…tion/accuracy-0" in heading
     heading, *lines = on_terminal("ls", "runs/demo", columns=220).out.splitlines()
     assert "+" not in heading and "…tion/accuracy-5" in heading
     assert "0.1235" in lines[2] and "0.123456" not in lines[2]
