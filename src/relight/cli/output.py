@@ -54,7 +54,8 @@ def _strict(value: Any) -> Any:
 
 def escape(text: object) -> str:
     """Return text that is safe for a terminal: characters that are not printable become escapes such as ``\\x1b`` and ``\\u202e``."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in with_names(str(text)))
+    named = with_names(str(text))
+    return named if named.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in named)
 
 
 def paint(text: str, style: str) -> str:
@@ -173,10 +174,9 @@ def hanging(text: str, indent: int) -> str:
 def since(time: str) -> str:
     """Return how long ago a record's time was; the text itself if it is not a time."""
     try:
-        then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    except ValueError:
+        return age_text((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
+    except (ValueError, TypeError):  # no time, or one without a zone
         return time[:20]
-    return age_text((datetime.now(UTC) - then).total_seconds())
 
 
 def number(value: Any) -> str:
