@@ -250,7 +250,7 @@ def test_a_value_that_torchrun_refuses_is_a_usage_error(
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RELIGHT_JOB_SECRET", "none")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.raises(ConfigError, match="invalid value|--node-rank is 5"):
+    with pytest.raises(ConfigError, match="is invalid|has an invalid value|--node-rank is 5"):
         launch.launch(launch.parse([*flags.split(), "train.py"]), SuperviseSettings(), tmp_path)
 
 

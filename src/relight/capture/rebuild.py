@@ -62,7 +62,8 @@ class FreshTensors:
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked and self._mapped is None:
                 try:
-                    tensor = torch.empty(stored.shape, dtype=dtype, device=self._device_of(index))
+                    device = "cpu" if index in self._on_host else self._device
+                    tensor = torch.empty(stored.shape, dtype=dtype, device=device)
                 except REFUSALS as error:
                     raise refusal_of(stored, error) from error
             else:
@@ -89,12 +90,10 @@ class FreshTensors:
     def _empty(self, index: int, stored: Tensor, dtype: torch.dtype) -> torch.Tensor:
         data = self._mapped(index) if self._mapped is not None else None
         if data is None:
-            return torch.empty(stored.shape, dtype=dtype, device=self._device_of(index))
+            device = "cpu" if index in self._on_host else self._device
+            return torch.empty(stored.shape, dtype=dtype, device=device)
         self._filled.add(index)
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(stored.shape)
-
-    def _device_of(self, index: int) -> torch.device | str:
-        return "cpu" if index in self._on_host else self._device
 
     @property
     def sinks(self) -> dict[int, Sink]:

@@ -105,6 +105,7 @@ FIELDS: dict[str, str] = {
     "tensors": "a number of them",
     "thread": "name of a thread",
     "tier": "a tier's name",
+    "torch": "the installed version of torch",
     "tracker": "a tracker's name",
     "turn": "number of earlier tries",
     "url": "a store's",

@@ -393,7 +393,7 @@ def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
     order = sorted(range(len(takers)), key=[tensor.offset for tensor, _ in takers].__getitem__)
     takers = [takers[index] for index in order]
     offsets = [tensor.offset for tensor, _ in takers]
-    are_ranges = any(isinstance(sink, RangeSink) for _, sink in takers)
+    are_ranges = any(issubclass(kind, RangeSink) for kind in {type(sink) for _, sink in takers})
     wants: list[WantedChunk] = []
     start = first = 0
     for chunk, (length, value) in enumerate(pack.chunks):

@@ -75,7 +75,7 @@ class OpenedState:
             by_part = [only_needed(sinks)]
         else:
             by_part = sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))
-        total = sum(sink.length for part_sinks in by_part for sink in part_sinks.values())
+        total = sum([sink.length for part_sinks in by_part for sink in part_sinks.values()])
         with progress_bar(f"loading step {opened.checkpoint.step}", total) as meter:
             return sum(
                 read_tensors(opened, stored, part_sinks, progress=meter)

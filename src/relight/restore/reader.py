@@ -75,5 +75,5 @@ class RestoreReader:
 
     def _bar(self) -> AbstractContextManager[Meter]:
         """Show the bytes that this rank still needs. Rank 0 shows its own for all ranks."""
-        total = sum(sink.length for by_tensor in self._sinks.values() for sink in by_tensor.values())
+        total = sum([sink.length for by_tensor in self._sinks.values() for sink in by_tensor.values()])
         return progress_bar(self._label, total, leads=self._ranks.world.rank == 0)
