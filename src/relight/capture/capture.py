@@ -41,6 +41,7 @@ from relight.capture.optimizers import (
 from relight.capture.own_loading import shared_pages
 from relight.capture.sharded import Flat, ShardingOf, local_of
 from relight.capture.swap import Swap
+from relight.capture.tensors import USUAL
 from relight.capture.walk import Walker
 from relight.errors import ConfigError
 from relight.format.collector import collector_paused
@@ -49,8 +50,6 @@ from relight.layout import Item
 from relight.torch_private.flat_parameters import is_flattened_elsewhere
 from relight.torch_private.modules import unsaved_buffers
 from relight.torch_private.tensors import read_version
-
-_USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 
 class TemplateItems(Protocol):
@@ -262,7 +261,7 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 walker.refuse(below, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
-            own = shared_pages(inner, live, value) if type(value) not in _USUAL else None
+            own = shared_pages(inner, live, value) if type(value) not in USUAL else None
             leaf = node[key] = walker.tensor(
                 value if own is None else own, below, "param" if is_parameter else "buffer", trainable=trainable
             )

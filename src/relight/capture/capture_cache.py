@@ -21,8 +21,8 @@ from relight.capture import flat_params
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
 from relight.capture.objects import flattens
 from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
-from relight.capture.plain_tensors import USUAL
 from relight.capture.sharded import local_of
+from relight.capture.tensors import USUAL
 from relight.capture.walk import WalkedItems
 from relight.torch_private.modules import SAVING, module_parts, saves_as_torch
 from relight.torch_private.tensors import read_version, version_counter

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from relight.capture.sharded import is_spread
+from relight.capture.tensors import USUAL
 from relight.capture.typed_values import is_named_tuple, member
 from relight.torch_private.optimizers import clear_step_hooks
 
@@ -28,14 +29,13 @@ PERMUTED = "torch:permuted"
 VALUE, ITEMS, _DEQUE = "value", "items", "collections:deque"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
-_USUAL = (torch.Tensor, torch.nn.Parameter)
 
 
 def flattens(value: Any) -> bool:
     """Return whether ``value`` is a tensor that consists of inner tensors, as ``__tensor_flatten__`` lists them."""
     return (
         isinstance(value, torch.Tensor)
-        and type(value) not in _USUAL
+        and type(value) not in USUAL
         and hasattr(value, "__tensor_flatten__")
         and not is_spread(value)
     )

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture.tensors import dtype_name
+from relight.capture.tensors import USUAL, dtype_name
 
-USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
 _Tensor = torch.Tensor
 _shape, _dtype, _device, _layout, _itemsize = map(attrgetter, ("shape", "dtype", "device", "layout", "itemsize"))
 _is_meta, _is_nested, _is_quantized = map(attrgetter, ("is_meta", "is_nested", "is_quantized"))

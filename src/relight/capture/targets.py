@@ -15,14 +15,13 @@ from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_par
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
-from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
+from relight.capture.tensors import TORCH_DTYPES, USUAL, FanOut, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
 from relight.format.tree import join_path
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
 
 BEFORE = "load it before it is converted"
-_USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
 _shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "layout", "is_cpu", "nbytes"))
 
 
@@ -43,7 +42,7 @@ class Targets:
         That is contiguous host memory, the same shape and dtype, and neither of the two assigned before. Costs 2 µs.
         Return False if nothing was done: the caller must then use the general path.
         """
-        if leaf.kind != "tensor" or type(live) not in _USUAL:
+        if leaf.kind != "tensor" or type(live) not in USUAL:
             return False
         index = leaf.tensors[0]
         stored = self._tensors[index]
@@ -68,7 +67,7 @@ class Targets:
 
     def all_plainly(self, leaves: Sequence[object], lives: Sequence[object]) -> bool:
         """Call ``plainly`` for many, all or none of them. Costs 1 µs each: one pass in C for each check."""
-        if not {*map(type, leaves)} <= {Leaf} or not {*map(type, lives)} <= _USUAL:
+        if not {*map(type, leaves)} <= {Leaf} or not {*map(type, lives)} <= USUAL:
             return False
         taken, tensors = cast("Sequence[Leaf]", leaves), cast("Sequence[torch.Tensor]", lives)
         if not {leaf.kind for leaf in taken} <= {"tensor"}:

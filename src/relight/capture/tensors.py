@@ -17,6 +17,8 @@ from relight.format import DTYPES
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink, address_of, copy_bytes
 
+USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Classes of tensors without behaviour of their own."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -49,7 +51,7 @@ def why_not(tensor: torch.Tensor) -> str | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "not initialised yet: run a forward pass before the first save"
     # Not isinstance: a subclass wrapped as a parameter (fake, DTensor, quantised) passes as an nn.Parameter.
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in USUAL:
         return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass without __tensor_flatten__: {SUBCLASS}"
     if tensor.is_meta:
         return "a meta tensor: it has no values"
