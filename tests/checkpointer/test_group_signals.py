@@ -199,6 +199,30 @@ def test_the_trainer_can_terminate_its_own_children(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
+def test_a_child_terminated_in_its_first_moments_ends(tmp_path: Path) -> None:
+    """Python forgets a signal that arrives while the child's interpreter is set up after a fork. On one processor that is nearly each one."""
+    done, _, _ = script(
+        tmp_path,
+        """
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=None)
+        ckpt.restore()
+        codes = []
+        for _ in range(20):
+            one = multiprocessing.Process(target=time.sleep, args=(600,))
+            one.start()
+            one.terminate()
+            one.join(10)
+            codes.append(one.exitcode)
+            if one.exitcode is None:
+                one.kill()
+                break
+        print(set(codes))
+        """,
+    )
+    assert done.stdout == "{-15}\n", done.stderr
+
+
 def test_other_children_end_after_the_trainer(tmp_path: Path) -> None:
     """A forked child that feeds the trainer outlives the signal of the group until the step is saved, and then ends."""
     done, saved, last = script(

@@ -304,3 +304,13 @@ def _in_relight(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _in_child() -> None:
+    """Send a terminated child its SIGTERM again. Python forgets a signal that arrives between the fork and this call, and the trainer
+    would wait for the child without end."""
+    if workers.is_terminated() and isinstance(signal.getsignal(signal.SIGTERM), _SignalHandler):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+os.register_at_fork(after_in_child=_in_child)

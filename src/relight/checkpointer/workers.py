@@ -82,9 +82,15 @@ class WorkerPage:
             return False
         return not self.wants(os.getpid())
 
+    @property
+    def terminated(self) -> int:
+        """How many children the trainer has terminated so far."""
+        return self._fields[_NEXT]
+
     def wants(self, pid: int) -> bool:
-        """Return whether the trainer itself terminated that child."""
-        return pid in self._fields[_WANTED:_FIELDS].tolist()
+        """Return whether the trainer itself terminated that child. An entry from before the child's start means an earlier child with its number."""
+        size, after = _FIELDS - _WANTED, self.terminated
+        return any(self._fields[_WANTED + i % size] == pid for i in range(max(_terminated_at_fork, after - size), after))
 
     def asked_since(self, since_s: float) -> bool:
         """Return whether the trainer was asked to end after that time of the monotonic clock."""
@@ -147,6 +153,11 @@ def asked() -> None:
     page = _own()
     if page is not None:
         page.ask()
+
+
+def is_terminated() -> bool:
+    """Return whether this process is a child that the trainer has terminated."""
+    return _page is not None and _page.owner == os.getppid() and _page.wants(os.getpid())
 
 
 def in_forked_child(number: int) -> None:
@@ -229,6 +240,12 @@ def _note_terminations() -> None:
     popen_fork.Popen._send_signal = noting  # type: ignore[attr-defined]
 
 
+def _before_fork() -> None:
+    global _terminated_at_fork
+    if (page := _own()) is not None:
+        _terminated_at_fork = page.terminated
+
+
 def _at_exit() -> None:
     """Kill workers that do not end. ``multiprocessing`` would wait for them without limit: a handler does not run inside a C call."""
     if _own() is None:
@@ -251,6 +268,9 @@ def _is_worker(pid: int | None) -> bool:
 
 _page: WorkerPage | None = None
 """The page of this process; in a child, the parent's page."""
+_terminated_at_fork = 0
+"""How many children the trainer had terminated when it forked this one."""
 _holding = ""
 """In a forked child: ``held`` while it waits for its parent's end, ``over`` after that."""
+os.register_at_fork(before=_before_fork)
 atexit.register(_at_exit)  # after multiprocessing's own, which therefore runs later
