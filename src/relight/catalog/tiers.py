@@ -160,7 +160,9 @@ def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
         history.retired.get(checkpoint_id) for checkpoint_id in ids if checkpoint_id not in history.rolled_back_ids
     )
     return [
-        Candidate(checkpoint.id, checkpoint.seq, checkpoint.step) for checkpoint in retired if checkpoint is not None
+        Candidate(checkpoint.id, checkpoint.seq, checkpoint.body.steps_done - 1)
+        for checkpoint in retired
+        if checkpoint is not None
     ]
 
 

@@ -47,7 +47,8 @@ class Checkpointer(ObjectView):
     once, and compress where that pays (``relight.Compact(…)`` or True). ``encrypt``: encrypt all stored data (``"file:PATH"``,
     ``"kms:KEY"``…). ``sign``, ``trust``, ``anchor``: see docs/security.md. ``fresh``: True starts from scratch in a run that has
     checkpoints; all of them stay. ``takeover``: what to do if another process still trains this run (``"ask"``, ``"refuse"``, ``"take"``;
-    None: refuse, unless a launcher restarts the job).
+    None: refuse, unless a launcher restarts the job). ``first_step``: 1 if the numbers given to ``step()`` count finished steps, as
+    frameworks do, so that step 500 is the state after 500 steps; 0 (the default) for ``range(N)``, where step 499 is.
 
     If ``torch.distributed`` is initialised, all ranks save one checkpoint together, and every rank must make the same calls. A replicated
     tensor is written once, a sharded tensor (``DTensor``) in pieces. Any number of ranks can restore the checkpoint.
@@ -80,12 +81,13 @@ class Checkpointer(ObjectView):
         anchor: str | os.PathLike[str] | None = None,
         fresh: bool = False,
         takeover: str | None = None,
+        first_step: int = 0,
         **components: object,
     ) -> None:
         given = CheckpointerOptions(save, keep, limits, compact, peers, background, takeover)
         self._options = options.checked(
             path, run, given, on_failure=on_failure, metadata=metadata, signals=signals, fresh=fresh, writer=writer,
-            security=(encrypt, sign, trust, anchor),
+            first_step=first_step, security=(encrypt, sign, trust, anchor),
         )  # fmt: skip
         components = options.check_components(state, components, signature(Checkpointer).parameters)
         self._options = self._options._replace(per_rank=options.check_per_rank(per_rank, components))
@@ -108,7 +110,7 @@ class Checkpointer(ObjectView):
         strict: bool = True,
         map: Mapping[str, str] | Callable[[str], str] | None = None,
     ) -> int:
-        """Restore the state and return the first step that still has to run: 0 for a run without a checkpoint.
+        """Restore the state and return the first step that still has to run: ``first_step`` (0) for a run without a checkpoint.
 
         ``latest`` restores the newest checkpoint that verifies, and warns about each checkpoint that it skipped. A tag, a step, an id,
         ``best`` or ``best:METRIC`` restores that checkpoint or raises. ``only=["model/*"]`` restores the matching part of the state and

@@ -67,6 +67,8 @@ class RunOptions(NamedTuple):
     per_rank: tuple[str, ...]
     """Names of components that differ between ranks."""
     security: StoreSecurity
+    first_step: int = 0
+    """The number of the run's first step: 0 or 1."""
 
 
 def checked(
@@ -79,6 +81,7 @@ def checked(
     signals: bool,
     fresh: bool,
     writer: str,
+    first_step: int,
     security: tuple[Any, Any, Any, Any],
 ) -> RunOptions:
     """Return the options, each checked but ``per_rank``. ``security``: ``encrypt=``, ``sign=``, ``trust=`` and ``anchor=``."""
@@ -106,7 +109,19 @@ def checked(
         writer,
         (),
         StoreSecurity.from_settings(*security),
+        check_first_step(first_step),
     )
+
+
+def check_first_step(first_step: object) -> int:
+    """Return ``first_step=`` if it is 0 or 1; raise ``ConfigError`` otherwise."""
+    if type(first_step) is not int or first_step not in (0, 1):
+        raise ConfigError(
+            f"first_step={shown(first_step)}",
+            where="first_step=",
+            hint="0 if the loop is range(N); 1 if the number is the count of the steps that are done, as frameworks have it",
+        )
+    return first_step
 
 
 def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None, bool]:

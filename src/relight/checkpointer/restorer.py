@@ -49,6 +49,7 @@ class Restorer:
         self._saves.drain()  # the restored checkpoint is the parent of the next save: no earlier save may be committed between them
         session.takeover.before_restore(whole=which == "latest" and only is None)
         peers.meet()
+        first_step = self._saves.options.first_step
         if which == "latest" and session.applies_fresh():
             resumed = Resumed()
         else:
@@ -78,14 +79,13 @@ class Restorer:
                 store=session.store.url,
                 reason=reason,
             )
-            start = 0
+            start = first_step
         else:
             progress.parent = None if (apart := session.fresh.wanted and which != "latest") else resumed.checkpoint.id
             components.update({name: value for name, value in resumed.values.items() if name in components})
-            start = resumed.checkpoint.step + (1 if resumed.micro_step is None else 0)
-            progress.saved = progress.calls.restored(
-                resumed.checkpoint.step, resumed.micro_step, part=apart or only is not None
-            )
+            step = resumed.checkpoint.body.steps_done - 1 + first_step  # as this process counts
+            start = step + (1 if resumed.micro_step is None else 0)
+            progress.saved = progress.calls.restored(step, resumed.micro_step, part=apart or only is not None)
             progress.step, progress.micro_step = progress.saved or (None, None)
             report_restored(resumed, start, session.environment(self._saves.writer is not None))
         scale_learning_rates(components, resumed.cut, only if resumed.checkpoint is not None else None)

@@ -32,6 +32,7 @@ from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.commit.pack_writer import WriteLimits
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError
 from relight.format import encode_tree
+from relight.format.root_keys import FIRST_STEP
 from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.log import FRESH
 from relight.observe import emit
@@ -95,8 +96,10 @@ class SaveLoop:
             values = hooks.best.note(numbers_for(trigger, metrics))
             pace_s = hooks.schedule.interval(step, values, bool(self._in_flight))
             epochs = hooks.watch.epochs.count(trigger, metrics)
+            first = self.options.first_step
+            saved, previous = (None if at is None else at - first for at in (last[0], self.progress.calls.previous))
             return TriggerInput(
-                step, monotonic(), *last, values, hooks.best.values, pace_s, self.progress.calls.previous, epochs
+                step - first, monotonic(), saved, last[1], values, hooks.best.values, pace_s, previous, epochs
             )
 
         return self._ranks.save_reason(
@@ -350,7 +353,8 @@ class SaveLoop:
         tag: str | None,
     ) -> SaveInfo:
         """Return what the checkpoint records, as a child of the checkpoint ``parent``."""
-        user = self.capture.user_fields(self.options.metadata, micro_step)
+        first = FIRST_STEP.field(self.options.first_step) if self.options.first_step else {}
+        user = {**self.capture.user_fields(self.options.metadata, micro_step), **first}
         environment = self.session.environment(self.writer is not None)
         return SaveInfo(
             step, reason, metrics, user, environment, state.kinds, state.notes, [parent] if parent else [], tag

@@ -80,6 +80,7 @@ def entry(history: History, checkpoint: Checkpoint, known: VerificationResult | 
     return {
         "id": body.id,
         "step": body.step,
+        "steps_done": body.steps_done,
         "created": checkpoint.time,
         "reason": body.reason,
         "logical_bytes": body.logical_bytes,

@@ -26,7 +26,7 @@ from relight.cli.output import (
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Root, Tensor, decode_tree
 from relight.format.class_names import name_in, recorded_classes
-from relight.format.root_keys import CLASSES, COMPACT, COPIED_FROM, SUSPECT
+from relight.format.root_keys import CLASSES, COMPACT, COPIED_FROM, MICRO_STEP, SUSPECT
 from relight.format.tree import join_path
 from relight.observe.progress_bar import progress_bar
 from relight.policy.best_by import BEST, selector
@@ -142,6 +142,7 @@ def command(
     click.echo(paint(f"checkpoint {root.id}: step {root.step} of {escape(run_opened.run.name)}", "bold"))
     facts_shown = [
         ("saved", f"{since(root.created)}, {root.created}, by attempt {root.epoch}"),
+        ("after", _after(checkpoint, root)),
         ("because", root.reason),
         ("metrics", metrics_text(root.metrics)),
         ("tags", " ".join(run_opened.history.tags_of(root.id))),
@@ -236,6 +237,14 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
 def _is_own(opened: Opened) -> bool:
     """Return whether this is not a copy: a copy's recorded reason for its codecs is about the original."""
     return COPIED_FROM.name not in opened.root.user
+
+
+def _after(checkpoint: Checkpoint, root: Root) -> str:
+    """Return how many steps of training the checkpoint has."""
+    micro_step = MICRO_STEP.read(root.user)
+    if micro_step is None:
+        return count_text(checkpoint.body.steps_done, "step")
+    return f"{count_text(checkpoint.body.steps_done - 1, 'step')} and {count_text(micro_step + 1, 'micro-batch')} of the next"
 
 
 def _sizes(root: Root) -> str:

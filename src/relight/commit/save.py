@@ -34,7 +34,7 @@ from relight.format.names import (
     stored_file,
 )
 from relight.format.records import CommitBody, Metric
-from relight.format.root_keys import COMPACT, LOSSY, SUSPECT
+from relight.format.root_keys import COMPACT, FIRST_STEP, LOSSY, SUSPECT
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, LogView, fold
@@ -440,6 +440,7 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
         requires=root.requires,
         suspect=SUSPECT.name in root.user,
         lossy=_lossy(root),
+        first_step=FIRST_STEP.read(root.user) or 0,
     )
 
 

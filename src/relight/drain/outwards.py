@@ -282,7 +282,7 @@ def _forgotten(near: History, far: History) -> list[Candidate]:
     still has."""
     known = near.by_id.keys() | near.retired.keys()
     return [
-        Candidate(copy.original_id, copy.seq - _LONG_AGO, copy.step)
+        Candidate(copy.original_id, copy.seq - _LONG_AGO, copy.body.steps_done - 1)
         for copy in far.live
         if copy.original_id not in known
     ]

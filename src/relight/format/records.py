@@ -112,6 +112,13 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``SaveReason.kind``. Empty, and left out, in a record of an earlier version: its kind is derived from the text of ``reason``."""
     reason_by: str = ""
     """``SaveReason.by``. Left out of the record if empty."""
+    first_step: int = 0
+    """The number of the run's first step: 1 if ``step`` counts finished steps, as frameworks count. Left out of the record if 0."""
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of training that the checkpoint has, with the one that it was saved in."""
+        return self.step + 1 - self.first_step
 
     @property
     def save_reason(self) -> SaveReason:

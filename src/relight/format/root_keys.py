@@ -54,6 +54,8 @@ RANKS = RootKey("ranks", int, written_by="ranks.one_writer", read_by="reader.one
 """Number of ranks that saved a checkpoint which one rank wrote."""
 MICRO_STEP = RootKey("micro_step", int, written_by="checkpointer.state_capture", read_by="restore.execute")
 """The micro-step within the step after which the state was saved."""
+FIRST_STEP = RootKey("first_step", int, written_by="checkpointer.save_loop importers", read_by="commit.save")
+"""The number of the run's first step, if that is not 0: step + 1 - first_step steps were done."""
 AVERAGED = RootKey("averaged", list[Fields], written_by="export.average", read_by="")
 """The averaged checkpoints with their weights."""
 COPIED_FROM = RootKey("copied_from", Fields, written_by="transfer.copying", read_by="cli.show drain.scrub")

@@ -38,6 +38,7 @@ def detect_accelerate(files: Files) -> Content | None:
     generators = {name: read_torch(files, name) for name in states}
     first = generators[states[0]]
     if isinstance(first, dict) and type(first.get("step")) is int:
+        content.first_step = 1
         content.step = first["step"] if 0 <= first["step"] < 10**15 else None
     if len(generators) > 1 or not take_rng(content, first, ("random_state", "numpy_random_seed", "torch_manual_seed")):
         content.kept["random_states"] = generators

@@ -15,6 +15,8 @@ from relight.importers.tree_builder import LEVELS_MAX, VALUES_MAX
 MODULE, OPTIMIZER, SCHEDULER, SCALER, RNG, VALUE = "module", "optimizer", "scheduler", "scaler", "rng", "value"
 KEPT = "imported"
 """The component that holds the values which belong to no other component."""
+_COUNTS = ("global_step", "global_steps")
+"""Names of a count of the steps that are done. Under the other names, scripts save the number of the last step, counted from 0."""
 _STEPS = ("global_step", "global_steps", "step", "iteration", "iter", "steps")
 _METRICS = ("loss", "train_loss", "eval_loss", "val_loss", "best_metric")
 MODULES_MAX = 200_000
@@ -38,6 +40,8 @@ class Content:
     kind: str
     format: str
     step: int | None = None
+    first_step: int = 0
+    """1 if the source's number counts the steps that are done."""
     metrics: dict[str, float] = field(default_factory=dict)
     components: dict[str, ImportedComponent] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +125,7 @@ class Content:
 
     def _facts(self, key: Any, value: Any) -> None:
         if type(value) is int and self.step is None and key in _STEPS and 0 <= value < 10**15:
-            self.step = value
+            self.step, self.first_step = value, int(key in _COUNTS)
         if type(key) is str and key in _METRICS:
             self.measured(key, value)
 

@@ -421,6 +421,7 @@ def _optimizer(
 def _take_rest(content: Content, model_state: Mapping[str, Any]) -> None:
     """Take the step, the scheduler and the client's state. The scaler is left out: it is an object of DeepSpeed's own."""
     step = model_state.get("global_steps")
+    content.first_step = 1
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = model_state.get("lr_scheduler")
     if isinstance(scheduler, dict) and scheduler:

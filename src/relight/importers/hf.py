@@ -146,6 +146,7 @@ def _trainer_state(content: Content, files: Files) -> None:
     if not isinstance(state, dict):
         raise UnsafeContent("a trainer's state that is not a JSON object", where=files.where("trainer_state.json"))
     step = state.get("global_step")
+    content.first_step = 1
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     _history(content, state.get("log_history"))
     content.kept["trainer_state"] = state

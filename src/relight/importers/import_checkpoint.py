@@ -24,6 +24,7 @@ from relight.errors import (
     memory_refusals,
 )
 from relight.format import hexdigest
+from relight.format.root_keys import FIRST_STEP
 from relight.importers.found import DetectedCheckpoint, plant
 from relight.log import Log, fold
 from relight.save_reason import SaveReason
@@ -101,6 +102,9 @@ def _bring_in(
 
     started = time.monotonic()
     step_number = step if step is not None else detected.step or 0
+    counts_done = detected.content.first_step == 1 or (
+        step is None and detected.step is None
+    )  # without a step: 0 are done
     planted = plant(detected.content, detected.files, which)
     if not planted.items and not planted.parts:
         raise IncompatibleState(
@@ -129,6 +133,7 @@ def _bring_in(
                 metrics=detected.metrics,
                 user={
                     **(user or {}),
+                    **(FIRST_STEP.field(1) if counts_done else {}),
                     IMPORTED: {**origin, "left_out": [list(entry) for entry in planted.left_out[:100]]},
                 },
                 components=planted.kinds,

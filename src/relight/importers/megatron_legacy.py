@@ -101,6 +101,7 @@ def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
 def take_rest(content: Content, state: Mapping[Any, Any]) -> None:
     """Take everything but the tensors of the model and the optimizer: step, scheduler, generators, other values."""
     step = state.get("iteration")
+    content.first_step = 1
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = state.get("opt_param_scheduler")
     if isinstance(scheduler, dict):

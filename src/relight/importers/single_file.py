@@ -90,6 +90,7 @@ def lightning(checkpoint: dict[Any, Any]) -> Content:
             else:
                 content.kept[component] = state_entry
                 content.left_out.append((component, "not as torch's are: kept as a value"))
+    content.first_step = 1
     content.step = (
         checkpoint["global_step"]
         if type(checkpoint.get("global_step")) is int and 0 <= checkpoint["global_step"] < 10**15

@@ -94,7 +94,9 @@ class LightningCheckpoints(Checkpoint):
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": order_state}
         self._loaders = loaders_in(trainer.train_dataloader)
         options = {"fresh": not self._resume, **self._options}
-        self._ckpt = Checkpointer(self._path, **checkpointer_options(options, {**state, **self._loaders}))
+        self._ckpt = Checkpointer(
+            self._path, **checkpointer_options({"first_step": 1, **options}, {**state, **self._loaders})
+        )
         if self._resume:
             self._ckpt.restore()
         self._reported_step = trainer.global_step
@@ -150,7 +152,7 @@ class LightningCheckpoints(Checkpoint):
 
     def _step(self) -> None:
         if self._ckpt is not None and self._waits:
-            step, self._waits = self._waits - 1, 0
+            step, self._waits = self._waits, 0
             self._ckpt.step(step, **self._metrics)
 
 

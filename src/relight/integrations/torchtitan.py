@@ -60,13 +60,14 @@ class CheckpointManager(BaseCheckpointManager):
         self._ckpt = Checkpointer(
             "/".join(part for part in (base_folder, config.folder, "run") if part),
             state={**parts, **optims, **{name: value for name, value in rest.items() if value is not None}},
+            first_step=1,
             save=None,  # torchtitan calls save() at its own interval
             keep=keep(last=config.keep_latest_k) if config.keep_latest_k else None,
             per_rank=["dataloader"] if dataloader is not None else [],
         )
 
     def _load(self, step: int = -1) -> bool:
-        return self._ckpt.restore("latest" if step == -1 else step) > 0
+        return self._ckpt.restore("latest" if step == -1 else step) > 1
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         first = curr_step == 1 and self._config.enable_first_step_checkpoint

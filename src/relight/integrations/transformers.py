@@ -88,12 +88,12 @@ class TrainerCheckpoints(TrainerCallback):
                 "Checkpoints does not know its Trainer",
                 hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))",
             )
-        options = {"fresh": not self._resume, **self._options}
+        options = {"fresh": not self._resume, "first_step": 1, **self._options}
         self._ckpt = Checkpointer(self._path, **checkpointer_options(options, self._components(self._trainer)))
         self._reported_step = state.global_step
         if not self._resume:
             return
-        begun = self._ckpt.restore(self._chosen or "latest")
+        begun = self._ckpt.restore(self._chosen or "latest") - 1
         if state.global_step != begun:
             raise IncompatibleState(
                 f"training is at step {state.global_step}, the run at {begun}",
@@ -136,7 +136,7 @@ class TrainerCheckpoints(TrainerCallback):
     def _step(self, state: TrainerState) -> None:
         if self._ckpt is not None and state.global_step != self._reported_step:
             metrics, self._metrics, self._reported_step = self._metrics, {}, state.global_step
-            self._ckpt.step(state.global_step - 1, **metrics)
+            self._ckpt.step(state.global_step, **metrics)
 
     def _components(self, trainer: Trainer) -> dict[str, object]:
         inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # inside accelerate's wrapper

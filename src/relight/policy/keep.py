@@ -52,8 +52,10 @@ RULES = ("last", "best", "every", "within_s", "hourly", "daily", "weekly", "mont
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live checkpoint as input of retention. ``seq`` orders it; ``verified`` is True, False (known damaged) or None
-    (not verified)."""
+    """A live checkpoint as input of retention.
+
+    ``seq`` orders it. ``step``: its step, counted from 0. ``verified``: True, False (known damaged) or None (not verified).
+    """
 
     id: str
     seq: int
