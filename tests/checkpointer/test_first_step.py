@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import relight
+from relight.importers import detect, import_checkpoint
+from relight.store import open_bytes
 
 
 def run_steps(path: Path, first: int, last: int, **options: Any) -> int:
@@ -64,3 +66,17 @@ def test_another_first_step_is_refused(value: Any, tmp_path: Path) -> None:
     """The hint names both meanings."""
     with pytest.raises(relight.ConfigError, match=r"0 if the loop is range\(N\)"):
         relight.Checkpointer(tmp_path / "s/run", model=torch.nn.Linear(2, 2), first_step=value)
+
+
+@pytest.mark.parametrize(
+    ("saved", "begun"),
+    [({"step": 5}, 6), ({"global_step": 6}, 6), ({}, 0)],
+    ids=["number of the last step", "count of steps", "weights alone"],
+)
+def test_an_import_is_continued_with_the_next_step(saved: dict[str, int], begun: int, tmp_path: Path) -> None:
+    """Frameworks save how many steps are done, scripts the number of the last one. No step is skipped or done twice."""
+    model = torch.nn.Linear(2, 2)
+    torch.save({"model": model.state_dict(), **saved}, tmp_path / "old.pt")
+    import_checkpoint(detect(str(tmp_path / "old.pt")), open_bytes(str(tmp_path / "s")), "run")
+    with relight.Checkpointer(tmp_path / "s/run", model=model, background=False, save=None) as ckpt:
+        assert ckpt.restore() == begun

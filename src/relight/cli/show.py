@@ -28,6 +28,7 @@ from relight.format import Leaf, Root, Tensor, decode_tree
 from relight.format.class_names import name_in, recorded_classes
 from relight.format.root_keys import CLASSES, COMPACT, COPIED_FROM, MICRO_STEP, SUSPECT
 from relight.format.tree import join_path
+from relight.log import Checkpoint
 from relight.observe.progress_bar import progress_bar
 from relight.policy.best_by import BEST, selector
 from relight.reader.opened import Opened
