@@ -14,7 +14,7 @@ from relight.store import open_bytes
 
 
 def run_steps(path: Path, first: int, last: int, **options: Any) -> int:
-    """Train until step ``last`` of a loop whose first step is ``first``. Return the step at which it began."""
+    """Train until step ``last`` in a loop that counts from ``first``. Return the step at which it began."""
     model = torch.nn.Linear(2, 2)
     with relight.Checkpointer(path, model=model, background=False, first_step=first, **options) as ckpt:
         start = ckpt.restore()

@@ -86,13 +86,6 @@ def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> No
     straight = train("straight", 6, seed=1)
     train("run", 3)
     assert train("run", 4, seed=1, resume=False) == {step: straight[step] for step in range(1, 5)}
-    assert [checkpoint.body.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [
-        0,
-        1,
-        2,
-        0,
-        1,
-        2,
-        3,
-    ]
+    checkpoints = relight.open(tmp_path / "run").checkpoints()
+    assert [checkpoint.step for checkpoint in checkpoints] == [1, 2, 3, 1, 2, 3, 4]
     assert train("run", 6, seed=1) == {step: straight[step] for step in (5, 6)}

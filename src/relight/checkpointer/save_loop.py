@@ -97,7 +97,10 @@ class SaveLoop:
             pace_s = hooks.schedule.interval(step, values, bool(self._in_flight))
             epochs = hooks.watch.epochs.count(trigger, metrics)
             first = self.options.first_step
-            saved, previous = (None if at is None else at - first for at in (last[0], self.progress.calls.previous))
+            saved, previous = (
+                None if step_number is None else step_number - first
+                for step_number in (last[0], self.progress.calls.previous)
+            )
             return TriggerInput(
                 step - first, monotonic(), saved, last[1], values, hooks.best.values, pace_s, previous, epochs
             )
