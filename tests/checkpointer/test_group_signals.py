@@ -212,7 +212,7 @@ def test_a_child_terminated_in_its_first_moments_ends(tmp_path: Path) -> None:
             one = multiprocessing.Process(target=time.sleep, args=(600,))
             one.start()
             one.terminate()
-            one.join(10)
+            one.join(40)
             codes.append(one.exitcode)
             if one.exitcode is None:
                 one.kill()

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import warnings
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ def save(
     for step in steps:
         model, optim = get_state_dict(net, optimizer)
         state = {"model": model, "optim": optim, **extra(step)}
-        # torch 2.6 has no cache of plans
-        planner = DefaultSavePlanner(enable_plan_caching=True) if caching else DefaultSavePlanner()
+        caches = (
+            caching and "enable_plan_caching" in signature(DefaultSavePlanner).parameters
+        )  # torch 2.6 has no cache of plans
+        planner = DefaultSavePlanner(enable_plan_caching=True) if caches else DefaultSavePlanner()
         if writer is not None:
             writer.step = step
         where = {"checkpoint_id": place} if native else {"storage_writer": writer}

@@ -41,6 +41,7 @@ NEEDED = (
     "moto",
     "flask",
     "flask-cors",
+    "pydantic",
 )
 START = """# Table: versions
 
