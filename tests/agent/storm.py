@@ -37,6 +37,7 @@ import relight
 from proofs.report import Report, engine_parser, run_engine
 from relight.agent import Agent, reach
 from relight.arena import Slot
+from relight.checkpointer import background
 from relight.checkpointer.background import Background
 from relight.snapshot import Snapshot
 
@@ -227,6 +228,10 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     url, run = str(Path(base) / f"s{seed}"), "run"
     promises, width = Promises(), FOLLOWED_WIDTH if phase else rng.choice((64, 300, FOLLOWED_WIDTH))
     ambush = (phase, victim, rng.randint(1, 4)) if phase else None
+    one_slot = random.Random(f"slots {seed}").random() < 0.5
+    background.ONE_SLOT_FROM = (
+        0 if one_slot else 1 << 62
+    )  # the trainers are forked; a save that is due too soon adds the second
     pid = fork(f"{url}/{run}", promises, width, WAIT_S if victim != "agent" else 6.0, ambush)
     wrong: list[str] = []
     if not phase:
@@ -260,7 +265,7 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     if agent is not None:
         wrong.append("an agent is left")
     shutil.rmtree(url, ignore_errors=True)
-    return f"{victim}, {phase or 'at random'}", wrong
+    return f"{victim}, {phase or 'at random'}, {'one slot first' if one_slot else 'two slots'}", wrong
 
 
 def kill_at_random(rng: random.Random, pid: int, victim: str, promises: Promises) -> None:

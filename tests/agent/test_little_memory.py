@@ -23,7 +23,7 @@ if len(sys.argv) > 2:
 import torch, relight
 from relight.observe import counters
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-model = torch.nn.Linear(2048, 4096, bias=False)
+model = torch.nn.Linear(2048, 6144, bias=False)  # one slot of it is too much, and a second is not requested
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model.weight.grad = torch.ones_like(model.weight)
 optimizer.step()

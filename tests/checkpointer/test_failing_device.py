@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import background
+from relight.checkpointer import state_shape
 from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 
 ADVICE = (
@@ -51,7 +51,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: str, errors: list[Exception | N
             super().__init__(*args)
             self.devices = [device]  # type: ignore[list-item]
 
-    monkeypatch.setattr(background, "SlotCopyPlan", Plan)
+    monkeypatch.setattr(state_shape, "SlotCopyPlan", Plan)
 
 
 def test_an_error_that_a_copy_reports_late_ends_that_save_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

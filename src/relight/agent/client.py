@@ -109,12 +109,12 @@ class Agent:
         """Open the run to which the following saves belong."""
         self._send(place)
 
-    def slots(self, size: int, count: int, memory: int | None, timeout: float) -> list[Slot]:
-        """Return up to ``count`` mapped slots of at least ``size`` bytes. Earlier slots become invalid.
+    def slots(self, size: int, count: int, memory: int | None, timeout: float, *, more: bool = False) -> list[Slot]:
+        """Return up to ``count`` mapped slots of at least ``size`` bytes. Earlier slots become invalid, unless ``more``.
 
         If there is no memory for a slot, return an empty list and emit ``agent.memory``.
         """
-        self._send(AllocateSlots(size, count, memory))
+        self._send(AllocateSlots(size, count, memory, more))
         answer, fds = self._answer(SlotsAllocated, timeout)
         if answer.why:
             emit("agent.memory", f"snapshots in memory: {answer.why}", slots=len(fds), wanted=count, bytes=size)

@@ -42,11 +42,12 @@ class OpenRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AllocateSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Request for ``count`` slots of ``size`` bytes, at most ``memory`` bytes in total."""
+    """Request for ``count`` slots of ``size`` bytes, at most ``memory`` bytes in total. ``more``: besides those that this trainer has."""
 
     size: int
     count: int
     memory: int | None = None
+    more: bool = False
 
 
 class SlotsAllocated(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -278,6 +278,9 @@ class AgentServer:
             session.polite = True
 
     def _give_slots(self, session: TrainerSession, want: AllocateSlots) -> None:
+        if want.more:
+            self._add_slots(session, want)
+            return
         with self._lock:
             session.slots, session.written = [], {}
             self._kept = [kept for kept in self._kept if kept.session is not session]
@@ -303,6 +306,21 @@ class AgentServer:
             session.slots.append(slot)
         sizes = [slot.memory.size for slot in session.slots]
         session.wire.send(SlotsAllocated(sizes, why), [slot.memory.fd for slot in session.slots])
+
+    def _add_slots(self, session: TrainerSession, want: AllocateSlots) -> None:
+        """Add slots while saves in the others are being written, which wait for nothing here."""
+        added, why = list[Slot](), ""
+        try:
+            for _ in range(want.count):
+                slot = Slot(SharedMapping(allocate(want.size), want.size, writable=True))
+                slot.memory.populate()
+                slot.clear()
+                added.append(slot)
+        except (NoSpace, OSError) as error:
+            why = error.what if isinstance(error, NoSpace) else str(error)
+        with self._lock:
+            session.slots += added
+        session.wire.send(SlotsAllocated([slot.memory.size for slot in added], why), [slot.memory.fd for slot in added])
 
     def _commit_kept(self, session: TrainerSession) -> None:
         """Send the checkpoints in memory, after the sealed saves of the previous trainer are written: they are the

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import torch
@@ -23,23 +20,22 @@ from relight.agent import TensorSpec as AgentItem
 from relight.agent.launch import START_S
 from relight.agent.messages import SaveResult, to_bits
 from relight.agent.slot_writer import plan_layout
-from relight.arena import SEALED, Slot, SlotLayout, lay_out
+from relight.arena import SEALED, Slot, lay_out
 from relight.capture import Captured
-from relight.capture.capture import TemplateItems
 from relight.capture.tensors import TensorSource
 from relight.checkpointer.frozen_params import FrozenParams
-from relight.checkpointer.page_locks import RUNTIMES, Staging, pin_memory, pinned
-from relight.checkpointer.slot_copy_plan import SlotCopyPlan, in_order
+from relight.checkpointer.page_locks import RUNTIMES, pin_memory
+from relight.checkpointer.slot_copy_plan import in_order
 from relight.checkpointer.slot_fill import FillState, SlotFill
+from relight.checkpointer.state_shape import StateShape, layout_key
 from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
-from relight.commit import Attempt, CommitTarget, SavePlan
+from relight.commit import Attempt, CommitTarget
 from relight.commit.multi_rank import abort_part
 from relight.commit.parallel_packs import lanes_of_rank
 from relight.commit.save import Participant, new_id
 from relight.errors import RelightError, known
 from relight.format import encode_tree
-from relight.format.collector import collector_paused
 from relight.heartbeat import heartbeat
 from relight.layout import Item
 from relight.log import Log, fold
@@ -49,98 +45,28 @@ from relight.policy.overlap import Overlap
 from relight.snapshot import (
     Copier,
     DeviceSnapshot,
-    FrozenTensors,
     GuardedTensors,
     Snapshot,
     StepHook,
-    TensorMarks,
     can_overlap,
 )
 from relight.store.wrapper import guard_of
 
 FOLLOWED_FROM = 16
 """Number of slices (mostly 1 MiB) from which the agent starts to write while the rest is still being copied."""
-_WAYS_MAX = 4
 _UNHURRIED_S = 16.0
 """Seconds left for a wait from which a stopped agent gets its full time to continue by itself; with less it gets that fraction."""
+ONE_SLOT_FROM = 64 << 20
+"""Bytes of a slot from which a single rank begins with one. A smaller state has two at once, so that two saves in a row need no wait."""
 REQUEST_ROOM = 1 << 20
 """Bytes for a request beyond twice the first tree: room for larger later trees, metrics and settings."""
 
 
-@dataclass(slots=True)
-class _Shape:
-    """One layout of the state, the slots that were made for it, and copy plans for the state's fixed part."""
-
-    key: tuple[Any, ...]
-    plan: SavePlan
-    layout: SlotLayout
-    slots: list[Slot]
-    busy: dict[int, int]
-    fixed: TemplateItems | None = None
-    rest: tuple[Any, ...] = ()
-    copies: dict[tuple[bool, frozenset[int]], SlotCopyPlan] = field(default_factory=dict)
-    """Copy plans of the fixed part, by whether some of it is copied while training continues, and by the items that are left out."""
-    filled: dict[int, tuple[int, FrozenTensors, TensorMarks]] = field(default_factory=dict)
-    """By slot: the save that it has, and the marks of the frozen tensors at that save."""
-    staging: Staging = field(default_factory=Staging)
-    pinned: frozenset[str] = frozenset()
-    """Kinds of accelerators that copy to the slots by DMA, because the slots are pinned."""
-
-    def is_of(self, state: Captured) -> bool:
-        """Return whether the state has this layout. Cheap if its fixed part is the same object."""
-        if state.fixed is not None and state.fixed is self.fixed:
-            return _key(state.items[len(state.fixed.items) :]) == self.rest
-        return _key(state.items) == self.key
-
-    def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[SlotCopyPlan]:
-        """Return the plans that copy the state to a slot. The fixed part's plan is computed once. ``same``: items that the slot has."""
-        places, packs, locked_for = self.plan.tensors, self.layout.packs, self.pinned
-        self.staging.reuse()
-        if state.fixed is None:
-            return [SlotCopyPlan(state.items, places, packs, overlap, locked_for, self.staging.temporary)]
-        count, fixed = len(state.fixed.items), self.plan_fixed(state, overlap, same)
-        variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, locked_for, self.staging.temporary)
-        return [fixed, variable]
-
-    def plan_fixed(self, state: Captured, overlap: bool, same: frozenset[int] = frozenset()) -> SlotCopyPlan:
-        """Return the plan of the state's fixed part, which is computed once. The state must have one."""
-        assert state.fixed is not None
-        count, places = len(state.fixed.items), self.plan.tensors
-        if self.fixed is not state.fixed:
-            self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
-        if (overlap, same) not in self.copies:
-            if len(self.copies) >= _WAYS_MAX:
-                self.copies.clear()
-            copied = [number for number in range(count) if number not in same]
-            items, kept_places = [state.items[number] for number in copied], [places[number] for number in copied]
-            with collector_paused():
-                self.copies[overlap, same] = SlotCopyPlan(
-                    items, kept_places, self.layout.packs, overlap, self.pinned, pinned
-                )
-        return self.copies[overlap, same]
-
-    def address(self, index: int) -> int:
-        """Return the address of a slot's first byte."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
-
-    def same_there(
-        self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]
-    ) -> frozenset[int]:
-        """Return the frozen items that the slot still has from its last save. ``wrong`` is called with the name of an item that has
-        equal marks and other bytes."""
-        number, before, old_marks = self.filled.get(index, (0, None, None))
-        if before is not frozen or old_marks is None or self.slots[index].state() != (SEALED, number):
-            return frozenset()
-        same, base, places = frozen.same(old_marks, now), self.address(index), self.plan.tensors
-        mismatch = frozen.wrong(same, lambda i: base + self.layout.packs[places[i].pack] + places[i].offset)
-        if mismatch is None:
-            return same
-        wrong(places[mismatch].name)
-        return frozenset()
-
-
 class Background:
     """Background saves through the agent, for one attempt. ``on_done`` is called in another thread, once for each started save."""
+
+    begins_with_one = True
+    """Whether a large state begins with one slot, if nothing else needs two."""
 
     def __init__(
         self,
@@ -157,10 +83,10 @@ class Background:
         self._trusted = trusted or FrozenParams(None)
         self._attempt, self._components, self._limits = attempt, components, limits
         self._keep = msgspec.msgpack.encode(keep)
-        self._rank, self._lanes = rank, lanes_of_rank(attempt.place.store, world)
+        self._rank, self._world, self._lanes = rank, world, lanes_of_rank(attempt.place.store, world)
         self._on_done, self._on_sealed = on_done, on_sealed
         self._agent: Agent | None = None
-        self._shape: _Shape | None = None
+        self._shape: StateShape | None = None
         self._fill: SlotFill | None = None
         self._snapshot: Snapshot | None = None
         self._queued: list[DeviceSnapshot] = []
@@ -179,6 +105,7 @@ class Background:
         """The last reported reason why there is no agent."""
         self._joining_since = self._join_again = 0.0
         self._warming: threading.Thread | None = None
+        self._growing: threading.Thread | None = None
         _all.add(self)
         self._untouched = True
         """False after training has written to a tensor while it was copied: later saves copy before ``step()`` returns."""
@@ -255,13 +182,48 @@ class Background:
             shape = self._shape
             if shape is None or not self._alive():
                 return True
-            if hurry and len(shape.busy) == len(shape.slots):
-                self.hurry()
+            if len(shape.busy) == len(shape.slots):
+                self._grow(shape)
+                if hurry:
+                    self.hurry()
             if yields is not None and len(shape.busy) == len(shape.slots):
                 self._take_slot(shape, yields)
             return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), self.bound(wait_s))
 
-    def _take_slot(self, shape: _Shape, yields: Callable[[int], bool]) -> None:
+    def _grow(self, shape: StateShape) -> None:
+        """Allocate a second slot in a thread: the interval between saves is shorter than the time to write one."""
+        if not shape.may_grow:
+            return
+        shape.may_grow = False
+        agent, size = self._agent, shape.slots[0].memory.size
+
+        def grow() -> None:
+            assert agent is not None
+            with contextlib.suppress(
+                RelightError, OSError
+            ):  # one slot is enough to continue; the agent reports what it lacks
+                slots = agent.slots(size, 1, None, self._limits.deadline_s, more=True)
+                for slot in slots:
+                    slot.memory.populate()
+                with self._changed:
+                    if self._shape is shape and (not shape.pinned or _pin(slots, shape.device)):
+                        shape.slots += slots
+                        self._changed.notify_all()
+                        return
+                for slot in slots:
+                    slot.memory.close()
+
+        growing = threading.Thread(target=grow, name="relight-grow", daemon=True)
+        if new_threads.start(growing):
+            self._growing = growing
+
+    def _has_grown(self) -> None:
+        """Wait until a second slot that was requested is there."""
+        if self._growing is not None:
+            self._growing.join(self._deadline_s)
+            self._growing = None
+
+    def _take_slot(self, shape: StateShape, yields: Callable[[int], bool]) -> None:
         """Clear the slot of a sealed save that waits for the one before it, if it ``yields``.
 
         The agent finds another number in the slot, or none, and drops that save: it compares the number again after the packs are written,
@@ -410,6 +372,7 @@ class Background:
         """Finish copying, and disconnect from the agent, which still writes sealed saves. ``polite``: no snapshot need stay in memory."""
         self.barrier()
         self._warm(self._deadline_s)
+        self._has_grown()
         self._hook.close()
         self._copier.close(self.bound(5.0))
         if self._finishing is not None:
@@ -427,7 +390,7 @@ class Background:
     def become_inert(self) -> None:
         """Disable this object in a forked child: agent, threads and memory belong to the parent."""
         self._hook.close()
-        self._snapshot, self._queued, self._agent, self._warming = None, [], None, None
+        self._snapshot, self._queued, self._agent, self._warming, self._growing = None, [], None, None, None
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
 
     # -- inside
@@ -439,7 +402,7 @@ class Background:
     def _alive(self) -> bool:
         return self._agent is not None and self._agent.alive
 
-    def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
+    def _prepare(self, state: Captured, tree_bytes: int) -> StateShape | None:
         """Return the layout of such a state, with a free slot; None if there is no agent or slot. A new layout is sent to the agent."""
         if not self._alive() and (time.monotonic() < self._join_again or not self._join()):
             return None
@@ -451,7 +414,8 @@ class Background:
             self.hurry()
             if not self._changed_wait(lambda: not shape.busy):
                 return None
-        key = _key(state.items)
+        self._has_grown()
+        key = layout_key(state.items)
         layout = TensorLayout([AgentItem(*fields) for fields in key], self._rank, self._lanes)
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
@@ -461,7 +425,8 @@ class Background:
             if shape is not None:
                 _give_back(shape)
             self._shape = None
-            slots = agent.slots(laid_out.size, 2, self._limits.memory, self._deadline_s)
+            count = self._first_slots(laid_out.size)
+            slots = agent.slots(laid_out.size, count, self._limits.memory, self._deadline_s)
             if not slots:
                 self._refused = f"{laid_out.size}"  # the agent has reported the refusal: request each size once
                 return None
@@ -471,8 +436,17 @@ class Background:
             return None
         for slot in slots:
             slot.memory.populate()
-        self._shape = _Shape(key, plan, laid_out, slots, {}, pinned=_pin(slots, state.items))
+        device = _device_of(state.items)
+        pinned = _pin(slots, device)
+        self._shape = StateShape(key, plan, laid_out, slots, {}, pinned=pinned, device=device, may_grow=count == 1)
         return self._shape
+
+    def _first_slots(self, size: int) -> int:
+        """Return the number of slots to begin with. Two: where the previous save is compared with the next; where several ranks
+        must agree on free slots; where the caller's limit allows no second one later."""
+        memory = self._limits.memory
+        alone = self._world == 1 and self._attempt.compact is None and (memory is None or memory >= 2 * size)
+        return 1 if self.begins_with_one and alone and size >= ONE_SLOT_FROM else 2
 
     def _join(self) -> bool:
         """Find or start the agent. If that fails, report it and return False: the trainer then makes the saves."""
@@ -606,23 +580,20 @@ def _let_go(owner: int, agent: Agent, copier: Copier) -> None:
     agent.close()
 
 
-def _key(items: Sequence[Item]) -> tuple[Any, ...]:
-    """Return a key that is equal for items with equal layout."""
-    return tuple(
-        (item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable, item.box) for item in items
-    )
-
-
-def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
-    """Pin the slots, so that the accelerators that have some of ``items`` copy to them by DMA. Return the kinds of accelerators that do."""
+def _device_of(items: Sequence[Item]) -> torch.device | None:
+    """Return the accelerator that has some of ``items``; None if all are in this computer's memory."""
     tensors = (item.source.device_tensor for item in items if isinstance(item.source, TensorSource))
-    device = next((tensor.device for tensor in tensors if tensor is not None and tensor.device.type in RUNTIMES), None)
+    return next((tensor.device for tensor in tensors if tensor is not None and tensor.device.type in RUNTIMES), None)
+
+
+def _pin(slots: Sequence[Slot], device: torch.device | None) -> frozenset[str]:
+    """Pin the slots, so that ``device`` copies to them by DMA. Return the kinds of accelerators that do."""
     if device is None or not pin_memory([slot.memory for slot in slots], device):
         return frozenset()
     return frozenset({device.type})
 
 
-def _give_back(shape: _Shape) -> None:
+def _give_back(shape: StateShape) -> None:
     """Unmap the slots; the agent keeps its own mapping as long as it needs them."""
     for slot in shape.slots:
         slot.memory.close()

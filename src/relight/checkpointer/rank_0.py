@@ -199,6 +199,8 @@ class AttemptElsewhere(Attempt):
 class BackgroundForAll(Background):
     """Rank 0's background saves. Each outcome is published for the other ranks."""
 
+    begins_with_one = False  # ranks agree on free slots
+
     def __init__(
         self,
         ranks: OneWriter,
