@@ -1,8 +1,8 @@
 """Relight keeps a training run alive: it saves all of its state safely, and puts it back to work to the bit.
 
 >>> import relight
->>> relight.every(steps=500) | relight.every(minutes=10)  # doctest: +ELLIPSIS
-_Any(...)
+>>> relight.every(steps=500) | relight.every(minutes=10)
+every(steps=500) | every(seconds=600.0)
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
         IncompatibleState,
         InternalError,
         LeaseHeld,
+        NewerFormat,
         NoMemory,
         NoSpace,
         RelightError,
         ReplicasDiffer,
+        RunRemoved,
+        RunReplaced,
         SaveFailed,
         StoreUnavailable,
         UnsafeContent,
@@ -36,8 +39,10 @@ if TYPE_CHECKING:
     )
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
+    from relight.log import Checkpoint
     from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
     from relight.restore.lazy_checkpoint import LazyCheckpoint
+    from relight.units import Duration, Rate, Size
 
 __version__ = VERSION
 
@@ -54,10 +59,13 @@ _HOMES = {
         "IncompatibleState",
         "InternalError",
         "LeaseHeld",
+        "NewerFormat",
         "NoMemory",
         "NoSpace",
         "RelightError",
         "ReplicasDiffer",
+        "RunRemoved",
+        "RunReplaced",
         "SaveFailed",
         "StoreUnavailable",
         "UnsafeContent",
@@ -77,6 +85,8 @@ _HOMES = {
         "tier",
     ),
     "relight.heartbeat": ("phase",),
+    "relight.log": ("Checkpoint",),
+    "relight.units": ("Duration", "Rate", "Size"),
     "relight.heartbeat.standby": ("standby",),
     "relight.restore.lazy_checkpoint": ("LazyCheckpoint",),
 }
@@ -85,25 +95,32 @@ _ROOMS = ("capture", "importers", "observe", "policy")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Checkpoint",
     "CheckpointNotFound",
     "Checkpointer",
     "Compact",
     "ConfigError",
     "CorruptCheckpoint",
     "Diverged",
+    "Duration",
     "Fenced",
     "IncompatibleState",
     "InternalError",
     "LazyCheckpoint",
     "LeaseHeld",
     "Limits",
+    "NewerFormat",
     "NoMemory",
     "NoSpace",
     "Peers",
+    "Rate",
     "RelightError",
     "ReplicasDiffer",
+    "RunRemoved",
+    "RunReplaced",
     "Save",
     "SaveFailed",
+    "Size",
     "Store",
     "StoreUnavailable",
     "Tiers",

@@ -14,7 +14,15 @@ from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.catalog.locate import locate
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.commit.pack_writer import WriteLimits
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    UnsafeContent,
+    memory_refusals,
+    short_traceback,
+    shown,
+)
 from relight.format import encode_tree
 from relight.format.collector import collector_paused
 from relight.format.root_keys import CLASSES
@@ -46,6 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@short_traceback
 def save(
     url: str | os.PathLike[str],
     state: Mapping[str, object],
@@ -100,6 +109,7 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: bool = False,
     device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
     lazy: Literal[False] = False,
 ) -> dict[str, Any]: ...
 
@@ -113,10 +123,12 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: Literal[False] = False,
     device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
     lazy: Literal[True],
 ) -> LazyCheckpoint: ...
 
 
+@short_traceback
 def load(
     url: str | os.PathLike[str],
     which: str | int = "latest",
@@ -125,6 +137,7 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: bool = False,
     device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
     lazy: bool = False,
 ) -> dict[str, Any] | LazyCheckpoint:
     """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays. Bytes are verified while
@@ -146,31 +159,45 @@ def load(
     must be a local directory without encryption.
     """
     from relight.restore.lazy_checkpoint import LazyCheckpoint
-    from relight.restore.opened_state import checked_device
+    from relight.restore.opened_state import checked_device, checked_dtype
 
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     check_bool(lazy, "load(lazy=…)")
-    on_device = checked_device(device)
-    if mmap and (lazy or on_device.type != "cpu"):
-        hint = "leave mmap= out: lazy=True reads and verifies single tensors, device= copies all of them"
-        raise ConfigError("load(mmap=True) maps whole tensors on the CPU", where="load(…)", hint=hint)
+    on_device, in_dtype = checked_device(device), checked_dtype(dtype)
+    if mmap and (lazy or on_device.type != "cpu" or in_dtype is not None):
+        hint = "leave mmap= out: lazy=True reads and verifies single tensors, device= and dtype= copy all of them"
+        raise ConfigError(
+            "load(mmap=True) maps whole tensors on the CPU in their stored dtype", where="load(…)", hint=hint
+        )
     take_environment()  # it may set the place of the audit log
     url, which = _split_which(url, which, encrypt)
     options = {"mmap": mmap, "lazy": lazy, "device": str(on_device) if device is not None else ""}
+    options["dtype"] = str(in_dtype) if in_dtype is not None else ""
     facts = ActionFacts(given={"url": url, "which": which, "only": only, **{k: v for k, v in options.items() if v}})
 
     def read(state: OpenedState) -> dict[str, Any] | LazyCheckpoint:
         if lazy:
-            return LazyCheckpoint(state, on_device, only)
+            return LazyCheckpoint(state, on_device, only, in_dtype)
         with collector_paused():
-            plan = state.plan(only=only, mmap=mmap, device=on_device)
+            plan = state.plan(only=only, mmap=mmap, device=on_device, dtype=in_dtype)
         state.read(plan.sinks)
-        result: dict[str, Any] = plan.result()
-        return result
+        return state.optimizers_of(plan.result())
 
     with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
         return _first_good(url, which, encrypt, read)
+
+
+def _refuse_selector(url: str) -> None:
+    """Raise ``ConfigError`` if ``url`` names a checkpoint: ``relight.open`` opens a store or a run."""
+    try:
+        which = locate(url).which
+    except (CheckpointNotFound, ConfigError):
+        return
+    if which is not None and url.endswith(f"@{which}"):
+        run = url.removesuffix(f"@{which}")
+        hint = f'relight.load("{url}") returns its state; relight.open("{run}").verify("{which}") checks it'
+        raise ConfigError(f"relight.open failed: {which!r} is a checkpoint of a run", where=url, hint=hint) from None
 
 
 def _split_which(
@@ -242,6 +269,7 @@ class Store(ObjectView):
     _bytes: ByteStore
     _run: str | None
 
+    @short_traceback
     def __init__(self, url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> None:
         self._read: CheckpointList | None = None
         """What ``checkpoints`` returned last."""
@@ -255,25 +283,34 @@ class Store(ObjectView):
                 return
             store_url, run = split_run(url)
             self._bytes, self._run = _opened(store_url, encrypt), run
-            open_run(self._bytes, run)
+            try:
+                open_run(self._bytes, run)
+            except CheckpointNotFound:
+                _refuse_selector(os.fspath(url))
+                raise
 
     @property
     def runs(self) -> list[str]:
         """The names of the runs, or of the opened run."""
         return [run_name(name) for name in ([self._run] if self._run else list_runs(self._bytes))]
 
+    @short_traceback
     def run(self, name: str | None = None) -> Run:
         """Return one run, for reading."""
         return open_run(self._bytes, self._name(name))
 
+    @short_traceback
     def checkpoints(self, run: str | None = None) -> CheckpointList:
         """Return the committed checkpoints, oldest first. A notebook shows the list as a table."""
-        self._read = CheckpointList(self.run(run).history().live)
+        history = self.run(run).history()
+        self._read = CheckpointList(history.tagged(checkpoint) for checkpoint in history.live)
         return self._read
 
+    @short_traceback
     def latest(self, run: str | None = None) -> Checkpoint:
         """Return the newest committed checkpoint, without verifying it."""
-        return choose(self.run(run).history(), "latest").checkpoint
+        history = self.run(run).history()
+        return history.tagged(choose(history, "latest").checkpoint)
 
     def verify(
         self, which: str | int | None = None, run: str | None = None
@@ -285,13 +322,15 @@ class Store(ObjectView):
         for checkpoint in history.live if which is None else [report(choose(history, which_of(which)))]:
             with progress_bar(f"verifying step {checkpoint.step}", checkpoint.body.stored_bytes) as meter:
                 findings = _verify(self._bytes, view, checkpoint, progress=meter)
-            yield checkpoint, findings
+            yield history.tagged(checkpoint), findings
 
+    @short_traceback
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
         """Point a tag at a checkpoint; ``which=None`` removes the tag."""
         opened = self.run(run)
         opened.tag(name, None if which is None else report(choose(opened.history(), which_of(which))).id)
 
+    @short_traceback
     def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
         """Create the run ``name``, which continues from a checkpoint without copying its bytes. Idempotent."""
         from relight.versions.branching import branch
@@ -300,8 +339,14 @@ class Store(ObjectView):
         opened = self.run(run)
         branch(opened, report(choose(opened.history(), which_of(which))), name, by=who(), why=why)
 
+    @short_traceback
     def promote(
-        self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = ""
+        self,
+        which: str | int = "latest",
+        stage: Literal["candidate", "staging", "production"] | None = None,
+        run: str | None = None,
+        *,
+        why: str = "",
     ) -> str:
         """Point a stage at this checkpoint, by default the stage after its present one. Return the stage."""
         from relight.versions.stages import promote
@@ -309,10 +354,12 @@ class Store(ObjectView):
         opened = self.run(run)
         return promote(opened, report(choose(opened.history(), which_of(which))), stage, why=why)
 
+    @short_traceback
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
         """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing."""
         return plan_prune(self._bytes, self._name(run), rules)
 
+    @short_traceback
     def prune(self, rules: Keep, run: str | None = None) -> PruneReport:
         """Retire the checkpoints that no rule keeps, and delete their bytes."""
         return execute(self.plan_prune(rules, run), self._bytes)
@@ -328,6 +375,7 @@ class Store(ObjectView):
         return name
 
 
+@short_traceback
 def open(url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> Store:
     """Open the store, or the run, at ``url`` for reading and maintenance. ``encrypt``: place of the key of an encrypted
     store."""

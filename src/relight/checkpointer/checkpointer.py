@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from relight.checkpointer import options
 from relight.checkpointer.closed import Closed, RunEnd
@@ -22,7 +22,7 @@ from relight.checkpointer.save_loop import SaveLoop
 from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.state_capture import StateCapture
-from relight.errors import ConfigError
+from relight.errors import ConfigError, RelightError, short_traceback, shortened
 from relight.observe.object_view import Facts, ObjectView
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger
 from relight.save_reason import END, SaveReason
@@ -57,6 +57,7 @@ class Checkpointer(ObjectView):
     Not thread-safe: only the thread of the training loop may use it.
     """
 
+    @short_traceback
     def __init__(
         self,
         path: str | os.PathLike[str] | Tiers,
@@ -64,14 +65,14 @@ class Checkpointer(ObjectView):
         run: str | None = None,
         save: Trigger | NotGiven | None = NOT_GIVEN,
         keep: Keep | NotGiven | None = NOT_GIVEN,
-        on_failure: str | FailurePolicy = "warn",
+        on_failure: Literal["warn", "retry", "raise"] | FailurePolicy = "warn",
         signals: bool = True,
         metadata: Mapping[str, Any] | None = None,
         state: Mapping[str, object] | None = None,
         background: bool | None = None,
         limits: Limits | None = None,
         per_rank: Sequence[str] = (),
-        writer: str = "every rank",
+        writer: Literal["every rank", "rank 0"] = "every rank",
         peers: Peers | None = None,
         compact: Compact | bool | None = None,
         encrypt: str | Sequence[str] | None = None,
@@ -79,7 +80,7 @@ class Checkpointer(ObjectView):
         trust: str | Sequence[str] | None = None,
         anchor: str | os.PathLike[str] | None = None,
         fresh: bool = False,
-        takeover: str | None = None,
+        takeover: Literal["ask", "refuse", "take"] | None = None,
         **components: object,
     ) -> None:
         given = CheckpointerOptions(save, keep, limits, compact, peers, background, takeover)
@@ -100,6 +101,7 @@ class Checkpointer(ObjectView):
 
     # -- in the loop ---------------------------------------------------------------------------------------------------------
 
+    @short_traceback
     def restore(
         self,
         which: str | int = "latest",
@@ -120,7 +122,15 @@ class Checkpointer(ObjectView):
         self._ensure_started()
         return self._restorer.restore(which, only, strict, map, self._signals)
 
-    def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
+    def step(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        samples: Any = None,
+        micro_step: int | None = None,
+        **named_metrics: Any,
+    ) -> Save | None:
         """Report the end of ``step``; save if a trigger or a signal requests it. Return the save, or None.
 
         ``step`` is an int or an object that ``operator.index`` accepts. A tensor on an accelerator synchronises the device at every call.
@@ -128,50 +138,55 @@ class Checkpointer(ObjectView):
         them. ``micro_step=k`` reports the end of micro-batch ``k`` of an unfinished step; a save then includes the gradients. After SIGTERM
         or SIGINT, this call saves and then ends the process.
         """
-        step, micro_step = options.check_step(step, micro_step, metrics)
-        saves, signals, grace, ranks = self._saves, self._signals, self._hooks.grace, self._session.ranks
-        self._ensure_started(micro_step, step, reports=True)
-        self._session.check(self._capture, signals)
-        saves.begin_attempt()
-        self._session.takeover.notice()
-        for hook in self._hooks.in_order:
-            hook.on_step(step, metrics, samples)
-        self._progress.report(step, micro_step, metrics)
-        if saves.writer is not None:
-            saves.writer.interval(perf_counter() - self._progress.returned_s)
-        saves.poll()
-        reason = saves.reason(step, metrics, micro_step, signals)
-        ends = reason is not None and reason.is_ending_signal
-        if ends and signals is not None and signals.ending:
-            grace.closing(self._options.limits.deadline_s)
-        save = None
-        if reason is not None:
-            with saves.saving():
-                if not ends or grace.allow(step, self._progress.in_flight.saves, ranks):
-                    why, values, may_wait = (
-                        add_requester(reason),
-                        self._hooks.best.due(metrics),
-                        reason.kind == "signal",
-                    )
-                    save = saves.save(step, why, values, None, micro_step, may_wait=may_wait)
-        if signals is not None:
-            signals.saved()
-            at_end = ranks.lost or (ranks.acts_alone and self._progress.saved == (step, micro_step))
-            if signals.ending and (at_end or ends):  # a signal since saves.reason() is handled at the next step
+        try:
+            metrics = named_metrics if metrics is None else options.all_metrics(metrics, named_metrics)
+            step, micro_step = options.check_step(step, micro_step, metrics)
+            saves, signals, grace, ranks = self._saves, self._signals, self._hooks.grace, self._session.ranks
+            self._ensure_started(micro_step, step, reports=True)
+            self._session.check(self._capture, signals)
+            saves.begin_attempt()
+            self._session.takeover.notice()
+            for hook in self._hooks.in_order:
+                hook.on_step(step, metrics, samples)
+            self._progress.report(step, micro_step, metrics)
+            if saves.writer is not None:
+                saves.writer.interval(perf_counter() - self._progress.returned_s)
+            saves.poll()
+            reason = saves.reason(step, metrics, micro_step, signals)
+            ends = reason is not None and reason.is_ending_signal
+            if ends and signals is not None and signals.ending:
+                grace.closing(self._options.limits.deadline_s)
+            save = None
+            if reason is not None:
                 with saves.saving():
-                    saves.drain()
-                self._finish(Closed.now(f"{signals.pending} ended the run", step), ends=True)
-                signals.end()
-        if save is None and not saves.warmed:
-            saves.warm_up()
-        # after the warm-up, in which ranks learn which state is replicated
-        self._capture.boundary.remember(step, over=micro_step is None)
-        self._hooks.best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), ranks)
-        self._progress.returned_s = perf_counter()
-        if signals is not None:
-            signals.hand_on(reason, ranks.acts_alone)
-        return save
+                    if not ends or grace.allow(step, self._progress.in_flight.saves, ranks):
+                        why, values, may_wait = (
+                            add_requester(reason),
+                            self._hooks.best.due(metrics),
+                            reason.kind == "signal",
+                        )
+                        save = saves.save(step, why, values, None, micro_step, may_wait=may_wait)
+            if signals is not None:
+                signals.saved()
+                at_end = ranks.lost or (ranks.acts_alone and self._progress.saved == (step, micro_step))
+                if signals.ending and (at_end or ends):  # a signal since saves.reason() is handled at the next step
+                    with saves.saving():
+                        saves.drain()
+                    self._finish(Closed.now(f"{signals.pending} ended the run", step), ends=True)
+                    signals.end()
+            if save is None and not saves.warmed:
+                saves.warm_up()
+            # after the warm-up, in which ranks learn which state is replicated
+            self._capture.boundary.remember(step, over=micro_step is None)
+            self._hooks.best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), ranks)
+            self._progress.returned_s = perf_counter()
+            if signals is not None:
+                signals.hand_on(reason, ranks.acts_alone)
+            return save
+        except RelightError as error:  # not by the decorator: its call would cost time at every step
+            raise shortened(error)  # noqa: B904 - RELIGHT_DEBUG=1 shows the lines of Relight
 
+    @short_traceback
     def save(
         self,
         step: int,
@@ -181,11 +196,14 @@ class Checkpointer(ObjectView):
         metrics: Mapping[str, Any] | None = None,
         reason: str = "asked",
         micro_step: int | None = None,
-        priority: str = "normal",
+        priority: Literal["low", "normal", "high"] = "normal",
+        **named_metrics: Any,
     ) -> Save:
         """Save now, as the state at the end of ``step``, and return the handle. ``tag`` names the checkpoint, and retention keeps it.
         ``block=False`` does not wait until it is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent one.
         """
+        options.refuse_save_slip(named_metrics)
+        metrics = options.all_metrics(metrics, named_metrics)
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
         self._ensure_started(micro_step, step)
         self._session.check(self._capture, self._signals)
@@ -193,18 +211,20 @@ class Checkpointer(ObjectView):
         self._progress.report(step, micro_step, {})
         self._saves.poll()
         with self._saves.saving(), self._progress.in_flight.priority(options.check_priority(priority)):
-            save = self._saves.save(step, SaveReason("user", reason), metrics or {}, tag, micro_step, may_wait=True)
+            save = self._saves.save(step, SaveReason("user", reason), metrics, tag, micro_step, may_wait=True)
             assert save is not None
             if block:
                 self._saves.drain()
         return save
 
+    @short_traceback
     def barrier(self) -> None:
         """Wait until a running snapshot no longer reads live tensors. Relight calls it before every ``optimizer.step``. Call it before any
         other change of weights or optimizer state, such as replaying a CUDA graph. Cheap when no snapshot is running."""
         if self._saves.writer is not None:
             self._saves.writer.barrier()
 
+    @short_traceback
     def close(self, *, save: bool = True) -> RunEnd:
         """Save the last step if no save has it yet, and restore signal handlers and loaders. Idempotent.
 
@@ -215,6 +235,7 @@ class Checkpointer(ObjectView):
     def __enter__(self) -> Checkpointer:
         return self
 
+    @short_traceback
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -247,6 +268,7 @@ class Checkpointer(ObjectView):
     def phase(self, name: str) -> None:
         self._hooks.schedule.phase = name
 
+    @short_traceback
     def describe_state(self) -> dict[str, Any]:
         """Return what a save would contain: ``found``, ``missed`` and ``plain`` (lists of sentences), ``bytes`` and ``tensors``.
 
@@ -261,6 +283,7 @@ class Checkpointer(ObjectView):
         """Return a component; for a plain value, the value that was restored or last set."""
         return self._capture.components[name]
 
+    @short_traceback
     def __setitem__(self, name: str, value: object) -> None:
         """Set a component that is a plain value."""
         if name not in self._capture.components:

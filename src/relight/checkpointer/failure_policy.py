@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
+from typing import ClassVar
 
 from relight.comm import RankTimeout
-from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown, with_outcome
+from relight.errors import (
+    ConfigError,
+    InternalError,
+    RelightError,
+    SaveFailed,
+    is_fault,
+    known,
+    short_traceback,
+    shown,
+    with_outcome,
+)
 from relight.observe import emit
 from relight.policy.argument_checks import whole_of
+from relight.policy.call_text import ShownAsCall
 from relight.save_reason import SaveReason
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
@@ -16,10 +28,12 @@ _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thr
 """Parts of the messages of torch's allocators and of Python's threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailurePolicy:
+@dataclass(frozen=True, slots=True, repr=False)
+class FailurePolicy(ShownAsCall):
     """Retry a failed save up to ``retries`` times. Raise after ``raise_after`` failed saves in a row; None: never.
     ``begin_again``: start a new log if the run's directory was removed."""
+
+    _call: ClassVar[str] = "failure_policy"
 
     retries: int = 0
     raise_after: int | None = None
@@ -88,6 +102,7 @@ def may_retry(error: RelightError) -> bool:
     return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
+@short_traceback
 def failure_policy(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> FailurePolicy:
     """Return a policy for ``Checkpointer(on_failure=…)``: immediate retries, and the number of failed saves in a row
     after which to raise.

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic, perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from relight.commit import SaveReport
-from relight.errors import ConfigError, RelightError, StoreUnavailable
+from relight.errors import ConfigError, RelightError, StoreUnavailable, short_traceback
 from relight.observe import emit, record_span
 from relight.observe.object_view import Facts, ObjectView
 from relight.observe.progress_bar import progress_bar
 from relight.save_reason import SaveReason
-from relight.units import age_text, duration_text, percent_text, size_text
+from relight.settings.amounts import seconds_of
+from relight.units import Duration, age_text, duration_text, percent_text, size_text
 
 POLL_S = 0.2
 """Seconds between two readings of a save's progress for its bar."""
@@ -101,7 +102,8 @@ class Save(ObjectView):
             return Progress(copied, written, None)
         return Progress(copied, written, (monotonic() - self._sealed_s) * (1 - written) / written)
 
-    def wait(self, timeout: float | None = None, until: str = "durable") -> Save:
+    @short_traceback
+    def wait(self, timeout: Duration | None = None, until: Literal["sealed", "durable", "drained"] = "durable") -> Save:
         """Wait until the save is ``sealed``, ``durable`` or ``drained``; raise its error if it failed.
 
         Raise ``StoreUnavailable`` after ``timeout`` seconds. The save continues anyway.
@@ -111,6 +113,8 @@ class Save(ObjectView):
         if until == "drained" and not self.drained:
             self._asks_further()
         started = monotonic()
+        if timeout is not None and not isinstance(timeout, (int, float)):
+            timeout = seconds_of(timeout, "wait(timeout=…)")
         is_over = self._wait(timeout, until)
         if self.error is not None:
             raise self.error

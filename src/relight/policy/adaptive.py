@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, checked_arguments, name_of, number_above_0, share_of
+from relight.errors import ConfigError, short_traceback, shown
+from relight.policy.argument_checks import checked_arguments, name_of, number_above_0, share_of
+from relight.policy.call_text import ShownAsCall
 from relight.policy.triggers import Trigger, TriggerInput, parts_of
 from relight.save_reason import Kind
 from relight.settings.checkpoint_settings import AdaptiveSettings
-from relight.units import duration_text, percent_text
+from relight.units import Duration, Rate, duration_text, percent_text
 
 EARLIEST_SHARE = 0.5
 """Least share of the interval after which a save may be brought forward because the loss has dropped."""
@@ -24,10 +25,14 @@ RESOURCES = ("disk", "device")
 _ROUTINE = "adaptive, "
 
 
-@dataclass(frozen=True, slots=True)
-class Adaptive(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class Adaptive(ShownAsCall, Trigger):
     """See ``adaptive``. The caller computes the interval (``relight.cost_model``): one rank, for all ranks."""
 
+    _call: ClassVar[str] = "adaptive"
+    _arguments: ClassVar[dict[str, str]] = {
+        "at_least_s": "at_least", "at_most_s": "at_most", "mtbf_s": "mtbf", "bytes_per_s_most": "bytes_per_second",
+    }  # fmt: skip
     kind: ClassVar[Kind] = "adaptive"
     at_least_s: float = 0.0
     at_most_s: float | None = None
@@ -81,17 +86,18 @@ def adaptive_part(trigger: Trigger | None) -> Adaptive | None:
     return next((part for part in parts_of(trigger) if isinstance(part, Adaptive)), None)
 
 
+@short_traceback
 def adaptive(
     *,
-    at_least: str | float | Duration | None = None,
-    at_most: str | float | Duration | None = None,
+    at_least: Duration | None = None,
+    at_most: Duration | None = None,
     overhead: float = 0.5,
     total_steps: int | None = None,
-    mtbf: str | float | Duration | None = None,
+    mtbf: Duration | None = None,
     loss: str | None = None,
     drop: float | None = None,
     risk: Callable[[], float] | None = None,
-    bytes_per_second: float | None = None,
+    bytes_per_second: Rate | None = None,
     phases: Mapping[str, float] | None = None,
     busy: Mapping[str, float] | None = None,
 ) -> Trigger:

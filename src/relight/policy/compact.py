@@ -7,11 +7,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from relight.errors import ConfigError, shown
+from relight.errors import ConfigError, short_traceback, shown
 from relight.format.chunk_codecs import plugin
 from relight.policy.argument_checks import checked_arguments
+from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import CompactSettings
 from relight.settings.environment import variable_of
 from relight.units import percent_text, rate_text
@@ -45,8 +46,8 @@ SLACK = 0.9
 """Coding must reduce the estimated time of a save to this share: measurements are not exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compact:
+@dataclass(frozen=True, slots=True, repr=False)
+class Compact(ShownAsCall):
     """Settings that make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
 
     - ``reuse``: do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
@@ -77,15 +78,16 @@ class Compact:
     """
 
     reuse: bool = True
-    codecs: str = "auto"
+    codecs: Literal["auto", "never", "always"] = "auto"
     full_every: int | None = None
     trust_versions: bool = False
     lossy: Mapping[str, str] = field(default_factory=dict)
-    coder: str = "cpu"
+    coder: Literal["cpu", "gpu"] = "cpu"
     level: int | None = None
     max_error: Mapping[str, float | str] = field(default_factory=dict)
     plugin_codecs: Mapping[str, str] = field(default_factory=dict)
 
+    @short_traceback
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
             raise ConfigError("Compact(lossy=…) has a way for each pattern", hint='such as {"optimizer/*": "bfloat16"}')

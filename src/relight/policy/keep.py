@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
-from relight.policy.argument_checks import Duration, checked_arguments
+from relight.errors import short_traceback
+from relight.policy.argument_checks import checked_arguments
 from relight.policy.best_by import listed, mode_for, mode_of, only_metric
+from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import KeepSettings
-from relight.units import duration_text, size_text
+from relight.units import Duration, Size, duration_text, size_text
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+@dataclass(frozen=True, slots=True, repr=False)
+class Keep(ShownAsCall):
     """Retention rules: a checkpoint stays if any rule keeps it. Without a rule, all stay."""
+
+    _call: ClassVar[str] = "keep"
+    _arguments: ClassVar[dict[str, str]] = {"within_s": "within", "undo_s": "undo_window"}
 
     last: int | None = None
     best: int | None = None
@@ -91,21 +97,22 @@ class KeepVerdict:
     reason: str
 
 
+@short_traceback
 def keep(
     *,
     last: int | None = None,
     best: int | None = None,
     metric: str | None = None,
-    mode: str | None = None,
+    mode: Literal["min", "max"] | None = None,
     every: int | None = None,
-    within: str | float | Duration | None = None,
+    within: Duration | None = None,
     hourly: int | None = None,
     daily: int | None = None,
     weekly: int | None = None,
     monthly: int | None = None,
-    budget: str | int | None = None,
+    budget: Size | None = None,
     lag_steps: int | None = None,
-    undo_window: str | float | Duration | None = None,
+    undo_window: Duration | None = None,
     prune_abandoned: bool = False,
 ) -> Keep:
     """Return retention rules. A checkpoint stays if any of them keeps it.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from relight.errors import short_traceback
 from relight.policy.argument_checks import checked_arguments
+from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import LimitsSettings
+from relight.units import Duration, Rate, Size
 
 _REQUIRED = ("threads", "nice", "when_busy", "deadline_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+@dataclass(frozen=True, init=False, slots=True, repr=False)
+class Limits(ShownAsCall):
     """Limits of the resources that saves may use. None: no limit but the machine's.
 
     - ``memory``: bytes of shared memory for snapshots, all slots together. The trainer itself writes a larger state,
@@ -29,11 +33,20 @@ class Limits:
     threads: int = 2
     bytes_per_second: float | None = None
     nice: int = 10
-    when_busy: str = "newest"
+    when_busy: Literal["newest", "queue"] = "newest"
     deadline_s: float = 600.0
     read_bytes_per_second: float | None = None
 
-    def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in LimitsSettings.__struct_fields__}
-        for name, value in checked_arguments(LimitsSettings, given, "Limits({}=…)", _REQUIRED).items():
+    @short_traceback
+    def __init__(
+        self,
+        memory: Size | None = None,
+        threads: int = 2,
+        bytes_per_second: Rate | None = None,
+        nice: int = 10,
+        when_busy: Literal["newest", "queue"] = "newest",
+        deadline_s: Duration = 600.0,
+        read_bytes_per_second: Rate | None = None,
+    ) -> None:
+        for name, value in checked_arguments(LimitsSettings, locals(), "Limits({}=…)", _REQUIRED).items():
             object.__setattr__(self, name, value)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, short_traceback
 from relight.policy.argument_checks import checked_arguments
+from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import PeersSettings
+from relight.units import Rate, Size
 
 
-@dataclass(frozen=True, init=False, slots=True)
-class Peers:
+@dataclass(frozen=True, init=False, slots=True, repr=False)
+class Peers(ShownAsCall):
     """Nodes protect each other's snapshots in memory: ``relight.Peers(copies=1)``, ``relight.Peers(data=4, parity=2)``.
 
     With ``copies``, that many other nodes have a copy of each node's snapshot. With ``data`` and ``parity``, any
@@ -27,16 +29,17 @@ class Peers:
     memory: int | None
     bytes_per_second: float | None
     tls: bool | None
-    plane: str
+    plane: Literal["auto", "tcp", "rdma"]
 
+    @short_traceback
     def __init__(
         self,
         *,
         copies: int | None = None,
         data: int | None = None,
         parity: int | None = None,
-        memory: str | int | None = None,
-        bytes_per_second: float | None = None,
+        memory: Size | None = None,
+        bytes_per_second: Rate | None = None,
         tls: bool | None = None,
         plane: Literal["auto", "tcp", "rdma"] = "auto",
     ) -> None:

@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, checked_arguments, seconds_of, whole_of
+from relight.errors import ConfigError, short_traceback, shown
+from relight.policy.argument_checks import checked_arguments, whole_of
+from relight.policy.call_text import ShownAsCall
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
+from relight.settings.amounts import seconds_of
 from relight.settings.checkpoint_settings import TierSettings
+from relight.units import Duration, Rate, Size
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOW = "all"
@@ -25,14 +28,17 @@ class HasPath(Protocol):
         """Return the path as text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+@dataclass(frozen=True, slots=True, repr=False)
+class Tier(ShownAsCall):
     """One tier: ``url`` names store and run (``store/run``), ``keep`` its retention, ``bytes_per_second`` bounds
     copying to it.
 
     ``also``: further places. Each gets its own copy. ``Tiers`` makes a tier of each: then ``group`` is
     their common name, and ``quorum`` the number of copies that are enough.
     """
+
+    _call: ClassVar[str] = "tier"
+    _arguments: ClassVar[dict[str, str]] = {"lag_s": "lag"}
 
     url: str
     keep: Keep = field(default_factory=Keep)
@@ -71,7 +77,7 @@ class Group(NamedTuple):
     quorum: int
 
 
-@dataclass(frozen=True, init=False, slots=True)
+@dataclass(frozen=True, init=False, slots=True, repr=False)
 class Tiers:
     """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo",
     cold="s3://bucket/ckpts/demo")``.
@@ -84,6 +90,7 @@ class Tiers:
 
     tiers: tuple[Tier, ...]
 
+    @short_traceback
     def __init__(self, **tiers: str | HasPath | Tier) -> None:
         if not tiers:
             raise ConfigError(
@@ -111,6 +118,9 @@ class Tiers:
             )
         object.__setattr__(self, "tiers", tuple(made))
 
+    def __repr__(self) -> str:
+        return f"Tiers({', '.join(f'{tier.name}={tier.url!r}' for tier in self.tiers)})"
+
     @property
     def nearest(self) -> Tier:
         """The tier where saves commit."""
@@ -122,14 +132,15 @@ class Tiers:
         return self.tiers[1:]
 
 
+@short_traceback
 def tier(
     url: str | HasPath,
     *also: str | HasPath,
     keep: Keep | None = None,
-    bytes_per_second: float | None = None,
+    bytes_per_second: Rate | None = None,
     quorum: int | None = None,
-    capacity: str | int | None = None,
-    lag: str | float | Duration | None = None,
+    capacity: Size | None = None,
+    lag: Duration | None = None,
 ) -> Tier:
     """Return one store for ``relight.Tiers``: its URL with the run, its retention, and the speed of copies to it.
 

@@ -6,14 +6,16 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, checked_arguments, seconds_of, whole_of
+from relight.errors import ConfigError, short_traceback, shown
+from relight.policy.argument_checks import checked_arguments, whole_of
 from relight.policy.best_by import mode_for
+from relight.policy.call_text import ShownAsCall
 from relight.save_reason import Kind, SaveReason
+from relight.settings.amounts import seconds_of
 from relight.settings.checkpoint_settings import EverySettings
-from relight.units import duration_text
+from relight.units import Duration, duration_text
 
 
 class EpochsDone(NamedTuple):
@@ -98,9 +100,12 @@ class Trigger:
         return _Any((self, other))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Any(Trigger):
     parts: tuple[Trigger, ...]
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
 
     def flat(self) -> Iterator[Trigger]:
         """Yield the triggers that this one consists of."""
@@ -134,8 +139,9 @@ class _Any(Trigger):
         return all(part.only_best for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Every(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class _Every(ShownAsCall, Trigger):
+    _call: ClassVar[str] = "every"
     kind: ClassVar[Kind] = "every"
     steps: int | None
     seconds: float | None
@@ -155,11 +161,12 @@ class _Every(Trigger):
         return f"every {self.steps} steps" if self.steps and (step + 1) // self.steps > before // self.steps else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Epochs(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class _Epochs(ShownAsCall, Trigger):
+    _call: ClassVar[str] = "every"
     kind: ClassVar[Kind] = "every"
     epochs: int
-    loader: str
+    loader: str = ""
 
     def due(self, facts: TriggerInput) -> str | None:
         done = facts.epochs.get(self.loader)
@@ -176,8 +183,9 @@ class _Epochs(Trigger):
         return frozenset({self.loader})
 
 
-@dataclass(frozen=True, slots=True)
-class _Best(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class _Best(ShownAsCall, Trigger):
+    _call: ClassVar[str] = "best"
     kind: ClassVar[Kind] = "best"
     metric: str
     mode: str
@@ -228,8 +236,9 @@ def _reason(trigger: Trigger | None, text_of: Callable[[Trigger], str | None]) -
     return SaveReason(kind, ", ".join(text for _, text in due))
 
 
+@short_traceback
 def every(
-    amount: int | str | Duration | None = None,
+    amount: int | Duration | None = None,
     /,
     *,
     steps: int | None = None,
@@ -297,7 +306,8 @@ def _amount(amount: Any) -> tuple[int | None, float | None]:
     return whole_of(amount, "every(…)"), None
 
 
-def best(metric: str, mode: str | None = None) -> Trigger:
+@short_traceback
+def best(metric: str, mode: Literal["min", "max"] | None = None) -> Trigger:
     """Save whenever ``metric``, as given to ``ckpt.step``, is better than in any checkpoint so far.
 
     ``mode`` is ``min`` or ``max``. Without it a well known name decides (``val_loss``: min, ``accuracy``: max); another needs it.

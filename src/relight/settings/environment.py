@@ -51,7 +51,7 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     cache: Annotated[
         kinds.Directory, about("a local disk's directory that caches what is read from remote stores", "no cache", named=True)
     ] = ""
-    cache_bytes: Annotated[kinds.Size, about("the cache's size", "a tenth of what is free")] = ""
+    cache_bytes: Annotated[kinds.SizeAbove0, about("the cache's size", "a tenth of what is free")] = ""
     lossy: Annotated[
         kinds.LossyPairs, about("tensors to store inexactly, whatever the script specifies; WAY may be a bound: 1e-4, 0.1%", "nothing")
     ] = ""
@@ -125,8 +125,10 @@ def typed(table: type[SettingsTable], key: str, text: str, variable: str) -> Any
         with contextlib.suppress(msgspec.ValidationError):
             value = getattr(from_plain({key: word}, table, strict=False), key)
             break
-    if isinstance(value, str) and kind["parse"] and kind["parse"](value) is None:
-        value = None
+    if kind["parse"] and (value is None or isinstance(value, str)):
+        number = kind["parse"](text)
+        with contextlib.suppress(msgspec.ValidationError):
+            value = None if number is None else getattr(from_plain({key: number}, table, strict=False), key)
     if value is None:
         what = "" if own["secret"] else f", not {shown(text)}"
         raise ConfigError(f"{variable} is {kind['kind']}{what}", where=variable)
