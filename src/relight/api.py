@@ -63,12 +63,18 @@ def save(
     metrics: Mapping[str, float] | None = None,
     encrypt: str | Sequence[str] | None = None,
 ) -> SaveReport:
-    """Save ``state``, a dict of any components that a Checkpointer takes, as ``step`` of the run at ``url``. Return its
-    report.
+    """Save a state as one checkpoint of a run, without a training loop. Return its report, with ``id`` and
+    ``stored_bytes``.
 
     The checkpoint is durable on return. Its parent is the run's newest checkpoint. This process takes over the run, so
-    a Checkpointer that trains the run is fenced. ``encrypt``: place of the key of an encrypted store, as for a
-    Checkpointer.
+    a Checkpointer that trains the run is fenced.
+
+    Args:
+        url: The store and the run, such as ``runs/demo``.
+        state: The components by name: whatever a Checkpointer takes, and plain values.
+        step: The number of the step after which this is the state.
+        metrics: Metrics by name: numbers, or tensors of one element.
+        encrypt: Where the key of an encrypted store is, as for a Checkpointer.
     """
     from relight.capture import capture, class_paths, environment
     from relight.checkpointer.metric_values import check_metrics, numbers_of
@@ -140,23 +146,31 @@ def load(
     dtype: torch.dtype | str | None = None,
     lazy: bool = False,
 ) -> dict[str, Any] | LazyCheckpoint:
-    """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays. Bytes are verified while
-    they are read, and no stored code runs.
+    """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays.
 
-    ``which`` may also follow the run, as on the command line: ``relight.load("runs/demo@step=400")``.
+    Bytes are verified while they are read, and no stored code runs. A checkpoint of several ranks is returned as one
+    state: every tensor whole, and rank 0's own state. An optimizer's part is in the form of torch's ``state_dict``,
+    with names as the parameters' ids: ``optimizer.load_state_dict(state["optimizer"])``.
 
-    ``latest`` skips damaged checkpoints with a warning. ``only=["model/*"]`` reads only matching parts. A checkpoint of
-    several ranks is returned as one state: every tensor whole, and rank 0's own state.
-
-    ``device``: where the tensors are, by default the CPU. Tensors of generators and loaders, and arrays, stay on the CPU.
-
-    ``lazy=True`` reads only metadata, and returns a ``LazyCheckpoint``: ``keys()``, ``get_tensor(name)`` and
-    ``get_slice(name)[10:20]`` read single tensors, or the needed chunks of them. Damage shows when a tensor is read.
-
-    ``mmap=True``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and
-    **not verified** (``relight verify`` does that). Writing to such a tensor changes only this process's memory.
-    Tensors that are coded, shared with an earlier save or sharded over ranks are read and verified as usual. The store
-    must be a local directory without encryption.
+    Args:
+        url: The store and the run. The checkpoint may follow it: ``relight.load("runs/demo@step=400")``.
+        which: The checkpoint: ``latest``, ``best``, ``best:METRIC``, a tag, a step, an id or its first letters.
+            ``latest`` skips damaged checkpoints with a warning.
+        only: Patterns of what to read, such as ``["model/*"]``. None: everything.
+        encrypt: Where the key of an encrypted store is, as for a Checkpointer.
+        mmap: Tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and
+            **not verified** (``relight verify`` does that). Writing to such a tensor changes only this process's
+            memory. Tensors that are coded, shared with an earlier save or sharded over ranks are read and verified as
+            usual. The store must be a local directory without encryption.
+        device: Where the tensors are, by default the CPU. Tensors of generators and loaders, and arrays, stay on the
+            CPU.
+        dtype: The floating-point dtype of the tensors, such as ``"bfloat16"`` or ``torch.bfloat16``. Each tensor is
+            cast as it is read; with ``lazy=True``, on access. None: the stored dtypes. Unchanged are integers,
+            booleans, complex numbers, arrays, quantised tensors, the step counts of optimizers, and tensors of
+            generators and loaders.
+        lazy: Read only metadata, and return a ``LazyCheckpoint``: ``keys()``, ``get_tensor(name)`` and
+            ``get_slice(name)[10:20]`` read single tensors, or the needed chunks of them. Damage shows when a tensor is
+            read.
     """
     from relight.restore.lazy_checkpoint import LazyCheckpoint
     from relight.restore.opened_state import checked_device, checked_dtype
@@ -296,27 +310,43 @@ class Store(ObjectView):
 
     @short_traceback
     def run(self, name: str | None = None) -> Run:
-        """Return one run, for reading."""
+        """Return one run, for reading.
+
+        Args:
+            name: The run's name. None: the opened run.
+        """
         return open_run(self._bytes, self._name(name))
 
     @short_traceback
     def checkpoints(self, run: str | None = None) -> CheckpointList:
-        """Return the committed checkpoints, oldest first. A notebook shows the list as a table."""
+        """Return the committed checkpoints, oldest first. A notebook shows the list as a table.
+
+        Args:
+            run: The run's name, if a store with several runs is open.
+        """
         history = self.run(run).history()
         self._read = CheckpointList(history.tagged(checkpoint) for checkpoint in history.live)
         return self._read
 
     @short_traceback
     def latest(self, run: str | None = None) -> Checkpoint:
-        """Return the newest committed checkpoint, without verifying it."""
+        """Return the newest committed checkpoint, without verifying it.
+
+        Args:
+            run: The run's name, if a store with several runs is open.
+        """
         history = self.run(run).history()
         return history.tagged(choose(history, "latest").checkpoint)
 
     def verify(
         self, which: str | int | None = None, run: str | None = None
     ) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
-        """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is
-        intact."""
+        """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is intact.
+
+        Args:
+            which: The checkpoint, as for ``relight.load``. None: all.
+            run: The run's name, if a store with several runs is open.
+        """
         opened = self.run(run)
         view, history = opened.view(), opened.history()
         for checkpoint in history.live if which is None else [report(choose(history, which_of(which)))]:
@@ -326,13 +356,26 @@ class Store(ObjectView):
 
     @short_traceback
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
-        """Point a tag at a checkpoint; ``which=None`` removes the tag."""
+        """Point a tag at a checkpoint.
+
+        Args:
+            name: The tag.
+            which: The checkpoint, as for ``relight.load``. None removes the tag.
+            run: The run's name, if a store with several runs is open.
+        """
         opened = self.run(run)
         opened.tag(name, None if which is None else report(choose(opened.history(), which_of(which))).id)
 
     @short_traceback
     def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
-        """Create the run ``name``, which continues from a checkpoint without copying its bytes. Idempotent."""
+        """Create a run that continues from a checkpoint without copying its bytes. Idempotent.
+
+        Args:
+            name: The new run's name.
+            which: The checkpoint, as for ``relight.load``.
+            run: The run's name, if a store with several runs is open.
+            why: The reason, for the new run's log.
+        """
         from relight.versions.branching import branch
         from relight.versions.stages import who
 
@@ -348,7 +391,14 @@ class Store(ObjectView):
         *,
         why: str = "",
     ) -> str:
-        """Point a stage at this checkpoint, by default the stage after its present one. Return the stage."""
+        """Point a stage at this checkpoint. Return the stage.
+
+        Args:
+            which: The checkpoint, as for ``relight.load``.
+            stage: The stage. None: the one after the checkpoint's present stage.
+            run: The run's name, if a store with several runs is open.
+            why: The reason, for the run's log.
+        """
         from relight.versions.stages import promote
 
         opened = self.run(run)
@@ -356,12 +406,22 @@ class Store(ObjectView):
 
     @short_traceback
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
-        """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing."""
+        """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing.
+
+        Args:
+            rules: What to keep: ``relight.keep(…)``.
+            run: The run's name, if a store with several runs is open.
+        """
         return plan_prune(self._bytes, self._name(run), rules)
 
     @short_traceback
     def prune(self, rules: Keep, run: str | None = None) -> PruneReport:
-        """Retire the checkpoints that no rule keeps, and delete their bytes."""
+        """Retire the checkpoints that no rule keeps, and delete their bytes.
+
+        Args:
+            rules: What to keep: ``relight.keep(…)``.
+            run: The run's name, if a store with several runs is open.
+        """
         return execute(self.plan_prune(rules, run), self._bytes)
 
     def _facts(self) -> Facts:
@@ -377,6 +437,10 @@ class Store(ObjectView):
 
 @short_traceback
 def open(url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> Store:
-    """Open the store, or the run, at ``url`` for reading and maintenance. ``encrypt``: place of the key of an encrypted
-    store."""
+    """Open a store, or one run of it, for reading and maintenance.
+
+    Args:
+        url: The store (``runs``) or the run (``runs/demo``).
+        encrypt: Where the key of an encrypted store is, as for a Checkpointer.
+    """
     return Store(url, encrypt=encrypt)

@@ -104,11 +104,17 @@ def may_retry(error: RelightError) -> bool:
 
 @short_traceback
 def failure_policy(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> FailurePolicy:
-    """Return a policy for ``Checkpointer(on_failure=…)``: immediate retries, and the number of failed saves in a row
-    after which to raise.
+    """Return a policy for ``Checkpointer(on_failure=…)``.
 
-    ``begin_again=True``: if the run's directory is moved or deleted during training, start a new log in the same place
-    and save there. Only for a run of one process.
+    Where the trainer writes, a failed save is tried again at once. For a save in the background, the state of the next
+    step is saved instead; with several ranks, that of the next step at which a save is due.
+
+    Args:
+        retries: How often a failed save is tried again: 0 to 100.
+        raise_after: The number of failed saves in a row after which to raise ``SaveFailed``. None: never.
+        begin_again: If the run's directory is moved or deleted during training, begin a new log in the same place and
+            save there. Without it, every later save fails with ``RunRemoved``. Only for a run of one process, and never
+            over remaining checkpoints.
     """
     if not isinstance(begin_again, bool):
         raise ConfigError(f"begin_again= takes True or False, not {shown(begin_again)}")

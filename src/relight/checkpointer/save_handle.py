@@ -106,7 +106,12 @@ class Save(ObjectView):
     def wait(self, timeout: Duration | None = None, until: Literal["sealed", "durable", "drained"] = "durable") -> Save:
         """Wait until the save is ``sealed``, ``durable`` or ``drained``; raise its error if it failed.
 
-        Raise ``StoreUnavailable`` after ``timeout`` seconds. The save continues anyway.
+        Raise ``StoreUnavailable`` after ``timeout``. The save continues anyway.
+
+        Args:
+            timeout: The longest wait: ``"10m"``, a ``timedelta``, or seconds. None: no limit.
+            until: ``"sealed"``: copied, so that training may change the values, and the process may die. ``"durable"``:
+                committed. ``"drained"``: stored on the last tier; with one store the same as durable.
         """
         if until not in ("sealed", "durable", "drained"):
             raise ConfigError(f"until is 'sealed', 'durable' or 'drained', not {until!r}")

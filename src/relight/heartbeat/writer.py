@@ -151,8 +151,12 @@ last_words: list[Callable[[Exception], None]] = []
 def phase(name: str, expected_s: Duration = 0.0) -> contextlib.AbstractContextManager[None]:
     """Publish a phase for a ``with`` block, for example evaluation or compilation: long work that is not a step.
 
-    ``expected_s``: seconds that it should take; 0: as long as it took before. Under ``relight run`` the process counts
-    as hanging only after three times that and five seconds. Without ``relight run`` this does nothing.
+    Under ``relight run`` the process counts as hanging only after three times the expected duration and five seconds.
+    Without ``relight run`` this does nothing.
+
+    Args:
+        name: The phase's name, for reports.
+        expected_s: How long it should take: ``"10m"``, a ``timedelta``, or seconds. 0: as long as it took before.
     """
     return heartbeat().during(name, 0.0 if expected_s == 0 else seconds_of(expected_s, "phase(expected_s=…)"))
 

@@ -101,28 +101,32 @@ def adaptive(
     phases: Mapping[str, float] | None = None,
     busy: Mapping[str, float] | None = None,
 ) -> Trigger:
-    """Return a trigger that minimises lost time: its interval follows from the measured costs of saves and restarts,
-    and the failure rate.
-
-    - ``at_least``, ``at_most``: limits of the interval (``"30s"``, ``"1h"``, seconds). Without ``at_most`` the limit is
-      an hour, or 100 times the steps' time that a save takes if that is longer.
-    - ``overhead``: the largest share of the steps' time that saves may take.
-    - ``bytes_per_second``: the most that saves may write to the store. A limit that costs 1 % of the time or more is
-      reported once, by the event ``schedule.bound``.
-    - ``total_steps``: number of steps of the whole training.
-    - ``mtbf``: mean time between failures of this job, if you know it better than the published rates.
-    - ``loss``: name of a metric. While it is volatile, saves are more frequent. If it falls by the share ``drop`` below
-      the value of the best save, the next save comes earlier.
-    - ``risk``: a function that returns the present failure rate relative to the usual one; called at each decision.
-    - ``phases``: factor of the interval for each value of ``ckpt.phase``: ``{"warm-up": 4, "reinforcement": 0.5}``.
-    - ``busy``: the interval doubles while the store's disk or the accelerator was in use for more than this share of
-      the last seconds without a save: ``{"disk": 0.8, "device": 0.95}``.
+    """Return a trigger that minimises lost time: its interval follows from the measured costs of saves and restarts, and
+    the failure rate.
 
     Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight explain
     schedule`` reads them.
 
     >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
+
+    Args:
+        at_least: The shortest interval: ``"30s"``, a ``timedelta``, or seconds. None: no limit.
+        at_most: The longest interval: ``"1h"``, a ``timedelta``, or seconds. None: an hour, or 100 times the steps'
+            time that a save takes if that is longer.
+        overhead: The largest share of the steps' time that saves may take: between 0 and 1.
+        total_steps: The number of steps of the whole training. None: unknown.
+        mtbf: The mean time between failures of this job: ``"12h"``, a ``timedelta``, or seconds. None: by published
+            rates.
+        loss: The name of a metric. While it is volatile, saves are more frequent.
+        drop: The share, between 0 and 1, by which ``loss`` must fall below its value at the best save for the next save
+            to come earlier.
+        risk: A function that returns the present failure rate relative to the usual one; called at each decision.
+        bytes_per_second: The most that saves may write to the store: ``"200MB/s"``, or bytes a second. A limit that
+            costs 1 % of the time or more is reported once, by the event ``schedule.bound``. None: no limit.
+        phases: The factor of the interval for each value of ``ckpt.phase``: ``{"warm-up": 4, "reinforcement": 0.5}``.
+        busy: Shares of use: ``{"disk": 0.8, "device": 0.95}``. The interval doubles while the store's disk or the
+            accelerator was in use for more than this share of the last seconds without a save.
     """
     values = checked_arguments(AdaptiveSettings, locals(), required=("overhead",))
     least_s, most_s = values["at_least"] or 0.0, values["at_most"]

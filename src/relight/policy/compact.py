@@ -50,31 +50,32 @@ SLACK = 0.9
 class Compact(ShownAsCall):
     """Settings that make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
 
-    - ``reuse``: do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
-    - ``codecs``: compress chunks: ``"auto"`` if that takes no longer than storing them raw, ``"always"``, or
-      ``"never"``.
-    - ``full_every``: one in this many saves stores everything itself, which bounds how long a checkpoint is kept for
-      another one. The saves between store the differences of a chunk that changed a little, however fast the store is;
-      with ``codecs="never"`` they store the whole chunk. None: retention decides, and there are no differences.
-    - ``coder``: ``"cpu"``, or ``"gpu"`` for nvCOMP on the device, if both are available. The result can be read
-      anywhere.
-    - ``level``: zstd's level, 1 to 19, for byte planes with repetitions. A higher level takes more time and stores
-      less. None: the fastest level that gains anything.
-    - ``trust_versions``: neither copy nor hash parameters without gradient that no optimizer has, while their version
-      counters, addresses and samples of their bytes are unchanged. Each save compares some of them anyway. Leave this
-      off if code writes to them through ``.data`` or with kernels unknown to PyTorch, which may not change these marks.
-      If ranks share one checkpoint, all parameters are copied and hashed.
-    - ``lossy``: store float32 tensors with matching names (``"optimizer/*"``) as ``"bfloat16"``, ``"float16"`` or
-      ``"int8"``, with errors up to ``LOSSY_BOUNDS``. The first matching pattern counts. A restore is then not exact.
-    - ``max_error``: the largest error of any value of float32 tensors with matching names: ``{"model/*": 1e-4}``, or
-      ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest of the
-      three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there is none, it
-      is stored exactly.
-
-    - ``plugin_codecs``: the codec of another package for tensors with matching names: ``{"model/*": "toy"}``. A chunk
-      that does not become smaller by it is stored as usual. Readers need that package, too.
-
     Saves for signals and exceptions, and other urgent saves, are stored raw.
+
+    Args:
+        reuse: Do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
+        codecs: Compress chunks: ``"auto"`` if that takes no longer than storing them raw, ``"always"``, or ``"never"``.
+        full_every: One in this many saves stores everything itself, which bounds how long a checkpoint is kept for
+            another one. The saves between store the differences of a chunk that changed a little, however fast the
+            store is; with ``codecs="never"`` they store the whole chunk. None: retention decides, and there are no
+            differences.
+        trust_versions: Neither copy nor hash parameters without gradient that no optimizer has, while their version
+            counters, addresses and samples of their bytes are unchanged. Each save compares some of them anyway. Leave
+            this off if code writes to them through ``.data`` or with kernels unknown to PyTorch, which may not change
+            these marks. If ranks share one checkpoint, all parameters are copied and hashed.
+        lossy: Store float32 tensors with matching names (``"optimizer/*"``) as ``"bfloat16"``, ``"float16"`` or
+            ``"int8"``, with errors up to ``LOSSY_BOUNDS``. The first matching pattern counts. A restore is then not
+            exact.
+        coder: What encodes: ``"cpu"``, or ``"gpu"`` for nvCOMP on the device, if both are available. The result can be
+            read anywhere.
+        level: zstd's level, 1 to 19, for byte planes with repetitions. A higher level takes more time and stores less.
+            None: the fastest level that gains anything.
+        max_error: The largest error of any value of float32 tensors with matching names: ``{"model/*": 1e-4}``, or
+            ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest
+            of the three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there
+            is none, it is stored exactly.
+        plugin_codecs: The codec of another package for tensors with matching names: ``{"model/*": "toy"}``. A chunk
+            that does not become smaller by it is stored as usual. Readers need that package, too.
     """
 
     reuse: bool = True

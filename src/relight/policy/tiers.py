@@ -79,13 +79,16 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, init=False, slots=True, repr=False)
 class Tiers:
-    """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo",
-    cold="s3://bucket/ckpts/demo")``.
+    """The stores of one run, from the nearest to the safest.
 
-    A save is a checkpoint once it is committed in the first store. Copies to the other stores are made in the
-    background, and a checkpoint stays in the first store until they are complete. Names are free, and their order
-    counts. ``relight.tier(url, …)`` sets options of one tier, or names several places that each get a copy: these are
-    called ``cold-1``, ``cold-2`` …
+    ``relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")``: a save is a checkpoint once it is
+    committed in the first store. Copies to the other stores are made in the background, and a checkpoint stays in the
+    first store until they are complete.
+
+    Args:
+        **tiers: The stores by name, near to far: a path or URL with the run, or ``relight.tier(url, …)``, which has
+            options and may name several places that each get a copy. These are called ``cold-1``, ``cold-2`` and so on.
+            Names are free, and their order counts.
     """
 
     tiers: tuple[Tier, ...]
@@ -142,20 +145,23 @@ def tier(
     capacity: Size | None = None,
     lag: Duration | None = None,
 ) -> Tier:
-    """Return one store for ``relight.Tiers``: its URL with the run, its retention, and the speed of copies to it.
+    """Return one store for ``relight.Tiers``, with its options.
 
-    ``keep``: without it, every copied checkpoint stays. Checkpoints that its rules keep for good (``every``, ``best``,
-    tags) are always copied. Of the others the newest is copied, and older ones as far as there is time.
-
-    ``capacity`` (``"2TB"``): above it, the oldest checkpoints that are also on a further tier are removed, despite the
-    rules; then the oldest that no further tier will get, because copies are slower than saves. Checkpoints named by
-    ``every``, ``best`` or a tag stay until they are copied.
-
-    ``lag`` (``"10m"``, or seconds): ``relight.adaptive()`` computes the interval of copies from their cost to the
-    steps; ``lag`` is its upper limit, and 0 copies every save.
-
-    ``also``: more URLs, such as other disks, buckets or regions. Each place gets a copy. With ``quorum`` copies
-    (default: all) a checkpoint counts as drained, and may be removed from nearer tiers.
+    Args:
+        url: The store and the run.
+        *also: More URLs, such as other disks, buckets or regions. Each place gets a copy.
+        keep: Its retention: ``relight.keep(…)``. Checkpoints that the rules keep for good (``every``, ``best``, tags)
+            are always copied. Of the others the newest is copied, and older ones as far as there is time. None: every
+            copied checkpoint stays.
+        bytes_per_second: Limit for copies to it: ``"200MB/s"``, or bytes a second. None: no limit.
+        quorum: The number of copies after which a checkpoint counts as drained, and may be removed from nearer tiers.
+            None: all.
+        capacity: The size above which checkpoints are removed despite the rules: ``"2TB"``, or bytes. First go the
+            oldest that are also on a further tier, then the oldest that no further tier will get, because copies are
+            slower than saves. Checkpoints named by ``every``, ``best`` or a tag stay until they are copied. None: no
+            limit.
+        lag: The longest interval of copies under ``relight.adaptive()``, which computes it from their cost to the
+            steps: ``"10m"``, a ``timedelta``, or seconds. 0 copies every save. None: no limit.
     """
     texts = [_path_of(place) for place in (url, *also)]
     if keep is not None and not isinstance(keep, Keep):

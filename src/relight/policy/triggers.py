@@ -248,17 +248,27 @@ def every(
     epochs: int | None = None,
     loader: str | None = None,
 ) -> Trigger:
-    """Save after every ``steps`` steps (after step ``steps − 1``, ``2·steps − 1``, …, counting from 0), or a time after the last save.
+    """Save after every n steps, or when a time has passed since the last save.
 
-    ``epochs``: at the last step of each so many training epochs. They are counted by the loader among the components; ``loader`` names it
-    if there are several. Without a loader, by the ``epoch=`` that ``step()`` is given. An epoch of a length unknown to the loader, or
-    that ``epoch=`` counts, has ended when the next one begins: the first step of that one is saved.
+    A save by steps is due after step ``steps − 1``, ``2·steps − 1``, …, counting from 0. With steps and a time, a save
+    is due at whichever comes first. ``hours``, ``minutes`` and ``seconds`` add up.
 
-    ``hours``, ``minutes`` and ``seconds`` add up. A whole number alone counts steps; a text or a ``timedelta`` alone is what its unit
-    names: ``every(500)``, ``every("500 steps")``, ``every("10m")``. With steps and a time, a save is due at whichever comes first.
+    Epochs are counted by the loader among the components; without a loader, by the ``epoch=`` that ``step()`` is given.
+    An epoch of a length unknown to the loader, or that ``epoch=`` counts, has ended when the next one begins: the first
+    step of that one is saved.
 
     >>> every(steps=2).due(TriggerInput(step=3, now_s=0, last_save_step=None, last_save_s=0))
     'every 2 steps'
+
+    Args:
+        amount: A whole number counts steps. A text or a ``timedelta`` is what its unit names: ``every(500)``,
+            ``every("500 steps")``, ``every("10m")``.
+        steps: The number of steps between saves.
+        minutes: Minutes between saves.
+        hours: Hours between saves.
+        seconds: Seconds between saves.
+        epochs: The number of training epochs between saves, which are made at an epoch's last step.
+        loader: The name of the loader that counts epochs. None: the only one.
     """
     if amount is not None and not all(value is None for value in (steps, minutes, hours, seconds, epochs)):
         raise ConfigError(f"every({shown(amount)}) and a named amount", hint="relight.every(steps=500, minutes=10)")
@@ -308,12 +318,15 @@ def _amount(amount: Any) -> tuple[int | None, float | None]:
 
 @short_traceback
 def best(metric: str, mode: Literal["min", "max"] | None = None) -> Trigger:
-    """Save whenever ``metric``, as given to ``ckpt.step``, is better than in any checkpoint so far.
-
-    ``mode`` is ``min`` or ``max``. Without it a well known name decides (``val_loss``: min, ``accuracy``: max); another needs it.
+    """Save whenever a metric is better than in any checkpoint so far.
 
     >>> best("val_acc").metrics
     frozenset({('val_acc', 'max')})
+
+    Args:
+        metric: The metric's name, as ``ckpt.step`` is given it.
+        mode: Whether less (``"min"``) or more (``"max"``) is better. None: a well known name decides (``val_loss``:
+            min, ``accuracy``: max), and another name is a ``ConfigError``.
     """
     known = mode_for(metric, mode)
     assert known is not None

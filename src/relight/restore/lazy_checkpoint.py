@@ -64,7 +64,11 @@ class LazyCheckpoint(ObjectView):
 
     @short_traceback
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor, verified."""
+        """Return a tensor, verified.
+
+        Args:
+            name: The tensor's name, one of ``keys()``.
+        """
         leaf = self._leaf(name)
         with memory_refusals(name, self._state.opened.prefix):
             plan = self._state.plan({name: leaf}, device=self._device, dtype=self._dtype)
@@ -74,7 +78,12 @@ class LazyCheckpoint(ObjectView):
 
     @short_traceback
     def get_slice(self, name: str) -> TensorSlice:
-        """Return a tensor with parts that can be read: ``get_slice(name)[10:20, …, 0]``. It has ``shape`` and ``dtype``; reads nothing."""
+        """Return a tensor with parts that can be read: ``get_slice(name)[10:20, …, 0]``. It has ``shape`` and ``dtype``.
+        Reads nothing.
+
+        Args:
+            name: The tensor's name, one of ``keys()``.
+        """
         leaf = self._leaf(name)
         if leaf.kind != "tensor":
             raise ConfigError(
