@@ -14,8 +14,9 @@ from relight.version import VERSION
 
 if TYPE_CHECKING:
     from relight.api import Store, load, open, save
-    from relight.capture import flattened
-    from relight.checkpointer import Checkpointer, Save, failure_policy
+    from relight.capture.flat_params import flattened
+    from relight.checkpointer import Checkpointer, Save
+    from relight.checkpointer.failure_policy import failure_policy
     from relight.errors import (
         CheckpointNotFound,
         ConfigError,
@@ -40,7 +41,11 @@ if TYPE_CHECKING:
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
     from relight.log import Checkpoint
-    from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
+    from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, best, every, tier
+    from relight.policy.adaptive import (
+        adaptive,  # not from the package: for tools that read the source, that is its module
+    )
+    from relight.policy.keep import keep
     from relight.restore.lazy_checkpoint import LazyCheckpoint
     from relight.units import Duration, Rate, Size
 

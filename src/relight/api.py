@@ -278,7 +278,12 @@ def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) ->
 
 
 class Store(ObjectView):
-    """A store, or one run of it, opened for reading and maintenance. ``relight.open(url)`` returns one."""
+    """A store, or one run of it, opened for reading and maintenance. ``relight.open(url)`` returns one.
+
+    Args:
+        url: The store or the run.
+        encrypt: Where the key of an encrypted store is.
+    """
 
     _bytes: ByteStore
     _run: str | None

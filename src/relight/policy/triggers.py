@@ -31,22 +31,32 @@ class EpochsDone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TriggerInput:
-    """Input of a trigger. Times are seconds of one monotonic clock."""
+    """Input of a trigger. Times are seconds of one monotonic clock.
+
+    Args:
+        step: The step that ended.
+        now_s: The time now.
+        last_save_step: The step of the last save. None: there was none.
+        last_save_s: When the last save started, or the loop did.
+        metrics: Values of the metrics that ``Trigger.metrics`` names.
+        best: The best value of each metric in ``Trigger.best_by`` among committed checkpoints, by the trigger's own
+            mode, under ``name:mode``.
+        interval_s: The interval that ``relight.adaptive()`` has computed, in seconds; None on ranks for which another
+            rank decides.
+        previous: The last step that ended before this one. The script left out the steps between the two.
+        epochs: Complete training epochs by the name of each loader in ``Trigger.epochs_of``: ``before`` this step,
+            ``now``, and ``next``, at the next step.
+    """
 
     step: int
     now_s: float
     last_save_step: int | None
     last_save_s: float
-    """When the last save started, or the loop did."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
-    """Best value of each metric among committed checkpoints, by the trigger's own mode, under ``name:mode``."""
     interval_s: float | None = None
-    """The interval that ``relight.adaptive()`` has computed; None on ranks for which another rank decides."""
     previous: int | None = None
-    """The last step that ended before this one. The script left out the steps between the two."""
     epochs: Mapping[str, EpochsDone] = field(default_factory=dict)
-    """Complete training epochs, by the name of each loader in ``Trigger.epochs_of``."""
 
 
 class Trigger:
@@ -60,18 +70,31 @@ class Trigger:
     """``SaveReason.kind`` of the saves that it requests."""
 
     def due(self, facts: TriggerInput) -> str | None:
-        """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it."""
+        """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it.
+
+        Args:
+            facts: All that it may know.
+        """
         raise NotImplementedError
 
     def by_step(self, step: int, previous: int | None = None) -> str | None:
         """Return the reason to save at this step, computed from its number alone, or None.
 
-        It must be the same on all ranks, which then save at this very step without asking each other. ``previous``: the step before.
+        It must be the same on all ranks, which then save at this very step without asking each other.
+
+        Args:
+            step: The number of the step that ended.
+            previous: The step before. The script left out those between.
         """
         return None
 
     def soon(self, facts: TriggerInput) -> bool:
-        """Return whether ``due`` will give a reason at the next step. Then several ranks, which agree a step ahead, save at that step."""
+        """Return whether ``due`` will give a reason at the next step. Then several ranks, which agree a step ahead, save
+        at that step.
+
+        Args:
+            facts: All that it may know, at the step before.
+        """
         return False
 
     @property
