@@ -47,7 +47,9 @@ for checkpoint in store.checkpoints("typed"):
 size: relight.Size = "16GB"
 rate: relight.Rate = "200MB/s"
 time: relight.Duration = timedelta(hours=2)
-limits = relight.Limits(memory=size, bytes_per_second=rate, deadline_s=time, when_busy="queue", read_bytes_per_second=1e9)
+limits = relight.Limits(
+    memory=size, bytes_per_second=rate, deadline_s=time, when_busy="queue", read_bytes_per_second=1e9
+)
 cold = relight.tier("s3://bucket/runs/typed", capacity="2TB", lag="10m", bytes_per_second="1GB/s")
 tiers = relight.Tiers(hot="/nvme/runs/typed", cold=cold)
 rules = relight.keep(last=3, best=1, metric="loss", mode="min", within=time, budget=size)
