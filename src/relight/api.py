@@ -14,15 +14,7 @@ from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.catalog.locate import locate
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.commit.pack_writer import WriteLimits
-from relight.errors import (
-    CheckpointNotFound,
-    ConfigError,
-    CorruptCheckpoint,
-    UnsafeContent,
-    memory_refusals,
-    short_traceback,
-    shown,
-)
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
 from relight.format import encode_tree
 from relight.format.collector import collector_paused
 from relight.format.root_keys import CLASSES
@@ -41,6 +33,7 @@ from relight.reader import verify_checkpoint as _verify
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment
+from relight.settings.short_traceback import short_traceback
 from relight.store import ByteStore, open_bytes
 from relight.store.anchored import anchored_runs
 from relight.store.urls import split_run
@@ -165,7 +158,7 @@ def load(
         device: Where the tensors are, by default the CPU. Tensors of generators and loaders, and arrays, stay on the
             CPU.
         dtype: The floating-point dtype of the tensors, such as ``"bfloat16"`` or ``torch.bfloat16``. Each tensor is
-            cast as it is read; with ``lazy=True``, on access. None: the stored dtypes. Unchanged are integers,
+            cast while it is read; with ``lazy=True``, on access. None: the stored dtypes. Unchanged are integers,
             booleans, complex numbers, arrays, quantised tensors, the step counts of optimizers, and tensors of
             generators and loaders.
         lazy: Read only metadata, and return a ``LazyCheckpoint``: ``keys()``, ``get_tensor(name)`` and

@@ -28,11 +28,8 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from types import TracebackType
-from typing import ParamSpec, TypeVar
 
 from relight.run_names import shown as shown_names
 
@@ -332,53 +329,3 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - a caller's own __repr__: the message must not fail
         return f"a {type(value).__qualname__}"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}… (a {type(value).__qualname__})"
-
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-
-
-def short_traceback(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Return a function of the public API. The traceback of a ``RelightError`` from it ends there: see ``shortened``."""
-
-    @wraps(function)
-    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        try:
-            return function(*args, **kwargs)
-        except RelightError as error:
-            raise shortened(error)  # noqa: B904 - RELIGHT_DEBUG=1 shows the lines of Relight
-
-    return call
-
-
-def shortened(error: RelightError) -> RelightError:
-    """Return the error without its traceback, so that the caller's own line is the last but one that Python shows.
-
-    Causes keep their lines outside of Relight, or the line that raised them. Errors that Relight handled before are no longer shown as its
-    context. ``InternalError`` keeps everything, because its report needs it; so does every error with ``RELIGHT_DEBUG=1``.
-    """
-    if isinstance(error, InternalError) or os.environ.get("RELIGHT_DEBUG", "").lower() not in ("", "0", "false", "no"):
-        return error
-    met: set[int] = {id(error)}  # an error that was sent or raised twice may be its own cause
-    cause = error.__cause__
-    while cause is not None and id(cause) not in met:
-        met.add(id(cause))
-        cause.__traceback__ = _outside(cause.__traceback__)
-        cause = cause.__cause__
-    context = error.__context__
-    while context is not None and context.__traceback__ is not None and _is_ours(context.__traceback__):
-        met.add(id(context))
-        context = context.__context__ if id(context.__context__) not in met else None
-    error.__context__ = context
-    return error.with_traceback(None)
-
-
-def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from its first line outside of Relight on; else its last line."""
-    while trace is not None and trace.tb_next is not None and _is_ours(trace):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_ours(trace: TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename.startswith(_HERE)

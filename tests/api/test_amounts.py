@@ -68,7 +68,7 @@ def test_waiting_takes_a_time(tmp_path: Path) -> None:
     "name", [name for name, setting in settings_by_name().items() if setting.type.__metadata__[0].extra["parse"]]
 )
 def test_every_setting_of_an_amount_takes_a_text(name: str) -> None:
-    """A text counts as its number, also in a variable; a text that is no amount does not fit."""
+    """A text counts as its number, also in a variable; a text without an amount does not fit."""
     setting = settings_by_name()[name]
     text, number = TEXTS[setting.type.__metadata__[0].extra["parse"]]
     above, *between, key = name.split(".")
@@ -91,7 +91,7 @@ def test_structs_of_settings_have_numbers() -> None:
 
 
 def test_no_setting_of_seconds_or_bytes_takes_numbers_only() -> None:
-    """A setting whose name states seconds or bytes has a type with a parser."""
+    """If a setting's name states seconds or bytes, its type has a parser."""
     plain = [
         name
         for name, setting in settings_by_name().items()

@@ -54,6 +54,6 @@ def test_open_refuses_a_checkpoint_and_names_the_call(run: str) -> None:
         f'relight.load("{run}@step=400") returns its state; relight.open("{run}").verify("step=400") checks it'
     )
     assert relight.load(f"{run}@step=400").keys() == {"weights"}
-    assert [found.step for found, _ in relight.open(run).verify("step=400")] == [400]
+    assert [checkpoint.step for checkpoint, _ in relight.open(run).verify("step=400")] == [400]
     with pytest.raises(relight.CheckpointNotFound):
         relight.open(f"{run}-of-another-name@step=400")

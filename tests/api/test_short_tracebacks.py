@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import relight
-from relight.errors import InternalError, short_traceback
+from relight.errors import InternalError
+from relight.settings.short_traceback import short_traceback
 
 
 def _lines(error: BaseException) -> list[str]:

@@ -76,10 +76,10 @@ def _usages_of_group(group: click.Group, above: click.Context) -> Iterator[str]:
             yield _usage(command, context, command.get_short_help_str(limit=200))
 
 
-def _usage(command: click.Command, context: click.Context, says: str = "") -> str:
+def _usage(command: click.Command, context: click.Context, purpose: str = "") -> str:
     """Return the usage line, with what the command is for, and a table of its options."""
     words = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    line = f"`{words}`" + (f": {says[0].lower()}{says[1:].rstrip('.')}." if says else "")
+    line = f"`{words}`" + (f": {purpose[0].lower()}{purpose[1:].rstrip('.')}." if purpose else "")
     records = [param.get_help_record(context) for param in command.params if isinstance(param, click.Option)]
     rows = [f"| `{_cell(names)}` | {_cell(help_text)} |" for names, help_text in filter(None, records)]
     return "\n".join([line, "", "| option | meaning |", "|---|---|", *rows]) if rows else line

@@ -27,7 +27,7 @@ def blocks() -> dict[str, str]:
     return {name: options for page in PAGES for name, options in BLOCK.findall(page.read_text(encoding="utf-8"))}
 
 
-def found(name: str) -> Any:
+def target_of(name: str) -> Any:
     """Return the object of a public name."""
     value = package()[name]
     return value.final_target if value.is_alias else value
@@ -35,7 +35,7 @@ def found(name: str) -> Any:
 
 def callables(name: str, options: str) -> list[Any]:
     """Return the function, or the class and its shown methods, of a block."""
-    value = found(name)
+    value = target_of(name)
     if value.is_function:
         return [value]
     if not value.is_class:
@@ -57,7 +57,7 @@ def test_every_public_name_has_a_block() -> None:
 @pytest.mark.parametrize(("name", "options"), blocks().items(), ids=list(blocks()))
 def test_each_parameter_is_described(name: str, options: str) -> None:
     """A public function describes its parameters under ``Args``, and has a type for each; a block shows an object, not a module."""
-    value = found(name)
+    value = target_of(name)
     assert not value.is_module, "its home is a module of the same name: name the object in it, with heading="
     assert value.docstring is not None
     for shown in callables(name, options):

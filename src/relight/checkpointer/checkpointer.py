@@ -22,10 +22,11 @@ from relight.checkpointer.save_loop import SaveLoop
 from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.state_capture import StateCapture
-from relight.errors import ConfigError, RelightError, short_traceback, shortened
+from relight.errors import ConfigError, RelightError
 from relight.observe.object_view import Facts, ObjectView
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger
 from relight.save_reason import END, SaveReason
+from relight.settings.short_traceback import short_traceback, shortened
 
 
 class Checkpointer(ObjectView):

@@ -7,21 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from relight.comm import RankTimeout
-from relight.errors import (
-    ConfigError,
-    InternalError,
-    RelightError,
-    SaveFailed,
-    is_fault,
-    known,
-    short_traceback,
-    shown,
-    with_outcome,
-)
+from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown, with_outcome
 from relight.observe import emit
 from relight.policy.argument_checks import whole_of
 from relight.policy.call_text import ShownAsCall
 from relight.save_reason import SaveReason
+from relight.settings.short_traceback import short_traceback
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
 _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")

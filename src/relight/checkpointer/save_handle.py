@@ -8,12 +8,13 @@ from time import monotonic, perf_counter
 from typing import Literal, NamedTuple
 
 from relight.commit import SaveReport
-from relight.errors import ConfigError, RelightError, StoreUnavailable, short_traceback
+from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.observe import emit, record_span
 from relight.observe.object_view import Facts, ObjectView
 from relight.observe.progress_bar import progress_bar
 from relight.save_reason import SaveReason
 from relight.settings.amounts import seconds_of
+from relight.settings.short_traceback import short_traceback
 from relight.units import Duration, age_text, duration_text, percent_text, size_text
 
 POLL_S = 0.2

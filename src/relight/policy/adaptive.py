@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from relight.errors import ConfigError, short_traceback, shown
+from relight.errors import ConfigError, shown
 from relight.policy.argument_checks import checked_arguments, name_of, number_above_0, share_of
 from relight.policy.call_text import ShownAsCall
 from relight.policy.triggers import Trigger, TriggerInput, parts_of
 from relight.save_reason import Kind
 from relight.settings.checkpoint_settings import AdaptiveSettings
+from relight.settings.short_traceback import short_traceback
 from relight.units import Duration, Rate, duration_text, percent_text
 
 EARLIEST_SHARE = 0.5

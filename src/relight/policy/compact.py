@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-from relight.errors import ConfigError, short_traceback, shown
+from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
 from relight.policy.argument_checks import checked_arguments
 from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import CompactSettings
 from relight.settings.environment import variable_of
+from relight.settings.short_traceback import short_traceback
 from relight.units import percent_text, rate_text
 
 _REQUIRED = ("reuse", "codecs", "trust_versions", "coder")

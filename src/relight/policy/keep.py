@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from relight.errors import short_traceback
 from relight.policy.argument_checks import checked_arguments
 from relight.policy.best_by import listed, mode_for, mode_of, only_metric
 from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import KeepSettings
+from relight.settings.short_traceback import short_traceback
 from relight.units import Duration, Size, duration_text, size_text
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from relight.errors import short_traceback
 from relight.policy.argument_checks import checked_arguments
 from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import LimitsSettings
+from relight.settings.short_traceback import short_traceback
 from relight.units import Duration, Rate, Size
 
 _REQUIRED = ("threads", "nice", "when_busy", "deadline_s")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from relight.errors import ConfigError, short_traceback
+from relight.errors import ConfigError
 from relight.policy.argument_checks import checked_arguments
 from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import PeersSettings
+from relight.settings.short_traceback import short_traceback
 from relight.units import Rate, Size
 
 

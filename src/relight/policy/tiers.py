@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from relight.errors import ConfigError, short_traceback, shown
+from relight.errors import ConfigError, shown
 from relight.policy.argument_checks import checked_arguments, whole_of
 from relight.policy.call_text import ShownAsCall
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
 from relight.settings.amounts import seconds_of
 from relight.settings.checkpoint_settings import TierSettings
+from relight.settings.short_traceback import short_traceback
 from relight.units import Duration, Rate, Size
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from relight.errors import ConfigError, short_traceback, shown
+from relight.errors import ConfigError, shown
 from relight.policy.argument_checks import checked_arguments, whole_of
 from relight.policy.best_by import mode_for
 from relight.policy.call_text import ShownAsCall
 from relight.save_reason import Kind, SaveReason
 from relight.settings.amounts import seconds_of
 from relight.settings.checkpoint_settings import EverySettings
+from relight.settings.short_traceback import short_traceback
 from relight.units import Duration, duration_text
 
 

@@ -13,11 +13,12 @@ from relight.capture.load_tree import nothing_fits, selected
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import Region, Regions
 from relight.capture.tensors import TORCH_DTYPES
-from relight.errors import CheckpointNotFound, ConfigError, memory_refusals, short_traceback, shown
+from relight.errors import CheckpointNotFound, ConfigError, memory_refusals, shown
 from relight.format import DTYPES, Leaf
 from relight.layout import Box
 from relight.observe.object_view import Facts, ObjectView
 from relight.restore.opened_state import CPU, OpenedState, leaves
+from relight.settings.short_traceback import short_traceback
 from relight.units import size_text
 
 _NO_TENSORS = ("numpy", "numpy_scalar")
