@@ -86,6 +86,24 @@ def test_causes_keep_their_lines_outside_of_relight() -> None:
     assert isinstance(cause, KeyError) and _lines(cause) == [__file__]
 
 
+def test_lines_of_the_scripts_own_trigger_stay(tmp_path: Path) -> None:
+    """If Relight calls the script's code and that raises an error of Relight, the script's lines are shown."""
+
+    class Wrong(relight.Trigger):
+        """A trigger with a mistake."""
+
+        def due(self, facts: relight.TriggerInput) -> str | None:
+            raise relight.ConfigError("mine")
+
+    ckpt = relight.Checkpointer(
+        tmp_path / "run", model=torch.nn.Linear(2, 2), save=Wrong(), background=False, signals=False
+    )
+    with pytest.raises(relight.ConfigError, match="mine") as raised:
+        ckpt.step(0)
+    lines = traceback.extract_tb(raised.value.__traceback__)
+    assert [line.name for line in lines] == ["test_lines_of_the_scripts_own_trigger_stay", "step", "due"]
+
+
 def test_the_callers_own_error_is_still_the_context() -> None:
     """If a call fails while the caller handles another error, Python shows both."""
     try:

@@ -68,7 +68,7 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     core_dumps: Annotated[kinds.YesNo, about("whether processes that hold keys may leave core dumps, with the keys", named=True)] = False
     single_writer: Annotated[kinds.YesNo, about("a promise: at most one process writes to the store", named=True)] = False
     keys_over_http: Annotated[kinds.YesNo, about("whether key services on other machines are asked without TLS", named=True)] = False
-    debug: Annotated[kinds.YesNo, about("whether tracebacks of errors have all lines, also those of commands, as with relight --debug")] = False
+    debug: Annotated[kinds.YesNo, about("whether tracebacks of errors, also of commands, have all lines: relight --debug")] = False
     log: Annotated[kinds.LogLevel, about("which events go to stderr if no logging is configured")] = "default"
     progress: Annotated[
         kinds.YesNo, about("whether work that takes long shows a progress bar on stderr", "if stderr is a terminal or a notebook")

@@ -12,6 +12,7 @@ from relight.errors import InternalError, RelightError
 from relight.settings.environment import environment
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -30,10 +31,11 @@ def short_traceback(function: Callable[_Parameters, _Result]) -> Callable[_Param
 
 
 def shortened(error: RelightError) -> RelightError:
-    """Return the error without its traceback, so that the caller's own line is the last but one that Python shows.
+    """Return the error without its lines in Relight, so that the caller's own line is the last but one that Python shows.
 
-    Causes keep their lines outside of Relight, or the line that raised them. Errors that Relight handled before are no longer shown as its
-    context. ``InternalError`` keeps everything, because its report needs it; so does every error with ``RELIGHT_DEBUG=1``.
+    If the script's own code raised it, such as a trigger that Relight called, its lines stay. Causes keep their lines outside of Relight,
+    or the line that raised them. Errors that Relight handled before are no longer shown as its context. ``InternalError`` keeps everything,
+    because its report needs it; so does every error with ``RELIGHT_DEBUG=1``.
     """
     if isinstance(error, InternalError) or _shows_all():
         return error
@@ -48,7 +50,7 @@ def shortened(error: RelightError) -> RelightError:
         met.add(id(context))
         context = context.__context__ if id(context.__context__) not in met else None
     error.__context__ = context
-    return error.with_traceback(None)
+    return error.with_traceback(_scripts(error.__traceback__))
 
 
 def _shows_all() -> bool:
@@ -61,6 +63,13 @@ def _shows_all() -> bool:
 def _outside(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback from its first line outside of Relight on; else its last line."""
     while trace is not None and trace.tb_next is not None and _is_ours(trace):
+        trace = trace.tb_next
+    return trace
+
+
+def _scripts(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from its first line on that is neither in Relight nor in a library; None if there is none."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_HERE, _LIBRARY, "<")):
         trace = trace.tb_next
     return trace
 
