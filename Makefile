@@ -71,6 +71,7 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/python -m tests.slips.page
 	$(BIN)/python tests/capture/test_config_values.py
 	$(BIN)/python -m tests.works_with.page
+	$(BIN)/python -m tests.cli.reference_page
 	$(BIN)/python tests/house/prose.py --lower
 
 check: $(STAMP) docs ## lint, types, layers, docs; a minute
@@ -81,11 +82,12 @@ check: $(STAMP) docs ## lint, types, layers, docs; a minute
 
 test: check unit ## all that CI runs; half an hour
 
-docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins; a minute
-	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
+docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins; and do they build as a site; two minutes
+	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_api_pages.py tests/house/test_repository.py tests/cli/test_cli_documented.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
 site: $(STAMP) ## the pages as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once; up to three that fail are run again alone; half an hour
 	rm -rf .pytest_cache

@@ -1,8 +1,8 @@
 """Relight keeps a training run alive: it saves all of its state safely, and puts it back to work to the bit.
 
 >>> import relight
->>> relight.every(steps=500) | relight.every(minutes=10)  # doctest: +ELLIPSIS
-_Any(...)
+>>> relight.every(steps=500) | relight.every(minutes=10)
+every(steps=500) | every(seconds=600.0)
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from relight.version import VERSION
 
 if TYPE_CHECKING:
     from relight.api import Store, load, open, save
-    from relight.capture import flattened
-    from relight.checkpointer import Checkpointer, Save, failure_policy
+    from relight.capture.flat_params import flattened
+    from relight.checkpointer import Checkpointer, Save
+    from relight.checkpointer.failure_policy import failure_policy
     from relight.errors import (
         CheckpointNotFound,
         ConfigError,
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
         IncompatibleState,
         InternalError,
         LeaseHeld,
+        NewerFormat,
         NoMemory,
         NoSpace,
         RelightError,
         ReplicasDiffer,
+        RunRemoved,
+        RunReplaced,
         SaveFailed,
         StoreUnavailable,
         UnsafeContent,
@@ -36,8 +40,14 @@ if TYPE_CHECKING:
     )
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
-    from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
+    from relight.log import Checkpoint
+    from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, best, every, tier
+    from relight.policy.adaptive import (
+        adaptive,  # not from the package: for tools that read the source, that is its module
+    )
+    from relight.policy.keep import keep
     from relight.restore.lazy_checkpoint import LazyCheckpoint
+    from relight.units import Duration, Rate, Size
 
 __version__ = VERSION
 
@@ -54,10 +64,13 @@ _HOMES = {
         "IncompatibleState",
         "InternalError",
         "LeaseHeld",
+        "NewerFormat",
         "NoMemory",
         "NoSpace",
         "RelightError",
         "ReplicasDiffer",
+        "RunRemoved",
+        "RunReplaced",
         "SaveFailed",
         "StoreUnavailable",
         "UnsafeContent",
@@ -77,6 +90,8 @@ _HOMES = {
         "tier",
     ),
     "relight.heartbeat": ("phase",),
+    "relight.log": ("Checkpoint",),
+    "relight.units": ("Duration", "Rate", "Size"),
     "relight.heartbeat.standby": ("standby",),
     "relight.restore.lazy_checkpoint": ("LazyCheckpoint",),
 }
@@ -85,25 +100,32 @@ _ROOMS = ("capture", "importers", "observe", "policy")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Checkpoint",
     "CheckpointNotFound",
     "Checkpointer",
     "Compact",
     "ConfigError",
     "CorruptCheckpoint",
     "Diverged",
+    "Duration",
     "Fenced",
     "IncompatibleState",
     "InternalError",
     "LazyCheckpoint",
     "LeaseHeld",
     "Limits",
+    "NewerFormat",
     "NoMemory",
     "NoSpace",
     "Peers",
+    "Rate",
     "RelightError",
     "ReplicasDiffer",
+    "RunRemoved",
+    "RunReplaced",
     "Save",
     "SaveFailed",
+    "Size",
     "Store",
     "StoreUnavailable",
     "Tiers",

@@ -33,6 +33,7 @@ from relight.reader import verify_checkpoint as _verify
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment
+from relight.settings.short_traceback import short_traceback
 from relight.store import ByteStore, open_bytes
 from relight.store.anchored import anchored_runs
 from relight.store.urls import split_run
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@short_traceback
 def save(
     url: str | os.PathLike[str],
     state: Mapping[str, object],
@@ -54,12 +56,18 @@ def save(
     metrics: Mapping[str, float] | None = None,
     encrypt: str | Sequence[str] | None = None,
 ) -> SaveReport:
-    """Save ``state``, a dict of any components that a Checkpointer takes, as ``step`` of the run at ``url``. Return its
-    report.
+    """Save a state as one checkpoint of a run, without a training loop. Return its report, with ``id`` and
+    ``stored_bytes``.
 
     The checkpoint is durable on return. Its parent is the run's newest checkpoint. This process takes over the run, so
-    a Checkpointer that trains the run is fenced. ``encrypt``: place of the key of an encrypted store, as for a
-    Checkpointer.
+    a Checkpointer that trains the run is fenced.
+
+    Args:
+        url: The store and the run, such as ``runs/demo``.
+        state: The components by name: whatever a Checkpointer takes, and plain values.
+        step: The number of the step after which this is the state.
+        metrics: Metrics by name: numbers, or tensors of one element.
+        encrypt: Where the key of an encrypted store is, as for a Checkpointer.
     """
     from relight.capture import capture, class_paths, environment
     from relight.checkpointer.metric_values import check_metrics, numbers_of
@@ -100,6 +108,7 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: bool = False,
     device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
     lazy: Literal[False] = False,
 ) -> dict[str, Any]: ...
 
@@ -113,10 +122,12 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: Literal[False] = False,
     device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
     lazy: Literal[True],
 ) -> LazyCheckpoint: ...
 
 
+@short_traceback
 def load(
     url: str | os.PathLike[str],
     which: str | int = "latest",
@@ -125,52 +136,75 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: bool = False,
     device: torch.device | str | int | None = None,
+    dtype: torch.dtype | str | None = None,
     lazy: bool = False,
 ) -> dict[str, Any] | LazyCheckpoint:
-    """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays. Bytes are verified while
-    they are read, and no stored code runs.
+    """Return the state of a checkpoint as a plain tree: dicts, lists, values, tensors, arrays.
 
-    ``which`` may also follow the run, as on the command line: ``relight.load("runs/demo@step=400")``.
+    Bytes are verified while they are read, and no stored code runs. A checkpoint of several ranks is returned as one
+    state: every tensor whole, and rank 0's own state. An optimizer's part is in the form of torch's ``state_dict``,
+    with names as the parameters' ids: ``optimizer.load_state_dict(state["optimizer"])``.
 
-    ``latest`` skips damaged checkpoints with a warning. ``only=["model/*"]`` reads only matching parts. A checkpoint of
-    several ranks is returned as one state: every tensor whole, and rank 0's own state.
-
-    ``device``: where the tensors are, by default the CPU. Tensors of generators and loaders, and arrays, stay on the CPU.
-
-    ``lazy=True`` reads only metadata, and returns a ``LazyCheckpoint``: ``keys()``, ``get_tensor(name)`` and
-    ``get_slice(name)[10:20]`` read single tensors, or the needed chunks of them. Damage shows when a tensor is read.
-
-    ``mmap=True``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and
-    **not verified** (``relight verify`` does that). Writing to such a tensor changes only this process's memory.
-    Tensors that are coded, shared with an earlier save or sharded over ranks are read and verified as usual. The store
-    must be a local directory without encryption.
+    Args:
+        url: The store and the run. The checkpoint may follow it: ``relight.load("runs/demo@step=400")``.
+        which: The checkpoint: ``latest``, ``best``, ``best:METRIC``, a tag, a step, an id or its first letters.
+            ``latest`` skips damaged checkpoints with a warning.
+        only: Patterns of what to read, such as ``["model/*"]``. None: everything.
+        encrypt: Where the key of an encrypted store is, as for a Checkpointer.
+        mmap: Tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and
+            **not verified** (``relight verify`` does that). Writing to such a tensor changes only this process's
+            memory. Tensors that are coded, shared with an earlier save or sharded over ranks are read and verified as
+            usual. The store must be a local directory without encryption.
+        device: Where the tensors are, by default the CPU. Tensors of generators and loaders, and arrays, stay on the
+            CPU.
+        dtype: The floating-point dtype of the tensors, such as ``"bfloat16"`` or ``torch.bfloat16``. Each tensor is
+            cast while it is read; with ``lazy=True``, on access. None: the stored dtypes. Unchanged are integers,
+            booleans, complex numbers, arrays, quantised tensors, the step counts of optimizers, and tensors of
+            generators and loaders.
+        lazy: Read only metadata, and return a ``LazyCheckpoint``: ``keys()``, ``get_tensor(name)`` and
+            ``get_slice(name)[10:20]`` read single tensors, or the needed chunks of them. Damage shows when a tensor is
+            read.
     """
     from relight.restore.lazy_checkpoint import LazyCheckpoint
-    from relight.restore.opened_state import checked_device
+    from relight.restore.opened_state import checked_device, checked_dtype
 
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     check_bool(lazy, "load(lazy=…)")
-    on_device = checked_device(device)
-    if mmap and (lazy or on_device.type != "cpu"):
-        hint = "leave mmap= out: lazy=True reads and verifies single tensors, device= copies all of them"
-        raise ConfigError("load(mmap=True) maps whole tensors on the CPU", where="load(…)", hint=hint)
+    on_device, in_dtype = checked_device(device), checked_dtype(dtype)
+    if mmap and (lazy or on_device.type != "cpu" or in_dtype is not None):
+        hint = "leave mmap= out: lazy=True reads and verifies single tensors, device= and dtype= copy all of them"
+        raise ConfigError(
+            "load(mmap=True) maps whole tensors on the CPU in their stored dtype", where="load(…)", hint=hint
+        )
     take_environment()  # it may set the place of the audit log
     url, which = _split_which(url, which, encrypt)
     options = {"mmap": mmap, "lazy": lazy, "device": str(on_device) if device is not None else ""}
+    options["dtype"] = str(in_dtype) if in_dtype is not None else ""
     facts = ActionFacts(given={"url": url, "which": which, "only": only, **{k: v for k, v in options.items() if v}})
 
     def read(state: OpenedState) -> dict[str, Any] | LazyCheckpoint:
         if lazy:
-            return LazyCheckpoint(state, on_device, only)
+            return LazyCheckpoint(state, on_device, only, in_dtype)
         with collector_paused():
-            plan = state.plan(only=only, mmap=mmap, device=on_device)
+            plan = state.plan(only=only, mmap=mmap, device=on_device, dtype=in_dtype)
         state.read(plan.sinks)
-        result: dict[str, Any] = plan.result()
-        return result
+        return state.optimizers_of(plan.result())
 
     with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
         return _first_good(url, which, encrypt, read)
+
+
+def _refuse_selector(url: str) -> None:
+    """Raise ``ConfigError`` if ``url`` names a checkpoint: ``relight.open`` opens a store or a run."""
+    try:
+        which = locate(url).which
+    except (CheckpointNotFound, ConfigError):
+        return
+    if which is not None and url.endswith(f"@{which}"):
+        run = url.removesuffix(f"@{which}")
+        hint = f'relight.load("{url}") returns its state; relight.open("{run}").verify("{which}") checks it'
+        raise ConfigError(f"relight.open failed: {which!r} is a checkpoint of a run", where=url, hint=hint) from None
 
 
 def _split_which(
@@ -237,11 +271,17 @@ def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) ->
 
 
 class Store(ObjectView):
-    """A store, or one run of it, opened for reading and maintenance. ``relight.open(url)`` returns one."""
+    """A store, or one run of it, opened for reading and maintenance. ``relight.open(url)`` returns one.
+
+    Args:
+        url: The store or the run.
+        encrypt: Where the key of an encrypted store is.
+    """
 
     _bytes: ByteStore
     _run: str | None
 
+    @short_traceback
     def __init__(self, url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> None:
         self._read: CheckpointList | None = None
         """What ``checkpoints`` returned last."""
@@ -255,66 +295,131 @@ class Store(ObjectView):
                 return
             store_url, run = split_run(url)
             self._bytes, self._run = _opened(store_url, encrypt), run
-            open_run(self._bytes, run)
+            try:
+                open_run(self._bytes, run)
+            except CheckpointNotFound:
+                _refuse_selector(os.fspath(url))
+                raise
 
     @property
     def runs(self) -> list[str]:
         """The names of the runs, or of the opened run."""
         return [run_name(name) for name in ([self._run] if self._run else list_runs(self._bytes))]
 
+    @short_traceback
     def run(self, name: str | None = None) -> Run:
-        """Return one run, for reading."""
+        """Return one run, for reading.
+
+        Args:
+            name: The run's name. None: the opened run.
+        """
         return open_run(self._bytes, self._name(name))
 
+    @short_traceback
     def checkpoints(self, run: str | None = None) -> CheckpointList:
-        """Return the committed checkpoints, oldest first. A notebook shows the list as a table."""
-        self._read = CheckpointList(self.run(run).history().live)
+        """Return the committed checkpoints, oldest first. A notebook shows the list as a table.
+
+        Args:
+            run: The run's name, if a store with several runs is open.
+        """
+        history = self.run(run).history()
+        self._read = CheckpointList(history.tagged(checkpoint) for checkpoint in history.live)
         return self._read
 
+    @short_traceback
     def latest(self, run: str | None = None) -> Checkpoint:
-        """Return the newest committed checkpoint, without verifying it."""
-        return choose(self.run(run).history(), "latest").checkpoint
+        """Return the newest committed checkpoint, without verifying it.
+
+        Args:
+            run: The run's name, if a store with several runs is open.
+        """
+        history = self.run(run).history()
+        return history.tagged(choose(history, "latest").checkpoint)
 
     def verify(
         self, which: str | int | None = None, run: str | None = None
     ) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
-        """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is
-        intact."""
+        """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is intact.
+
+        Args:
+            which: The checkpoint, as for ``relight.load``. None: all.
+            run: The run's name, if a store with several runs is open.
+        """
         opened = self.run(run)
         view, history = opened.view(), opened.history()
         for checkpoint in history.live if which is None else [report(choose(history, which_of(which)))]:
             with progress_bar(f"verifying step {checkpoint.step}", checkpoint.body.stored_bytes) as meter:
                 findings = _verify(self._bytes, view, checkpoint, progress=meter)
-            yield checkpoint, findings
+            yield history.tagged(checkpoint), findings
 
+    @short_traceback
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
-        """Point a tag at a checkpoint; ``which=None`` removes the tag."""
+        """Point a tag at a checkpoint.
+
+        Args:
+            name: The tag.
+            which: The checkpoint, as for ``relight.load``. None removes the tag.
+            run: The run's name, if a store with several runs is open.
+        """
         opened = self.run(run)
         opened.tag(name, None if which is None else report(choose(opened.history(), which_of(which))).id)
 
+    @short_traceback
     def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
-        """Create the run ``name``, which continues from a checkpoint without copying its bytes. Idempotent."""
+        """Create a run that continues from a checkpoint without copying its bytes. Idempotent.
+
+        Args:
+            name: The new run's name.
+            which: The checkpoint, as for ``relight.load``.
+            run: The run's name, if a store with several runs is open.
+            why: The reason, for the new run's log.
+        """
         from relight.versions.branching import branch
         from relight.versions.stages import who
 
         opened = self.run(run)
         branch(opened, report(choose(opened.history(), which_of(which))), name, by=who(), why=why)
 
+    @short_traceback
     def promote(
-        self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = ""
+        self,
+        which: str | int = "latest",
+        stage: Literal["candidate", "staging", "production"] | None = None,
+        run: str | None = None,
+        *,
+        why: str = "",
     ) -> str:
-        """Point a stage at this checkpoint, by default the stage after its present one. Return the stage."""
+        """Point a stage at this checkpoint. Return the stage.
+
+        Args:
+            which: The checkpoint, as for ``relight.load``.
+            stage: The stage. None: the one after the checkpoint's present stage.
+            run: The run's name, if a store with several runs is open.
+            why: The reason, for the run's log.
+        """
         from relight.versions.stages import promote
 
         opened = self.run(run)
         return promote(opened, report(choose(opened.history(), which_of(which))), stage, why=why)
 
+    @short_traceback
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
-        """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing."""
+        """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing.
+
+        Args:
+            rules: What to keep: ``relight.keep(…)``.
+            run: The run's name, if a store with several runs is open.
+        """
         return plan_prune(self._bytes, self._name(run), rules)
 
+    @short_traceback
     def prune(self, rules: Keep, run: str | None = None) -> PruneReport:
-        """Retire the checkpoints that no rule keeps, and delete their bytes."""
+        """Retire the checkpoints that no rule keeps, and delete their bytes.
+
+        Args:
+            rules: What to keep: ``relight.keep(…)``.
+            run: The run's name, if a store with several runs is open.
+        """
         return execute(self.plan_prune(rules, run), self._bytes)
 
     def _facts(self) -> Facts:
@@ -328,7 +433,12 @@ class Store(ObjectView):
         return name
 
 
+@short_traceback
 def open(url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> Store:
-    """Open the store, or the run, at ``url`` for reading and maintenance. ``encrypt``: place of the key of an encrypted
-    store."""
+    """Open a store, or one run of it, for reading and maintenance.
+
+    Args:
+        url: The store (``runs``) or the run (``runs/demo``).
+        encrypt: Where the key of an encrypted store is, as for a Checkpointer.
+    """
     return Store(url, encrypt=encrypt)

@@ -10,7 +10,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
+
+class HasTotalSeconds(Protocol):
+    """A length of time, such as a ``timedelta``."""
+
+    def total_seconds(self) -> float:
+        """Return the seconds."""
+
+
+Duration: TypeAlias = str | float | HasTotalSeconds
+"""A time as callers pass it: ``"30s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"1 h 30 min"``, a ``timedelta``, or seconds."""
+Size: TypeAlias = str | int
+"""A size as callers pass it: ``"16GB"`` (decimal), ``"512MiB"`` (binary), or bytes."""
+Rate: TypeAlias = str | float
+"""A rate as callers pass it: ``"200MB"`` or ``"200MB/s"``, or bytes a second."""
 UNKNOWN = "–"
 """Text of None and of NaN."""
 
@@ -121,6 +136,11 @@ def compact_text(value: float) -> str:
 def parse_size(text: str) -> float | None:
     """Return the bytes of ``500GB``, ``1.5 TiB``, ``2G`` or ``4096``, in any case; None for other text."""
     return _parsed(text, _BYTES)
+
+
+def parse_rate(text: str) -> float | None:
+    """Return the bytes a second of ``200MB``, ``200 MB/s`` or ``4096``; None for other text."""
+    return parse_size(text.strip().removesuffix("/s"))
 
 
 def parse_duration(text: str) -> float | None:

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import click
-
-from relight.cli import COMMANDS, cli
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference-cli.md"
+import pytest
+from tests.cli.reference_page import PAGE, put_in
 
 
-def test_each_command_has_a_section_with_all_its_options() -> None:
-    """The line under a heading names the options that the command has, by one of their names."""
-    sections = re.findall(r"^## relight (\w+)\n\n((?:`relight .*`\n)+)", PAGE.read_text(), re.MULTILINE)
-    assert [name for name, _ in sections] == list(COMMANDS)
-    usages: list[tuple[str, click.Command, str]] = []
-    for name, lines in sections:
-        with click.Context(cli) as context:
-            command = cli.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            written = dict(re.findall(rf"^`relight {name} (\w+) ?(.*)`$", lines, re.MULTILINE))
-            assert written.keys() == command.commands.keys()
-            usages += [
-                (f"{name} {subcommand}", command.commands[subcommand], usage) for subcommand, usage in written.items()
-            ]
-        else:
-            usages.append((name, command, lines))
-    for name, command, usage in usages:
-        options = [set(param.opts) for param in command.params if isinstance(param, click.Option)]
-        written = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", usage))
-        assert all(option & written for option in options), (name, options, written)
-        assert written <= set().union(*options), (name, written)
+def test_the_page_has_what_the_commands_state() -> None:
+    """Groups, usage lines and options are those of the commands, in the order of ``COMMANDS``: ``make fix`` writes them."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert put_in(text) == text
 
 
-def test_the_reference_has_the_groups_of_the_help() -> None:
-    """The page's table of groups equals ``COMMANDS``."""
-    groups: dict[str, list[str]] = {}
-    for name, entry in COMMANDS.items():
-        groups.setdefault(entry.group, []).append(name)
-    rows = re.findall(r"^\| ([A-Z][a-z ]+) \| (\[.*) \|$", PAGE.read_text().partition("\n## ")[0], re.MULTILINE)
-    assert {group: re.findall(r"\[(\w+)\]\(#relight-\1\)", cell) for group, cell in rows} == groups
+def test_a_new_command_gets_a_section_and_one_without_a_command_is_refused() -> None:
+    """The generator needs no list of its own."""
+    text = PAGE.read_text(encoding="utf-8")
+    without = re.sub(r"^## relight tag\n.*?(?=^## )", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "`relight tag [OPTIONS]" not in without and "`relight tag [OPTIONS]" in put_in(without)
+    with pytest.raises(SystemExit, match="nothing"):
+        put_in(text + "## relight nothing\n\nText.\n")
 
 
 def test_outputs_in_the_reference_can_be_read_on_a_page() -> None:

@@ -53,4 +53,4 @@ def test_rules_by_time_size_and_age(tmp_path: Path) -> None:
     assert stays("--keep-lag-steps", "2") == [1, 2, 3]
     assert stays("--keep-budget", "1") == [3]
     assert stays("--keep-hourly", "1", "--keep-weekly", "1", "--keep-monthly", "1") == [3]
-    assert "such as '36h'" in relight("prune", run, "--keep-within", "soon", "--dry-run", status=2)
+    assert "such as '30s'" in relight("prune", run, "--keep-within", "soon", "--dry-run", status=2)

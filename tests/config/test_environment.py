@@ -57,7 +57,10 @@ def test_a_secret_is_not_in_the_error(monkeypatch: pytest.MonkeyPatch, caplog: p
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ('store_patience_s = "soon"', "store_patience_s is a number of seconds above 0, at most a day, not 'soon'"),
+        (
+            'store_patience_s = "soon"',
+            "store_patience_s is a time above 0, at most a day: \"10m\", or seconds, not 'soon'",
+        ),
         ('log = "loud"', "log is quiet, warnings, default, info or debug, not 'loud'"),
         ("nod = 1", "has no 'nod'"),
     ],

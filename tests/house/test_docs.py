@@ -10,13 +10,10 @@ import re
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
 from tree import PAGES, PRODUCT, ROOT, SOURCES, files, page
 
-import relight
 from relight import errors
-from relight.cli import COMMANDS, cli
 from relight.observe import EVENTS
 from relight.settings.environment import PROCESS_VARIABLES
 from relight.settings.registry import settings_by_variable
@@ -40,12 +37,6 @@ def first_cells(text: str) -> list[str]:
     """Return the first column of the tables in ``text``, without headings."""
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     return [re.split(r"(?<!\\)\|", row)[1].strip() for row in rows]
-
-
-def test_every_public_name_is_in_the_reference() -> None:
-    """A name in ``relight.__all__`` is described under *Python*."""
-    text = section(page("reference.md"), "Python")
-    assert [name for name in relight.__all__ if f"relight.{name}" not in text and f"`{name}`" not in text] == []
 
 
 def test_every_error_kind_is_in_troubleshooting_next_to_its_error() -> None:
@@ -79,31 +70,6 @@ def test_every_symptom_can_be_diagnosed() -> None:
     assert {symptom.section for symptom in (*SYMPTOMS, *PROGRAM_MESSAGES, *USER_DESCRIPTIONS)} == headings | set(
         re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)
     )
-
-
-def test_every_command_and_option_is_in_the_reference() -> None:
-    """Each command has a row with all of its options."""
-    commands: dict[str, click.Command] = {}
-    for name in COMMANDS:
-        command = cli.get_command(None, name)  # type: ignore[arg-type]
-        commands |= (
-            {f"{name} {key}": subcommand for key, subcommand in command.commands.items()}
-            if isinstance(command, click.Group)
-            else {name: command}
-        )
-    pattern = re.compile(r"`relight (" + "|".join(sorted(commands, key=len, reverse=True)) + r")\b")
-    rows = {
-        match[1]: cell
-        for cell in first_cells(section(page("reference.md"), "Command line"))
-        if (match := pattern.match(cell))
-    }
-    assert rows.keys() == commands.keys()
-    for name, row in rows.items():
-        command = commands[name]
-        real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {
-            "--help"
-        }
-        assert set(re.findall(r"--[a-z-]+", row)) == real, f"relight {name}"
 
 
 def test_every_setting_is_in_the_reference() -> None:

@@ -70,11 +70,11 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
 def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
-        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "InternalError",
-        "LazyCheckpoint", "LeaseHeld",
-        "Limits",
-        # if a new name is meant, add it here, to docs/reference.md and to the changelog
-        "NoMemory", "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
+        "Checkpoint", "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Duration", "Fenced",
+        "IncompatibleState", "InternalError", "LazyCheckpoint", "LeaseHeld", "Limits",
+        # if a new name is meant, add it here, to a page of docs/api and to the changelog
+        "NewerFormat", "NoMemory", "NoSpace", "Peers", "Rate", "RelightError", "ReplicasDiffer", "RunRemoved", "RunReplaced", "Save", "SaveFailed", "Size",
+        "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

@@ -39,8 +39,8 @@ def same(first: Any, second: Any) -> bool:
 
 
 def by_number(node: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state in the form of torch's own ``state_dict``."""
-    order = [name for group in node["groups"] for name in group["params"]]
+    """Return a loaded optimizer with numbers for its parameters, as torch's own ``state_dict`` has them."""
+    order = [name for group in node["param_groups"] for name in group["params"]]
     numbers = {name: index for index, name in enumerate(order)}
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in node["groups"]]
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in node["param_groups"]]
     return {"state": {numbers[name]: value for name, value in node["state"].items()}, "param_groups": groups}

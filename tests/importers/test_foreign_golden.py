@@ -115,7 +115,7 @@ def test_zero_is_put_together_as_deepspeed_does(tmp_path: Path, stage: int) -> N
         assert float(state["optimizer"]["state"][name]["step"]) == 3
     assert state["model"]["frozen.weight"].dtype == torch.bfloat16 and state["model"]["frozen.weight"].shape == (7, 7)
     assert torch.equal(state["model"]["scale"], torch.linspace(0.5, 1.5, 7))
-    assert [group["weight_decay"] for group in state["optimizer"]["groups"]] == [0.0, 0.1]
+    assert [group["weight_decay"] for group in state["optimizer"]["param_groups"]] == [0.0, 0.1]
     assert state["scheduler"]["last_epoch"] == 3 and state["imported"]["note"] == "kept"
 
 
@@ -203,7 +203,7 @@ def test_megatron_torch_dist(tmp_path: Path) -> None:
         assert same(moments, {key: original[f"optimizer.state.{key}.{name}"] for key in moments}) and set(
             moments
         ) == set(KEYS)
-    assert state["optimizer"]["groups"][0]["lr"] == 0.01 and state["scheduler"]["max_lr"] == 0.01
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.01 and state["scheduler"]["max_lr"] == 0.01
 
 
 def test_megatron_legacy(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> N
     tree, plain = relight.load(run_url), relight.load(saved / "plain-1")
     assert tree["model"].keys() == plain["model"].keys()
     assert all(bool((tree["model"][key] == value).all()) for key, value in plain["model"].items())
-    assert tree["optimizer"]["groups"] == plain["optimizer"]["groups"]
+    assert tree["optimizer"]["param_groups"] == plain["optimizer"]["param_groups"]
     assert all(
         bool((tree["optimizer"]["state"][name][key] == value).all())
         for name, state in plain["optimizer"]["state"].items()

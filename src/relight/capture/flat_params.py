@@ -53,16 +53,21 @@ def flattened(
 ) -> None:
     """Declare that ``flat``, which an optimizer steps, is this rank's range of ``parameters`` laid end to end.
 
-    ``parameters``: live parameters of a module that the Checkpointer is given, whole on every rank, in the order in
-    which they are concatenated. ``begins``: where each begins, if there are gaps; default: one follows the other. The
-    concatenation is cut into ranges of ``flat.numel()`` elements, one for each rank of ``group`` (default: all ranks),
-    in their order. The last ranges may end in padding. Declare every flat tensor, on every rank, before a Checkpointer
-    is given the optimizer: the ``torch.optim.Optimizer`` that has ``flat`` among its parameters.
+    The concatenation is cut into ranges of ``flat.numel()`` elements, one for each rank, in their order. The last
+    ranges may end in padding. Declare every flat tensor, on every rank, before a Checkpointer is given the optimizer:
+    the ``torch.optim.Optimizer`` that has ``flat`` among its parameters.
 
     State is then saved by parameter, in the parameter's shape, whatever the number of ranks, and restored to any other
     layout. If the dtype of ``flat`` differs from the parameter's, its values are saved, too; otherwise it is filled
     from the restored parameter. A second declaration of the same ``flat`` replaces the first. The parameters live as
     long as ``flat``. Raise ``ConfigError`` for an impossible declaration.
+
+    Args:
+        flat: The tensor of one dimension that the optimizer steps.
+        parameters: Live parameters of a module that the Checkpointer is given, whole on every rank, in the order in
+            which they are concatenated.
+        begins: Where each parameter begins, in elements, if there are gaps. None: one follows the other.
+        group: The ranks that share the concatenation. None: all ranks.
     """
     if not isinstance(flat, torch.Tensor) or flat.ndim != 1 or not flat.numel() or not flat.is_contiguous():
         raise ConfigError("relight.flattened: flat is a tensor of one dimension, contiguous, and not empty")

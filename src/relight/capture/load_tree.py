@@ -60,14 +60,15 @@ def build_tree(
     mapped: Mapped | None = None,
     device: torch.device | str = "cpu",
     on_host: Collection[int] = (),
+    casts: Mapping[int, torch.dtype] | None = None,
 ) -> LoadPlan:
     """Plan the plain tree: dicts, lists, values, tensors, arrays. With ``only``, just the matches, in the dicts
     that lead to them.
 
     Raise ``IncompatibleState`` if nothing matches. ``tree``: encoded, or decoded. ``check``, ``mapped``, ``device``,
-    ``on_host``: see ``FreshTensors``.
+    ``on_host``, ``casts``: see ``FreshTensors``.
     """
-    memory = FreshTensors(tensors, check, mapped, device, on_host)
+    memory = FreshTensors(tensors, check, mapped, device, on_host, casts)
     plan = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
     if plan is _NOTHING and only:
         raise nothing_fits(only, where)

@@ -222,7 +222,11 @@ def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
 
 
 def leave_epoch(loader: DataLoader[Any]) -> None:
-    """End this epoch for the loader, though batches may be left: a restore then continues with the next epoch."""
+    """End this epoch for the loader, though batches may be left: a restore then continues with the next epoch.
+
+    Args:
+        loader: A loader among the components.
+    """
     watch = loader.__dict__.get(ATTRIBUTE)
     if watch is not None and watch.epoch is not None:
         watch.epoch.over = watch.epoch.left = True
@@ -231,9 +235,14 @@ def leave_epoch(loader: DataLoader[Any]) -> None:
 
 
 def reset_position(loader: DataLoader[Any]) -> None:
-    """Ignore the loader's stored position at the next restore: its training epoch begins from its start. Call it before ``restore()``.
+    """Ignore the loader's stored position at the next restore: its training epoch begins from its start. Call it before
+    ``restore()``.
 
-    After a restore, before the next ``iter(loader)``, it drops the position that was restored. Other components are not affected.
+    After a restore, before the next ``iter(loader)``, it drops the position that was restored. Other components are not
+    affected.
+
+    Args:
+        loader: A loader among the components.
     """
     watch = _watch(_checked(loader, "reset_position"))
     if watch.pending is None:
@@ -246,9 +255,15 @@ def reset_position(loader: DataLoader[Any]) -> None:
 
 
 def used(loader: DataLoader[Any], batches: int) -> None:
-    """State that the training loop has used ``batches`` batches of this training epoch: saves hold that position, until the next call.
+    """State that the training loop has used ``batches`` batches of this training epoch: saves hold that position, until
+    the next call.
 
-    For prefetchers that take batches from the loader before the loop uses them. Batches of the epoch that an earlier process used count.
+    For prefetchers that take batches from the loader before the loop uses them. Batches of the epoch that an earlier
+    process used count.
+
+    Args:
+        loader: A loader among the components.
+        batches: The number of batches, from the epoch's begin.
     """
     watch = _watch(_checked(loader, "used"))
     if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:

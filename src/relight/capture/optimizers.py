@@ -299,26 +299,39 @@ def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[i
     groups = []
     for live, group in zip(optimizer.param_groups, saved["groups"], strict=True):
         groups.append({**group, "params": [numbers[names[id(parameter)]] for parameter in live["params"]]})
+    state = {numbers.get(key, key): value for key, value in _apart(saved["state"]).items()}
+    optimizer.load_state_dict({**saved["extra"], "state": state, "param_groups": groups})
+
+
+def _apart(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the state with a tensor of its own for each entry: flattened parameters share their step counter."""
     met: set[int] = set()
 
     def own(value: Any) -> Any:
-        """Clone a value that was met before: flattened parameters share their step counter, here each needs its own."""
         if isinstance(value, torch.Tensor) and id(value) in met:
             return value.clone()
         met.add(id(value))
         return value
 
-    state = {
+    return {
         key: {name: own(entry) for name, entry in value.items()} if isinstance(value, dict) else value
-        for key, value in saved["state"].items()
+        for key, value in state.items()
     }
-    optimizer.load_state_dict(
-        {
-            **saved["extra"],
-            "state": {numbers.get(key, key): value for key, value in state.items()},
-            "param_groups": groups,
-        }
-    )
+
+
+def state_dict_of(node: Any) -> Any:
+    """Return an optimizer's loaded node as its ``load_state_dict`` takes it: for torch's own, with names as the parameters' ids.
+
+    A part of a node, as ``only=`` selects it, has the keys of that part.
+    """
+    if not isinstance(node, dict):
+        return node
+    if {"state", "groups", "extra"} <= node.keys() and (own := own_form_of(node)) is not None:
+        return with_numbers(own, [name for group in node["groups"] for name in group["params"]])
+    torchs = {"state": _apart(node["state"])} if isinstance(node.get("state"), dict) else {}
+    groups = {"param_groups": node["groups"]} if "groups" in node else {}
+    extra = node["extra"] if isinstance(node.get("extra"), dict) else {}
+    return {**extra, **{key: node[key] for key in node if key not in ("groups", "extra")}, **torchs, **groups}
 
 
 def _named(key: Any, order: list[str]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from relight.capture.standard_values import KIND as STANDARD
 from relight.capture.standard_values import standard_value
-from relight.capture.tensors import TORCH_DTYPES, TensorSink
+from relight.capture.tensors import TORCH_DTYPES, TensorSink, sink_for
 from relight.errors import REFUSALS, IncompatibleState, UnsafeContent, is_no_memory, no_memory
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
@@ -37,7 +37,7 @@ class FreshTensors:
     ``check(pack)`` raises if the store does not hold the bytes that the part declares. It is called before memory for
     that pack is first allocated, as a malicious file can declare a large shape. ``mapped(tensor)`` returns memory that
     has the tensor's bytes already, or gets them on first access; None: the tensor must be read. The tensors are on
-    ``device``, but those in ``on_host`` on the CPU.
+    ``device``, but those in ``on_host`` on the CPU. Those in ``casts`` get another dtype than the stored one.
     """
 
     def __init__(
@@ -47,8 +47,10 @@ class FreshTensors:
         mapped: Mapped | None = None,
         device: torch.device | str = "cpu",
         on_host: Collection[int] = (),
+        casts: Mapping[int, torch.dtype] | None = None,
     ) -> None:
         self._tensors, self._check, self._mapped = tensors, check, mapped
+        self._casts = casts or {}
         self._device, self._on_host = device, on_host
         self._filled: set[int] = set()
         self._checked: set[int] = set()
@@ -59,7 +61,7 @@ class FreshTensors:
         tensor = self._made.get(index)
         if tensor is None:
             stored = self._tensors[index]
-            dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
+            dtype = self._casts.get(index) or TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked and self._mapped is None:
                 try:
                     device = "cpu" if index in self._on_host else self._device
@@ -100,7 +102,11 @@ class FreshTensors:
         """Sinks for all tensors that were requested and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
         return {
-            index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) if tensor.is_cpu else TensorSink(tensor)
+            index: sink_for(tensor, torch_dtype(self._tensors[index]))
+            if index in self._casts
+            else HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor)
+            if tensor.is_cpu
+            else TensorSink(tensor)
             for index, tensor in made
         }
 

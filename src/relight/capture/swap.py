@@ -19,6 +19,10 @@ class Swap:
 
     A save while swapped in holds both modules' present values and the flag. After the resume ``swapped`` is True, and
     leaving the block gives the model its own weights back. ``with swap:`` swaps for a block.
+
+    Args:
+        model: The module that is trained.
+        averaged: Its averaged copy, such as ``AveragedModel``.
     """
 
     def __init__(self, model: nn.Module, averaged: nn.Module) -> None:

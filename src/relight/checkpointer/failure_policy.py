@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
+from typing import ClassVar
 
 from relight.comm import RankTimeout
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown, with_outcome
 from relight.observe import emit
 from relight.policy.argument_checks import whole_of
+from relight.policy.call_text import ShownAsCall
 from relight.save_reason import SaveReason
+from relight.settings.short_traceback import short_traceback
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
 _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
 """Parts of the messages of torch's allocators and of Python's threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailurePolicy:
+@dataclass(frozen=True, slots=True, repr=False)
+class FailurePolicy(ShownAsCall):
     """Retry a failed save up to ``retries`` times. Raise after ``raise_after`` failed saves in a row; None: never.
     ``begin_again``: start a new log if the run's directory was removed."""
+
+    _call: ClassVar[str] = "failure_policy"
 
     retries: int = 0
     raise_after: int | None = None
@@ -88,12 +93,19 @@ def may_retry(error: RelightError) -> bool:
     return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
+@short_traceback
 def failure_policy(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> FailurePolicy:
-    """Return a policy for ``Checkpointer(on_failure=…)``: immediate retries, and the number of failed saves in a row
-    after which to raise.
+    """Return a policy for ``Checkpointer(on_failure=…)``.
 
-    ``begin_again=True``: if the run's directory is moved or deleted during training, start a new log in the same place
-    and save there. Only for a run of one process.
+    Where the trainer writes, a failed save is tried again at once. For a save in the background, the state of the next
+    step is saved instead; with several ranks, that of the next step at which a save is due.
+
+    Args:
+        retries: How often a failed save is tried again: 0 to 100.
+        raise_after: The number of failed saves in a row after which to raise ``SaveFailed``. None: never.
+        begin_again: If the run's directory is moved or deleted during training, begin a new log in the same place and
+            save there. Without it, every later save fails with ``RunRemoved``. Only for a run of one process, and never
+            over remaining checkpoints.
     """
     if not isinstance(begin_again, bool):
         raise ConfigError(f"begin_again= takes True or False, not {shown(begin_again)}")

@@ -38,6 +38,7 @@ from relight.settings.environment import environment
 from relight.settings.registry import from_variable
 from relight.store.urls import local_path, path_text, split_run
 
+_SAVE_OPTIONS = ("tag", "block", "metrics", "reason", "micro_step", "priority")
 EVERY, ONE = "every rank", "rank 0"
 """Values of ``writer=``."""
 NAME_MAX, METADATA_MAX = 512, 1 << 20
@@ -394,6 +395,27 @@ def check_step(
             f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason="
         )
     return number, micro
+
+
+def all_metrics(metrics: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metrics of ``metrics=`` and of keywords together. Raise ``ConfigError`` for a name that both have."""
+    if not metrics and isinstance(metrics, (Mapping, type(None))):
+        return named
+    if not isinstance(metrics, Mapping):
+        check_metrics(metrics)
+        return named
+    twice = metrics.keys() & named.keys()
+    if twice:
+        raise ConfigError(f"metric {min(twice)!r} is given twice", where="metrics=", hint="leave one of them out")
+    return {**metrics, **named}
+
+
+def refuse_save_slip(named: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a keyword of ``save()`` that looks like a misspelt option: it would be a metric of that name."""
+    for name in named:
+        for option in get_close_matches(name, _SAVE_OPTIONS, 1, 0.75):
+            hint = f'did you mean {option}=? As a metric, pass metrics={{"{name}": …}}'
+            raise ConfigError(f"save() has no option {name[:40]!r}", where=f"{name[:40]}=", hint=hint)
 
 
 def check_priority(priority: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic, perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from relight.commit import SaveReport
 from relight.errors import ConfigError, RelightError, StoreUnavailable
@@ -13,7 +13,9 @@ from relight.observe import emit, record_span
 from relight.observe.object_view import Facts, ObjectView
 from relight.observe.progress_bar import progress_bar
 from relight.save_reason import SaveReason
-from relight.units import age_text, duration_text, percent_text, size_text
+from relight.settings.amounts import seconds_of
+from relight.settings.short_traceback import short_traceback
+from relight.units import Duration, age_text, duration_text, percent_text, size_text
 
 POLL_S = 0.2
 """Seconds between two readings of a save's progress for its bar."""
@@ -101,16 +103,24 @@ class Save(ObjectView):
             return Progress(copied, written, None)
         return Progress(copied, written, (monotonic() - self._sealed_s) * (1 - written) / written)
 
-    def wait(self, timeout: float | None = None, until: str = "durable") -> Save:
+    @short_traceback
+    def wait(self, timeout: Duration | None = None, until: Literal["sealed", "durable", "drained"] = "durable") -> Save:
         """Wait until the save is ``sealed``, ``durable`` or ``drained``; raise its error if it failed.
 
-        Raise ``StoreUnavailable`` after ``timeout`` seconds. The save continues anyway.
+        Raise ``StoreUnavailable`` after ``timeout``. The save continues anyway.
+
+        Args:
+            timeout: The longest wait: ``"10m"``, a ``timedelta``, or seconds. None: no limit.
+            until: ``"sealed"``: copied, so that training may change the values, and the process may die. ``"durable"``:
+                committed. ``"drained"``: stored on the last tier; with one store the same as durable.
         """
         if until not in ("sealed", "durable", "drained"):
             raise ConfigError(f"until is 'sealed', 'durable' or 'drained', not {until!r}")
         if until == "drained" and not self.drained:
             self._asks_further()
         started = monotonic()
+        if timeout is not None and not isinstance(timeout, (int, float)):
+            timeout = seconds_of(timeout, "wait(timeout=…)")
         is_over = self._wait(timeout, until)
         if self.error is not None:
             raise self.error

@@ -30,8 +30,8 @@ from relight.export.plan import FORMATS, facts, format_of, left_out
 from relight.export.selection import choose
 from relight.importers.hub import hub_address, is_hub
 from relight.observe.progress_bar import progress_bar
-from relight.policy.argument_checks import bytes_of
 from relight.reader.opened import Opened
+from relight.settings.amounts import bytes_of
 from relight.units import count_text, size_text
 
 SHOWN = 8

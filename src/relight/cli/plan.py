@@ -18,7 +18,7 @@ from relight.cost_model.planned import JobPlan, KnownNumber, MeasuredTime, Paral
 from relight.cost_model.schedule import costly
 from relight.cost_model.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, from_count, size_of
 from relight.errors import ConfigError
-from relight.policy.argument_checks import bytes_of, seconds_of
+from relight.settings.amounts import bytes_of, seconds_of
 from relight.units import count_text, duration_text, percent_text, rate_text, size_text
 
 _BYTES_MAX = 16 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import click
 
@@ -56,7 +57,7 @@ def command(
     keep_last: int | None,
     keep_best: int | None,
     metric: str | None,
-    mode: str | None,
+    mode: Literal["min", "max"] | None,
     keep_every: int | None,
     keep_within: str | None,
     keep_hourly: int | None,

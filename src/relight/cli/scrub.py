@@ -16,7 +16,7 @@ from relight.drain.scrub import scrub
 from relight.errors import ConfigError
 from relight.observe import emit
 from relight.observe.progress_bar import progress_bar
-from relight.policy.argument_checks import bytes_of
+from relight.settings.amounts import bytes_of
 from relight.store.mirror_drives import COPIES
 from relight.store.mirror_rebuild import mirrored_in
 from relight.units import count_text, size_text

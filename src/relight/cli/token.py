@@ -13,7 +13,7 @@ from relight.audit import recorded
 from relight.audit.facts import ActionFacts
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, table
-from relight.policy.argument_checks import seconds_of
+from relight.settings.amounts import seconds_of
 
 if TYPE_CHECKING:
     from relight.serve.state import TokenFile

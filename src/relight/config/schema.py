@@ -24,6 +24,8 @@ def _table() -> dict[str, Any]:
 def _of(setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the schema of a setting's value, and the definitions that it refers to."""
     rule = msgspec.json.schema(setting.type)
+    if setting.type.__metadata__[0].extra["parse"] and "anyOf" not in rule:
+        rule = {"anyOf": [{"type": "string"}, rule]}  # a time, size or rate: see kinds
     named = " Counts only in a named file." if setting.named else ""
     text = f"{setting.doc}. Default: {setting.default}. Variable: {setting.variable}.{named}"
     return {**rule, "description": text}, rule.pop("$defs", {})

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from relight.heartbeat.heartbeat_page import UPDATING, Heartbeat, HeartbeatPage
+from relight.settings.amounts import seconds_of
+from relight.units import Duration
 
 SETTING = "RELIGHT_HEARTBEAT"
 """The file of this process's page: set by ``relight run``."""
@@ -146,13 +148,17 @@ last_words: list[Callable[[Exception], None]] = []
 """Called with the error that ends the script, under ``relight run``: cleanup for scripts that use no ``with`` block."""
 
 
-def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+def phase(name: str, expected_s: Duration = 0.0) -> contextlib.AbstractContextManager[None]:
     """Publish a phase for a ``with`` block, for example evaluation or compilation: long work that is not a step.
 
-    ``expected_s``: seconds that it should take; 0: as long as it took before. Under ``relight run`` the process counts
-    as hanging only after three times that and five seconds. Without ``relight run`` this does nothing.
+    Under ``relight run`` the process counts as hanging only after three times the expected duration and five seconds.
+    Without ``relight run`` this does nothing.
+
+    Args:
+        name: The phase's name, for reports.
+        expected_s: How long it should take: ``"10m"``, a ``timedelta``, or seconds. 0: as long as it took before.
     """
-    return heartbeat().during(name, expected_s)
+    return heartbeat().during(name, 0.0 if expected_s == 0 else seconds_of(expected_s, "phase(expected_s=…)"))
 
 
 _teller: HeartbeatWriter | None = None

@@ -49,6 +49,9 @@ def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
     Nothing in it is executed, and no tensor is read. Raise ``IncompatibleState``, with a listing, if the format is
     unknown; ``CorruptCheckpoint`` or ``UnsafeContent`` if the checkpoint is invalid. Memory: the metadata's size, at
     most some hundred megabytes.
+
+    Args:
+        path: A file, a directory, or the URL of an object store or of the Hub.
     """
     text = os.fspath(path)
     if is_hub(text):

@@ -62,16 +62,26 @@ def import_checkpoint(
 ) -> ImportReport:
     """Import ``found`` as a checkpoint of ``run``. It is committed when this returns.
 
-    ``which``: import only tensors and components that match. ``step`` replaces the source's step; without either, the
-    step is 0. The run is created if it does not exist; no attempt is fenced. Memory: two slabs.
+    attempt is fenced. Memory: two slabs.
 
     Raise ``ConfigError`` if the run's newest checkpoint has a later step, is an import of another file at this step, or
     is not an import. The run would then resume from the imported checkpoint instead. ``force``: import in these cases,
     too.
 
-    ``before_commit`` is called when all bytes are durable, and may wait; an error that it raises aborts the import.
-    ``user``: more user metadata for the root. ``smaller``: how to store it incrementally. If ``RELIGHT_AUDIT`` names an
-    audit log, the import is recorded there before anything is written.
+    If ``RELIGHT_AUDIT`` names an audit log, the import is recorded there before anything is written.
+
+    Args:
+        found: What ``detect`` returned.
+        store: The store, as ``relight.store.open_bytes`` opens it.
+        run: The run's name. It is created if it does not exist.
+        step: The step's number. None: the source's step, else 0.
+        which: Patterns of the tensors and components to import. Empty: all.
+        progress: A function that is called with the number of bytes of each piece that was read.
+        before_commit: A function that is called when all bytes are durable, and may wait; an error that it raises
+            aborts the import.
+        user: More user metadata for the root.
+        smaller: How to store it incrementally. None: whole.
+        force: Import although the run's newest checkpoint would be hidden.
     """
     facts = ActionFacts(run, after=run, given={"source": found.path, "step": step, "which": which})
     doing = f"the import of {found.path}"

@@ -32,6 +32,11 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
     loaders that ``prepare`` returned, and any other component. The accelerator's scaler and its count of accumulated
     batches are added. Loaders continue within the epoch. Raise ``ConfigError`` with DeepSpeed and Megatron-LM, which
     keep their state themselves.
+
+    Args:
+        accelerator: The accelerator that prepared the objects.
+        path: The store and the run, as for ``relight.Checkpointer``.
+        **given: Options of ``relight.Checkpointer``, and components under any names.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):

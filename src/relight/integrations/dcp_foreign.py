@@ -23,6 +23,10 @@ def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dic
     It has whole CPU tensors and plain values. Nothing in the directory is executed. ``only=["model.*"]`` reads just the
     matches, by DCP's flat names or by paths such as ``model/*``. Chunks are read one after the other, straight to their
     places. ``UnsafeContent`` names a value that is not a plain one; exclude it with ``only``.
+
+    Args:
+        path: The directory.
+        only: Patterns of what to read, by DCP's flat names or by paths. None: everything.
     """
     folder = Folder(path)
 
@@ -47,6 +51,11 @@ def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: 
     ``get_state_dict`` saves them, flattened or not, or by numbers, as in ``optimizer.state_dict()``.
     ``IncompatibleState`` lists all mismatches, and then nothing has changed; ``strict=False`` restores what fits. Each
     rank calls it for itself.
+
+    Args:
+        path: The directory.
+        strict: Whether all must fit. False restores what fits.
+        **components: The live objects, by the top-level keys of the state dict.
     """
     folder = Folder(path)
     tops = {path_in_tree[0] for path_in_tree, _ in folder.found.values()}

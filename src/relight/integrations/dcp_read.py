@@ -84,11 +84,15 @@ class StorageReader(_StorageReader):
 
     ``dcp.load(state, storage_reader=StorageReader("store/run"))``.
 
-    ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=``
-    of ``dcp.load`` is a step. Each rank reads the byte ranges that its plan needs, whatever the layout at the save;
-    each is verified before use. ``latest`` skips damaged checkpoints: all ranks then choose the same one, if the
-    process group is the default one. Otherwise damage is an error. After an error the state may be a mixture. Values
-    that are not tensors are plain values, encoded for DCP in memory.
+    Each rank reads the byte ranges that its plan needs, whatever the layout at the save; each is verified before use.
+    ``latest`` skips damaged checkpoints: all ranks then choose the same one, if the process group is the default one.
+    Otherwise damage is an error. After an error the state may be a mixture. Values that are not tensors are plain
+    values, encoded for DCP in memory.
+
+    Args:
+        url: The store and the run.
+        which: The checkpoint: ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id. The last number in
+            ``checkpoint_id=`` of ``dcp.load`` is a step.
     """
 
     def __init__(self, url: str | os.PathLike[str], which: str | int = "latest") -> None:

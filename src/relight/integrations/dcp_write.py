@@ -40,8 +40,10 @@ from relight.integrations.dcp_tree import OWN, apart, encode_entries, usual
 from relight.layout import Box, Bytes, Item, whole
 from relight.log import Log
 from relight.save_reason import SaveReason
+from relight.settings.amounts import seconds_of
 from relight.store import open_bytes
 from relight.store.urls import split_run
+from relight.units import Duration
 
 _NUMBER = re.compile(r"(\d+)\D*\Z")
 _LIVES_MAX = 8
@@ -72,15 +74,21 @@ class StorageWriter(_StorageWriter):
     ``…/step-1000``.
 
     Each rank writes the shards that DCP's planner gave it, as pieces of one tensor. Values that are not tensors are
-    stored as plain values; ``IncompatibleState`` names those that cannot be. ``timeout_s``: seconds that ranks wait
-    for each other's parts. DCP wraps errors in its ``CheckpointException``: its ``failures`` has the ``RelightError``
-    of each rank.
+    stored as plain values; ``IncompatibleState`` names those that cannot be.  DCP wraps errors in its
+    ``CheckpointException``: its ``failures`` has the ``RelightError`` of each rank.
 
     torchtitan and your own calls of ``dcp.save`` and ``dcp.async_save`` take ``storage_writer=``. Lightning's FSDP
     strategy and Megatron's ``torch_dist`` create their own writer: instead, call ``dcp.save`` with the result of
     ``get_state_dict``. ``async_save`` copies the state with DCP's stager, which allocates new memory for each save
     unless you keep a stager and pass it as ``async_stager=``. Then wait for the previous save first, as its copy is
     overwritten.
+
+    Args:
+        url: The store and the run.
+        step: The step's number. None: it is set later, or the last number in ``checkpoint_id=``.
+        metrics: Metrics by name.
+        reason: Why it is saved, as the checkpoint records it.
+        timeout_s: How long ranks wait for each other's parts: ``"10m"``, a ``timedelta``, or seconds.
     """
 
     def __init__(
@@ -90,14 +98,14 @@ class StorageWriter(_StorageWriter):
         *,
         metrics: Mapping[str, float] | None = None,
         reason: str = "dcp.save",
-        timeout_s: float = 600.0,
+        timeout_s: Duration = 600.0,
     ) -> None:
         super().__init__()
         self.url = os.fspath(url)
         check_metrics(metrics := metrics if metrics is not None else {})
         self.step = None if step is None else step_of(step)
         self.metrics: dict[str, float] = numbers_of(metrics)
-        self.reason, self.timeout_s = reason, timeout_s
+        self.reason, self.timeout_s = reason, seconds_of(timeout_s, "StorageWriter(timeout_s=…)")
         self.report: SaveReport | None = None
         """This rank's report of the last save."""
         self._key = uuid.uuid4().hex

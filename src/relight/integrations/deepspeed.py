@@ -20,6 +20,9 @@ def flattened(optimizer: Any) -> torch.optim.Optimizer:
     ZeRO stages 1 and 2 (tested with DeepSpeed 0.19), with parameters whole on each rank. Save its loss scaler and the
     engine's counters yourself: ``scaler=optimizer.loss_scaler.__dict__``. Raise ``ConfigError`` for another kind of
     optimizer, such as stage 3's.
+
+    Args:
+        optimizer: The ``DeepSpeedZeroOptimizer``: ``engine.optimizer``.
     """
     inner, groups = getattr(optimizer, "optimizer", None), getattr(optimizer, "round_robin_bit16_groups", None)
     flats = getattr(optimizer, "single_partition_of_fp32_groups", None)

@@ -36,10 +36,14 @@ _MARK = "relight.deepspeed"
 
 
 class CheckpointEngine(Base):
-    """A checkpoint engine for ``engine.checkpoint_engine``. ``options`` are ``relight.save``'s: ``encrypt=``.
+    """A checkpoint engine for ``engine.checkpoint_engine``.
 
     ``client_state`` may have tensors, arrays and plain values: anything else is refused by name, before a byte of that
     rank's file is written.
+
+    Args:
+        config_params: DeepSpeed's own configuration, which is not used.
+        **options: Options of ``relight.save``: ``encrypt=``.
     """
 
     def __init__(self, config_params: Any = None, **options: Any) -> None:

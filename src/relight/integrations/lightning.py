@@ -49,10 +49,10 @@ _LOADERS = "combined_loader"
 class LightningCheckpoints(Checkpoint):
     """A callback that saves everything that ``trainer.fit`` needs to resume, without waiting. It resumes automatically.
 
-    ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) |
-    relight.best("val_loss")``, ``keep=relight.keep(…)``. Metrics are those passed to ``self.log``. A step is an
-    optimizer step: ``trainer.global_step`` of them are done. Saved: module, optimizers, schedulers, loops, callbacks,
-    precision, data module, generators, and each loader's position.
+    ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) | relight.best("val_loss")``,
+    ``keep=relight.keep(…)``. Metrics are those passed to ``self.log``. A step is an optimizer step:
+    ``trainer.global_step`` of them are done. Saved: module, optimizers, schedulers, loops, callbacks, precision, data
+    module, generators, and each loader's position.
 
     Raise ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one. Raise it
     also with strategies that have their own optimizers (DeepSpeed): use ``RelightCheckpointIO`` or the strategy's own
@@ -60,6 +60,11 @@ class LightningCheckpoints(Checkpoint):
 
     ``resume`` False: nothing is restored from the run. Training begins with the given state, and its saves follow the
     existing checkpoints, which stay. A later resume continues from the new saves.
+
+    Args:
+        path: The store and the run.
+        resume: Whether ``trainer.fit`` continues from the run's newest checkpoint.
+        **options: Options of ``relight.Checkpointer``.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
@@ -214,9 +219,11 @@ class RelightCheckpointIO(CheckpointIO):
     """Writes each file of ``ModelCheckpoint`` as a run in Relight's format: ``Trainer(plugins=[RelightCheckpointIO()])``.
 
     The run is a directory. Its checkpoint exists as a whole or not at all, every byte is verified, and nothing is
-    executed on load; ``ckpt_path=`` takes it. Saving waits, as with ``ModelCheckpoint``. ``options`` are
-    ``relight.save``'s: ``encrypt=``. Values other than tensors, arrays and plain values (hyperparameters of your own
-    classes) are refused by name.
+    executed on load; ``ckpt_path=`` takes it. Saving waits, as with ``ModelCheckpoint``.  Values other than tensors,
+    arrays and plain values (hyperparameters of your own classes) are refused by name.
+
+    Args:
+        **options: Options of ``relight.save``: ``encrypt=``.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -47,7 +47,9 @@ class SaveStrategy(SaveShardedStrategy):
     """Saves with ``dist_checkpointing.save(state, folder, sharded_strategy=SaveStrategy())``.
 
     All is durable on all ranks when that returns. Each shard is written once, by the rank that has its main replica.
-    ``options`` are ``relight.integrations.dcp.StorageWriter``'s.
+
+    Args:
+        **options: Options of ``relight.integrations.dcp.StorageWriter``.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -29,6 +29,11 @@ def report(ckpt: Checkpointer, save: Save | None, metrics: dict[str, Any]) -> No
     Every worker must call it. ``save`` is the result of ``ckpt.step``. The call waits until the save is durable, as Ray
     may keep it, or resume from it. Ray gets a file of a hundred bytes; the state stays in its run. The run's ``keep=``
     applies: tag a checkpoint that Ray keeps, or keep as many as Ray does.
+
+    Args:
+        ckpt: The worker's Checkpointer.
+        save: The result of ``ckpt.step``.
+        metrics: Metrics by name, for Ray.
     """
     if save is None:
         train.report(metrics)
@@ -41,7 +46,11 @@ def report(ckpt: Checkpointer, save: Save | None, metrics: dict[str, Any]) -> No
 
 
 def where(checkpoint: Any) -> tuple[str, str]:
-    """Return the run and the id that Ray's checkpoint names, for ``relight.load(*where(result.checkpoint))``."""
+    """Return the run and the id that Ray's checkpoint names, for ``relight.load(*where(result.checkpoint))``.
+
+    Args:
+        checkpoint: Ray's checkpoint: ``result.checkpoint``.
+    """
     with checkpoint.as_directory() as folder:
         try:
             named = json.loads((Path(folder) / _FILE).read_bytes()[:65536])

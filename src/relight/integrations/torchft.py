@@ -30,8 +30,11 @@ class Transport(CheckpointTransport[Any]):
     """A checkpoint transport through ``path``, a store that all replica groups reach.
 
     Each process sends through its own run below the path; the newest two checkpoints are kept. A state is a dict of
-    tensors, arrays and plain values. Every byte is verified, and nothing is executed. ``options`` are
-    ``relight.save``'s: ``encrypt=``.
+    tensors, arrays and plain values. Every byte is verified, and nothing is executed.
+
+    Args:
+        path: A store that all replica groups reach.
+        **options: Options of ``relight.save``: ``encrypt=``.
     """
 
     def __init__(self, path: str, **options: Any) -> None:

@@ -44,6 +44,11 @@ class TrainerCheckpoints(TrainerCallback):
 
     ``resume`` False: nothing is restored from the run. Training begins where the Trainer begins it, and its saves
     follow the existing checkpoints, which stay. A later resume continues from the new saves.
+
+    Args:
+        path: The store and the run: one store.
+        resume: Whether ``trainer.train`` continues from the run's newest checkpoint.
+        **options: Options of ``relight.Checkpointer``.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
@@ -59,9 +64,13 @@ class TrainerCheckpoints(TrainerCallback):
     def resume(self, trainer: Trainer, which: str | int = "latest") -> str | None:
         """Return the argument for ``trainer.train(resume_from_checkpoint=…)``: a folder with the Trainer's counters.
 
-        None, for a fresh run or with ``resume=False``, makes the Trainer begin from scratch. The weights are not in
-        the folder: they are read from the run straight into the live model when training begins. ``latest`` is the
-        newest checkpoint that verifies; all ranks resume from rank 0's choice.
+        None, for a fresh run or with ``resume=False``, makes the Trainer begin from scratch. The weights are not in the
+        folder: they are read from the run straight into the live model when training begins. ``latest`` is the newest
+        checkpoint that verifies; all ranks resume from rank 0's choice.
+
+        Args:
+            trainer: The Trainer that will train.
+            which: The checkpoint, as for ``relight.load``.
         """
         self._trainer = trainer
         if not self._resume:

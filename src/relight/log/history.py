@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from relight.format import Record
-from relight.format.names import parse_dir
-from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
+from relight.format.names import BRANCH_TAGS, parse_dir
+from relight.format.records import CommitBody, FenceBody, Metric, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.format.topics import BEST_BY, REPACKED, ROLLED_BACK, RollbackNote
 from relight.log.checkpoint_view import age_of, first_metrics
 from relight.log.view import Line, LogSummary, LogView
@@ -25,10 +25,13 @@ class Checkpoint(ObjectView):
 
     seq: int
     time: str
+    """When it was committed, by the clock of the committing process: UTC in ISO 8601, such as ``2026-05-04T12:00:00Z``."""
     epoch: int
     body: CommitBody
     self_contained: bool = False
     """Whether it was repacked: it now owns all of its packs, although its COMMIT and its root name donors."""
+    tags: tuple[str, ...] = field(default=(), compare=False)
+    """Its tags, sorted, as ``relight.open(…).checkpoints()`` and ``latest()`` have read them; empty from elsewhere."""
 
     @property
     def requires(self) -> list[str]:
@@ -50,11 +53,20 @@ class Checkpoint(ObjectView):
         """The step after which the state was saved."""
         return self.body.step
 
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics of its step, by name: a copy."""
+        return dict(self.body.metrics)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it would occupy in the store without any other checkpoint."""
+        return self.body.stored_bytes
+
     def _facts(self) -> Facts:
-        facts = ("id", self.id), ("size", size_text(self.body.stored_bytes)), ("saved", age_of(self.time))
-        return Facts(
-            f"step {self.step}", (*facts, ("metrics", first_metrics(self.body.metrics)), ("reason", self.body.reason))
-        )
+        facts = ("id", self.id), ("size", size_text(self.bytes)), ("saved", age_of(self.time))
+        more = ("tags", " ".join(self.tags)), ("reason", self.body.reason)
+        return Facts(f"step {self.step}", (*facts, ("metrics", first_metrics(self.body.metrics)), *more))
 
     def directory_in(self, run: str) -> str:
         """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""
@@ -111,6 +123,11 @@ class History:
     def find(self, checkpoint_id: str) -> Checkpoint | None:
         """Return the live checkpoint with this id; None if there is none."""
         return self.by_id.get(checkpoint_id)
+
+    def tagged(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the checkpoint with the tags that users gave it."""
+        tags = (tag for tag in self.tags_of(checkpoint.id) if not tag.startswith(BRANCH_TAGS))
+        return replace(checkpoint, tags=tuple(tags))
 
     def tags_of(self, checkpoint_id: str) -> list[str]:
         """Return the tags of a checkpoint, sorted."""

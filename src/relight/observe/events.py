@@ -220,7 +220,13 @@ logger = logging.getLogger("relight")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. ``time_s`` is seconds since the epoch, for people."""
+    """One thing that happened.
+
+    Args:
+        name: The event's name, such as ``save.durable``.
+        fields: Its fields.
+        time_s: Seconds since the epoch, for people.
+    """
 
     name: str
     fields: Mapping[str, Any]
@@ -280,6 +286,9 @@ def subscribe(listener: Callable[[Event], None]) -> Callable[[], None]:
     """Have ``listener`` called with every event, in the thread that emits it.
 
     Return a function that unsubscribes it.
+
+    Args:
+        listener: A function of one event. The emitting thread waits for it.
     """
     with _lock:
         _subscribers.append(listener)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, checked_arguments, name_of, number_above_0, share_of
+from relight.policy.argument_checks import checked_arguments, name_of, number_above_0, share_of
+from relight.policy.call_text import ShownAsCall
 from relight.policy.triggers import Trigger, TriggerInput, parts_of
 from relight.save_reason import Kind
 from relight.settings.checkpoint_settings import AdaptiveSettings
-from relight.units import duration_text, percent_text
+from relight.settings.short_traceback import short_traceback
+from relight.units import Duration, Rate, duration_text, percent_text
 
 EARLIEST_SHARE = 0.5
 """Least share of the interval after which a save may be brought forward because the loss has dropped."""
@@ -24,10 +26,14 @@ RESOURCES = ("disk", "device")
 _ROUTINE = "adaptive, "
 
 
-@dataclass(frozen=True, slots=True)
-class Adaptive(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class Adaptive(ShownAsCall, Trigger):
     """See ``adaptive``. The caller computes the interval (``relight.cost_model``): one rank, for all ranks."""
 
+    _call: ClassVar[str] = "adaptive"
+    _arguments: ClassVar[dict[str, str]] = {
+        "at_least_s": "at_least", "at_most_s": "at_most", "mtbf_s": "mtbf", "bytes_per_s_most": "bytes_per_second",
+    }  # fmt: skip
     kind: ClassVar[Kind] = "adaptive"
     at_least_s: float = 0.0
     at_most_s: float | None = None
@@ -81,42 +87,47 @@ def adaptive_part(trigger: Trigger | None) -> Adaptive | None:
     return next((part for part in parts_of(trigger) if isinstance(part, Adaptive)), None)
 
 
+@short_traceback
 def adaptive(
     *,
-    at_least: str | float | Duration | None = None,
-    at_most: str | float | Duration | None = None,
+    at_least: Duration | None = None,
+    at_most: Duration | None = None,
     overhead: float = 0.5,
     total_steps: int | None = None,
-    mtbf: str | float | Duration | None = None,
+    mtbf: Duration | None = None,
     loss: str | None = None,
     drop: float | None = None,
     risk: Callable[[], float] | None = None,
-    bytes_per_second: float | None = None,
+    bytes_per_second: Rate | None = None,
     phases: Mapping[str, float] | None = None,
     busy: Mapping[str, float] | None = None,
 ) -> Trigger:
-    """Return a trigger that minimises lost time: its interval follows from the measured costs of saves and restarts,
-    and the failure rate.
-
-    - ``at_least``, ``at_most``: limits of the interval (``"30s"``, ``"1h"``, seconds). Without ``at_most`` the limit is
-      an hour, or 100 times the steps' time that a save takes if that is longer.
-    - ``overhead``: the largest share of the steps' time that saves may take.
-    - ``bytes_per_second``: the most that saves may write to the store. A limit that costs 1 % of the time or more is
-      reported once, by the event ``schedule.bound``.
-    - ``total_steps``: number of steps of the whole training.
-    - ``mtbf``: mean time between failures of this job, if you know it better than the published rates.
-    - ``loss``: name of a metric. While it is volatile, saves are more frequent. If it falls by the share ``drop`` below
-      the value of the best save, the next save comes earlier.
-    - ``risk``: a function that returns the present failure rate relative to the usual one; called at each decision.
-    - ``phases``: factor of the interval for each value of ``ckpt.phase``: ``{"warm-up": 4, "reinforcement": 0.5}``.
-    - ``busy``: the interval doubles while the store's disk or the accelerator was in use for more than this share of
-      the last seconds without a save: ``{"disk": 0.8, "device": 0.95}``.
+    """Return a trigger that minimises lost time: its interval follows from the measured costs of saves and restarts, and
+    the failure rate.
 
     Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight explain
     schedule`` reads them.
 
     >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
+
+    Args:
+        at_least: The shortest interval: ``"30s"``, a ``timedelta``, or seconds. None: no limit.
+        at_most: The longest interval: ``"1h"``, a ``timedelta``, or seconds. None: an hour, or 100 times the steps'
+            time that a save takes if that is longer.
+        overhead: The largest share of the steps' time that saves may take: between 0 and 1.
+        total_steps: The number of steps of the whole training. None: unknown.
+        mtbf: The mean time between failures of this job: ``"12h"``, a ``timedelta``, or seconds. None: by published
+            rates.
+        loss: The name of a metric. While it is volatile, saves are more frequent.
+        drop: The share, between 0 and 1, by which ``loss`` must fall below its value at the best save for the next save
+            to come earlier.
+        risk: A function that returns the present failure rate relative to the usual one; called at each decision.
+        bytes_per_second: The most that saves may write to the store: ``"200MB/s"``, or bytes a second. A limit that
+            costs 1 % of the time or more is reported once, by the event ``schedule.bound``. None: no limit.
+        phases: The factor of the interval for each value of ``ckpt.phase``: ``{"warm-up": 4, "reinforcement": 0.5}``.
+        busy: Shares of use: ``{"disk": 0.8, "device": 0.95}``. The interval doubles while the store's disk or the
+            accelerator was in use for more than this share of the last seconds without a save.
     """
     values = checked_arguments(AdaptiveSettings, locals(), required=("overhead",))
     least_s, most_s = values["at_least"] or 0.0, values["at_most"]

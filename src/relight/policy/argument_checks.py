@@ -5,21 +5,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, Protocol, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from msgspec.structs import FieldInfo
 
 from relight.errors import ConfigError, shown
+from relight.settings.amounts import bytes_of, float_of, rate_of, seconds_of
 from relight.settings.kinds import SettingsTable, fields_of
 from relight.settings.validation import fits
-from relight.units import parse_count, parse_duration, parse_size
-
-
-class Duration(Protocol):
-    """A length of time, such as a ``timedelta``."""
-
-    def total_seconds(self) -> float:
-        """Return the seconds."""
+from relight.units import parse_count, parse_duration, parse_rate, parse_size
 
 
 def checked_arguments(
@@ -42,45 +36,26 @@ def checked_arguments(
 def _checked(table: type[SettingsTable], field: FieldInfo, value: Any, what: str) -> Any:
     base, bounds = field.type.__origin__, field.type.__metadata__[0]
     words = bounds.extra
-    if words["parse"] is not None:
-        return seconds_of(value, what) if words["parse"] is parse_duration else bytes_of(value, what)
+    if words["parse"] is parse_duration:
+        return seconds_of(value, what)
+    if words["parse"] is parse_rate:
+        return rate_of(value, what)
+    if words["parse"] is parse_size:
+        return bytes_of(value, what, least=1 if bounds.ge is None else bounds.ge)
     if base is int:
         return whole_of(value, what, least=bounds.ge, most=bounds.le)
     if base is bool:
         return check_bool(value, what)
     if get_origin(base) is Literal:
         return one_of(value, get_args(base), what)
-    if base is float and not fits(number := _float(value), field, table):
+    if base is float and not fits(number := float_of(value), field, table):
         raise ConfigError(f"{what} is {words['kind']}, not {shown(value)}", hint=words["hint"])
     return number if base is float else value
 
 
-def seconds_of(amount: str | float | Duration, what: str) -> float:
-    """Return the seconds of ``"36h"``, ``"7d"``, ``"90m"``, a ``timedelta``, or a number. ``what`` names the argument
-    in the error."""
-    if isinstance(amount, str):
-        seconds = parse_duration(amount) or math.nan
-    else:
-        seconds = _float(amount.total_seconds() if callable(getattr(amount, "total_seconds", None)) else amount)  # type: ignore[union-attr]
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"{what} is a time such as '36h' or '7d', not {shown(amount)}", hint="units: s m h d w")
-    return seconds
-
-
-def _float(value: Any) -> float:
-    """Return a number as a float; NaN for anything else. A bool or a text is not a number here, and a tensor is not
-    read."""
-    if isinstance(value, (bool, str, bytes)) or hasattr(value, "is_cuda") or not hasattr(value, "__float__"):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
 def number_above_0(value: Any, what: str) -> float:
     """Return ``value`` as a finite float above 0. ``what`` names the argument in the error."""
-    number = _float(value)
+    number = float_of(value)
     if not 0 < number < math.inf:
         raise ConfigError(f"{what} is a number above 0, not {shown(value)}")
     return number
@@ -88,7 +63,7 @@ def number_above_0(value: Any, what: str) -> float:
 
 def share_of(value: Any, what: str, hint: str = "") -> float:
     """Return ``value`` as a float between 0 and 1, both excluded."""
-    share = _float(value)
+    share = float_of(value)
     if not 0 < share < 1:
         raise ConfigError(f"{what} is a share between 0 and 1, not {shown(value)}", hint=hint)
     return share
@@ -127,18 +102,6 @@ def name_of(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{what} is the name of a metric that step() is given, not {shown(value)}")
     return value
-
-
-def bytes_of(amount: str | int, what: str) -> int:
-    """Return the bytes of ``"500GB"``, ``"1.5 TiB"``, or a number. ``what`` names the argument in the error."""
-    size: float = math.nan
-    if isinstance(amount, str):
-        size = parse_size(amount) or math.nan
-    elif not isinstance(amount, bool) and hasattr(amount, "__index__"):
-        size = operator.index(amount)
-    if not 1 <= size < 1 << 63:
-        raise ConfigError(f"{what} is a size such as '500GB' or '2TiB', not {shown(amount)}")
-    return int(size)
 
 
 def number_of(amount: str | int, what: str) -> int:

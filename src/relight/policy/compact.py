@@ -7,13 +7,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.format.chunk_codecs import plugin
 from relight.policy.argument_checks import checked_arguments
+from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import CompactSettings
 from relight.settings.environment import variable_of
+from relight.settings.short_traceback import short_traceback
 from relight.units import percent_text, rate_text
 
 _REQUIRED = ("reuse", "codecs", "trust_versions", "coder")
@@ -45,47 +47,49 @@ SLACK = 0.9
 """Coding must reduce the estimated time of a save to this share: measurements are not exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compact:
+@dataclass(frozen=True, slots=True, repr=False)
+class Compact(ShownAsCall):
     """Settings that make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
 
-    - ``reuse``: do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
-    - ``codecs``: compress chunks: ``"auto"`` if that takes no longer than storing them raw, ``"always"``, or
-      ``"never"``.
-    - ``full_every``: one in this many saves stores everything itself, which bounds how long a checkpoint is kept for
-      another one. The saves between store the differences of a chunk that changed a little, however fast the store is;
-      with ``codecs="never"`` they store the whole chunk. None: retention decides, and there are no differences.
-    - ``coder``: ``"cpu"``, or ``"gpu"`` for nvCOMP on the device, if both are available. The result can be read
-      anywhere.
-    - ``level``: zstd's level, 1 to 19, for byte planes with repetitions. A higher level takes more time and stores
-      less. None: the fastest level that gains anything.
-    - ``trust_versions``: neither copy nor hash parameters without gradient that no optimizer has, while their version
-      counters, addresses and samples of their bytes are unchanged. Each save compares some of them anyway. Leave this
-      off if code writes to them through ``.data`` or with kernels unknown to PyTorch, which may not change these marks.
-      If ranks share one checkpoint, all parameters are copied and hashed.
-    - ``lossy``: store float32 tensors with matching names (``"optimizer/*"``) as ``"bfloat16"``, ``"float16"`` or
-      ``"int8"``, with errors up to ``LOSSY_BOUNDS``. The first matching pattern counts. A restore is then not exact.
-    - ``max_error``: the largest error of any value of float32 tensors with matching names: ``{"model/*": 1e-4}``, or
-      ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest of the
-      three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there is none, it
-      is stored exactly.
-
-    - ``plugin_codecs``: the codec of another package for tensors with matching names: ``{"model/*": "toy"}``. A chunk
-      that does not become smaller by it is stored as usual. Readers need that package, too.
-
     Saves for signals and exceptions, and other urgent saves, are stored raw.
+
+    Args:
+        reuse: Do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
+        codecs: Compress chunks: ``"auto"`` if that takes no longer than storing them raw, ``"always"``, or ``"never"``.
+        full_every: One in this many saves stores everything itself, which bounds how long a checkpoint is kept for
+            another one. The saves between store the differences of a chunk that changed a little, however fast the
+            store is; with ``codecs="never"`` they store the whole chunk. None: retention decides, and there are no
+            differences.
+        trust_versions: Neither copy nor hash parameters without gradient that no optimizer has, while their version
+            counters, addresses and samples of their bytes are unchanged. Each save compares some of them anyway. Leave
+            this off if code writes to them through ``.data`` or with kernels unknown to PyTorch, which may not change
+            these marks. If ranks share one checkpoint, all parameters are copied and hashed.
+        lossy: Store float32 tensors with matching names (``"optimizer/*"``) as ``"bfloat16"``, ``"float16"`` or
+            ``"int8"``, with errors up to ``LOSSY_BOUNDS``. The first matching pattern counts. A restore is then not
+            exact.
+        coder: What encodes: ``"cpu"``, or ``"gpu"`` for nvCOMP on the device, if both are available. The result can be
+            read anywhere.
+        level: zstd's level, 1 to 19, for byte planes with repetitions. A higher level takes more time and stores less.
+            None: the fastest level that gains anything.
+        max_error: The largest error of any value of float32 tensors with matching names: ``{"model/*": 1e-4}``, or
+            ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest
+            of the three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there
+            is none, it is stored exactly.
+        plugin_codecs: The codec of another package for tensors with matching names: ``{"model/*": "toy"}``. A chunk
+            that does not become smaller by it is stored as usual. Readers need that package, too.
     """
 
     reuse: bool = True
-    codecs: str = "auto"
+    codecs: Literal["auto", "never", "always"] = "auto"
     full_every: int | None = None
     trust_versions: bool = False
     lossy: Mapping[str, str] = field(default_factory=dict)
-    coder: str = "cpu"
+    coder: Literal["cpu", "gpu"] = "cpu"
     level: int | None = None
     max_error: Mapping[str, float | str] = field(default_factory=dict)
     plugin_codecs: Mapping[str, str] = field(default_factory=dict)
 
+    @short_traceback
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
             raise ConfigError("Compact(lossy=…) has a way for each pattern", hint='such as {"optimizer/*": "bfloat16"}')

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
-from relight.policy.argument_checks import Duration, checked_arguments
+from relight.policy.argument_checks import checked_arguments
 from relight.policy.best_by import listed, mode_for, mode_of, only_metric
+from relight.policy.call_text import ShownAsCall
 from relight.settings.checkpoint_settings import KeepSettings
-from relight.units import duration_text, size_text
+from relight.settings.short_traceback import short_traceback
+from relight.units import Duration, Size, duration_text, size_text
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+@dataclass(frozen=True, slots=True, repr=False)
+class Keep(ShownAsCall):
     """Retention rules: a checkpoint stays if any rule keeps it. Without a rule, all stay."""
+
+    _call: ClassVar[str] = "keep"
+    _arguments: ClassVar[dict[str, str]] = {"within_s": "within", "undo_s": "undo_window"}
 
     last: int | None = None
     best: int | None = None
@@ -93,53 +99,58 @@ class KeepVerdict:
     reason: str
 
 
+@short_traceback
 def keep(
     *,
     last: int | None = None,
     best: int | None = None,
     metric: str | None = None,
-    mode: str | None = None,
+    mode: Literal["min", "max"] | None = None,
     every: int | None = None,
-    within: str | float | Duration | None = None,
+    within: Duration | None = None,
     hourly: int | None = None,
     daily: int | None = None,
     weekly: int | None = None,
     monthly: int | None = None,
-    budget: str | int | None = None,
+    budget: Size | None = None,
     lag_steps: int | None = None,
-    undo_window: str | float | Duration | None = None,
+    undo_window: Duration | None = None,
     prune_abandoned: bool = False,
 ) -> Keep:
     """Return retention rules. A checkpoint stays if any of them keeps it.
 
-    - ``last``: the newest n.
-    - ``best``: the best n by ``metric`` (``mode``: ``min`` or ``max``).
-    - ``every``: one for each multiple of n steps.
-    - ``within``: those within a time (``"36h"``, ``"7d"``) of the newest.
-    - ``hourly``, ``daily``, ``weekly``, ``monthly``: the newest of each of the last n hours, days, weeks or months
-      (UTC) that have one.
-    - ``budget``: the newest that fit into a size (``"500GB"``), with the checkpoints that they need.
-    - ``lag_steps``: always one that is n or more steps older than the newest, for damage to the model that is found
-      late.
-
-    ``every`` keeps the checkpoint of exactly that step (step + 1 is the multiple). If that save was postponed, the
-    first one after it stays, up to one period late. If a whole period has none, the last one before it stays, less than
-    a period early.
-
-    ``undo_window`` (``"12h"``): a removed checkpoint leaves the history at once, but its bytes stay for that time, in
-    which ``relight undelete`` brings it back. These bytes do not count for ``budget``.
-
-    Abandoned checkpoints stay, and count for no rule and no budget: they are not ancestors of the newest good one,
-    because training started again from scratch or from an older one. ``prune_abandoned=True`` applies the rules to them
-    as well.
-
-    Without ``metric``, ``best`` uses the metric of ``save=relight.best(…)``, else the metric that the run records, else
-    the only one that its checkpoints have. Without ``mode``, a well-known name decides (``loss``: min, ``accuracy``:
-    max). While no checkpoint has the metric, or no metric is known, ``best`` keeps all checkpoints.
-
     Tagged checkpoints, the newest one, and the newest one that verifies always stay. Checkpoints after a rollback's
     target count for no rule. The rules use the times of the records, not the clock; no record counts as later than the
     record after it.
+
+    Abandoned checkpoints stay, and count for no rule and no budget: they are not ancestors of the newest good one,
+    because training started again from scratch or from an older one.
+
+    >>> keep(last=3, best=1, metric="val_acc")
+    keep(last=3, best=1, metric='val_acc', mode='max')
+
+    Args:
+        last: Keep the newest n.
+        best: Keep the best n by ``metric``. While no checkpoint has the metric, or no metric is known, all stay.
+        metric: The metric of ``best``. None: that of ``save=relight.best(…)``, else the one that the run records, else
+            the only one that its checkpoints have.
+        mode: Whether less (``"min"``) or more (``"max"``) is better. None: a well-known name decides (``loss``: min,
+            ``accuracy``: max).
+        every: Keep one for each multiple of n steps: that of exactly this step (step + 1 is the multiple). If that save
+            was postponed, the first one after it, up to one period late. If a whole period has none, the last one
+            before it, less than a period early.
+        within: Keep those within this time of the newest: ``"36h"``, a ``timedelta``, or seconds.
+        hourly: Keep the newest of each of the last n hours that have one (UTC).
+        daily: Keep the newest of each of the last n days that have one (UTC).
+        weekly: Keep the newest of each of the last n weeks that have one (UTC).
+        monthly: Keep the newest of each of the last n months that have one (UTC).
+        budget: Keep the newest that fit into this size, with the checkpoints that they need: ``"500GB"``, or bytes.
+        lag_steps: Always keep one that is n or more steps older than the newest, for damage to the model that is found
+            late.
+        undo_window: How long a removed checkpoint can be brought back by ``relight undelete``: ``"12h"``, a
+            ``timedelta``, or seconds. It leaves the history at once, but its bytes stay for that time. They do not
+            count for ``budget``.
+        prune_abandoned: Apply the rules to abandoned checkpoints as well.
     """
     rules = checked_arguments(KeepSettings, locals(), required=("prune_abandoned",))
     if metric is not None:

@@ -6,12 +6,16 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, checked_arguments, seconds_of, whole_of
+from relight.policy.argument_checks import checked_arguments, whole_of
+from relight.policy.call_text import ShownAsCall
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
+from relight.settings.amounts import seconds_of
 from relight.settings.checkpoint_settings import TierSettings
+from relight.settings.short_traceback import short_traceback
+from relight.units import Duration, Rate, Size
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOW = "all"
@@ -25,14 +29,17 @@ class HasPath(Protocol):
         """Return the path as text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+@dataclass(frozen=True, slots=True, repr=False)
+class Tier(ShownAsCall):
     """One tier: ``url`` names store and run (``store/run``), ``keep`` its retention, ``bytes_per_second`` bounds
     copying to it.
 
     ``also``: further places. Each gets its own copy. ``Tiers`` makes a tier of each: then ``group`` is
     their common name, and ``quorum`` the number of copies that are enough.
     """
+
+    _call: ClassVar[str] = "tier"
+    _arguments: ClassVar[dict[str, str]] = {"lag_s": "lag"}
 
     url: str
     keep: Keep = field(default_factory=Keep)
@@ -71,19 +78,23 @@ class Group(NamedTuple):
     quorum: int
 
 
-@dataclass(frozen=True, init=False, slots=True)
+@dataclass(frozen=True, init=False, slots=True, repr=False)
 class Tiers:
-    """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo",
-    cold="s3://bucket/ckpts/demo")``.
+    """The stores of one run, from the nearest to the safest.
 
-    A save is a checkpoint once it is committed in the first store. Copies to the other stores are made in the
-    background, and a checkpoint stays in the first store until they are complete. Names are free, and their order
-    counts. ``relight.tier(url, …)`` sets options of one tier, or names several places that each get a copy: these are
-    called ``cold-1``, ``cold-2`` …
+    ``relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")``: a save is a checkpoint once it is
+    committed in the first store. Copies to the other stores are made in the background, and a checkpoint stays in the
+    first store until they are complete.
+
+    Args:
+        **tiers: The stores by name, near to far: a path or URL with the run, or ``relight.tier(url, …)``, which has
+            options and may name several places that each get a copy. These are called ``cold-1``, ``cold-2`` and so on.
+            Names are free, and their order counts.
     """
 
     tiers: tuple[Tier, ...]
 
+    @short_traceback
     def __init__(self, **tiers: str | HasPath | Tier) -> None:
         if not tiers:
             raise ConfigError(
@@ -111,6 +122,9 @@ class Tiers:
             )
         object.__setattr__(self, "tiers", tuple(made))
 
+    def __repr__(self) -> str:
+        return f"Tiers({', '.join(f'{tier.name}={tier.url!r}' for tier in self.tiers)})"
+
     @property
     def nearest(self) -> Tier:
         """The tier where saves commit."""
@@ -122,29 +136,33 @@ class Tiers:
         return self.tiers[1:]
 
 
+@short_traceback
 def tier(
     url: str | HasPath,
     *also: str | HasPath,
     keep: Keep | None = None,
-    bytes_per_second: float | None = None,
+    bytes_per_second: Rate | None = None,
     quorum: int | None = None,
-    capacity: str | int | None = None,
-    lag: str | float | Duration | None = None,
+    capacity: Size | None = None,
+    lag: Duration | None = None,
 ) -> Tier:
-    """Return one store for ``relight.Tiers``: its URL with the run, its retention, and the speed of copies to it.
+    """Return one store for ``relight.Tiers``, with its options.
 
-    ``keep``: without it, every copied checkpoint stays. Checkpoints that its rules keep for good (``every``, ``best``,
-    tags) are always copied. Of the others the newest is copied, and older ones as far as there is time.
-
-    ``capacity`` (``"2TB"``): above it, the oldest checkpoints that are also on a further tier are removed, despite the
-    rules; then the oldest that no further tier will get, because copies are slower than saves. Checkpoints named by
-    ``every``, ``best`` or a tag stay until they are copied.
-
-    ``lag`` (``"10m"``, or seconds): ``relight.adaptive()`` computes the interval of copies from their cost to the
-    steps; ``lag`` is its upper limit, and 0 copies every save.
-
-    ``also``: more URLs, such as other disks, buckets or regions. Each place gets a copy. With ``quorum`` copies
-    (default: all) a checkpoint counts as drained, and may be removed from nearer tiers.
+    Args:
+        url: The store and the run.
+        *also: More URLs, such as other disks, buckets or regions. Each place gets a copy.
+        keep: Its retention: ``relight.keep(…)``. Checkpoints that the rules keep for good (``every``, ``best``, tags)
+            are always copied. Of the others the newest is copied, and older ones as far as there is time. None: every
+            copied checkpoint stays.
+        bytes_per_second: Limit for copies to it: ``"200MB/s"``, or bytes a second. None: no limit.
+        quorum: The number of copies after which a checkpoint counts as drained, and may be removed from nearer tiers.
+            None: all.
+        capacity: The size above which checkpoints are removed despite the rules: ``"2TB"``, or bytes. First go the
+            oldest that are also on a further tier, then the oldest that no further tier will get, because copies are
+            slower than saves. Checkpoints named by ``every``, ``best`` or a tag stay until they are copied. None: no
+            limit.
+        lag: The longest interval of copies under ``relight.adaptive()``, which computes it from their cost to the
+            steps: ``"10m"``, a ``timedelta``, or seconds. 0 copies every save. None: no limit.
     """
     texts = [_path_of(place) for place in (url, *also)]
     if keep is not None and not isinstance(keep, Keep):

@@ -6,14 +6,17 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from relight.errors import ConfigError, shown
-from relight.policy.argument_checks import Duration, checked_arguments, seconds_of, whole_of
+from relight.policy.argument_checks import checked_arguments, whole_of
 from relight.policy.best_by import mode_for
+from relight.policy.call_text import ShownAsCall
 from relight.save_reason import Kind, SaveReason
+from relight.settings.amounts import seconds_of
 from relight.settings.checkpoint_settings import EverySettings
-from relight.units import duration_text
+from relight.settings.short_traceback import short_traceback
+from relight.units import Duration, duration_text
 
 
 class EpochsDone(NamedTuple):
@@ -29,22 +32,32 @@ class EpochsDone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TriggerInput:
-    """Input of a trigger. Times are seconds of one monotonic clock."""
+    """Input of a trigger. Times are seconds of one monotonic clock.
+
+    Args:
+        step: The step that ended.
+        now_s: The time now.
+        last_save_step: The step of the last save. None: there was none.
+        last_save_s: When the last save started, or the loop did.
+        metrics: Values of the metrics that ``Trigger.metrics`` names.
+        best: The best value of each metric in ``Trigger.best_by`` among committed checkpoints, by the trigger's own
+            mode, under ``name:mode``.
+        interval_s: The interval that ``relight.adaptive()`` has computed, in seconds; None on ranks for which another
+            rank decides.
+        previous: The last step that ended before this one. The script left out the steps between the two.
+        epochs: Complete training epochs by the name of each loader in ``Trigger.epochs_of``: ``before`` this step,
+            ``now``, and ``next``, at the next step.
+    """
 
     step: int
     now_s: float
     last_save_step: int | None
     last_save_s: float
-    """When the last save started, or the loop did."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
-    """Best value of each metric among committed checkpoints, by the trigger's own mode, under ``name:mode``."""
     interval_s: float | None = None
-    """The interval that ``relight.adaptive()`` has computed; None on ranks for which another rank decides."""
     previous: int | None = None
-    """The last step that ended before this one. The script left out the steps between the two."""
     epochs: Mapping[str, EpochsDone] = field(default_factory=dict)
-    """Complete training epochs, by the name of each loader in ``Trigger.epochs_of``."""
 
 
 class Trigger:
@@ -58,18 +71,31 @@ class Trigger:
     """``SaveReason.kind`` of the saves that it requests."""
 
     def due(self, facts: TriggerInput) -> str | None:
-        """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it."""
+        """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it.
+
+        Args:
+            facts: All that it may know.
+        """
         raise NotImplementedError
 
     def by_step(self, step: int, previous: int | None = None) -> str | None:
         """Return the reason to save at this step, computed from its number alone, or None.
 
-        It must be the same on all ranks, which then save at this very step without asking each other. ``previous``: the step before.
+        It must be the same on all ranks, which then save at this very step without asking each other.
+
+        Args:
+            step: The number of the step that ended.
+            previous: The step before. The script left out those between.
         """
         return None
 
     def soon(self, facts: TriggerInput) -> bool:
-        """Return whether ``due`` will give a reason at the next step. Then several ranks, which agree a step ahead, save at that step."""
+        """Return whether ``due`` will give a reason at the next step. Then several ranks, which agree a step ahead, save
+        at that step.
+
+        Args:
+            facts: All that it may know, at the step before.
+        """
         return False
 
     @property
@@ -98,9 +124,12 @@ class Trigger:
         return _Any((self, other))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Any(Trigger):
     parts: tuple[Trigger, ...]
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
 
     def flat(self) -> Iterator[Trigger]:
         """Yield the triggers that this one consists of."""
@@ -134,8 +163,9 @@ class _Any(Trigger):
         return all(part.only_best for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Every(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class _Every(ShownAsCall, Trigger):
+    _call: ClassVar[str] = "every"
     kind: ClassVar[Kind] = "every"
     steps: int | None
     seconds: float | None
@@ -155,11 +185,12 @@ class _Every(Trigger):
         return f"every {self.steps} steps" if self.steps and (step + 1) // self.steps > before // self.steps else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Epochs(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class _Epochs(ShownAsCall, Trigger):
+    _call: ClassVar[str] = "every"
     kind: ClassVar[Kind] = "every"
     epochs: int
-    loader: str
+    loader: str = ""
 
     def due(self, facts: TriggerInput) -> str | None:
         done = facts.epochs.get(self.loader)
@@ -176,8 +207,9 @@ class _Epochs(Trigger):
         return frozenset({self.loader})
 
 
-@dataclass(frozen=True, slots=True)
-class _Best(Trigger):
+@dataclass(frozen=True, slots=True, repr=False)
+class _Best(ShownAsCall, Trigger):
+    _call: ClassVar[str] = "best"
     kind: ClassVar[Kind] = "best"
     metric: str
     mode: str
@@ -228,8 +260,9 @@ def _reason(trigger: Trigger | None, text_of: Callable[[Trigger], str | None]) -
     return SaveReason(kind, ", ".join(text for _, text in due))
 
 
+@short_traceback
 def every(
-    amount: int | str | Duration | None = None,
+    amount: int | Duration | None = None,
     /,
     *,
     steps: int | None = None,
@@ -239,17 +272,27 @@ def every(
     epochs: int | None = None,
     loader: str | None = None,
 ) -> Trigger:
-    """Save after every ``steps`` steps (after step ``steps − 1``, ``2·steps − 1``, …, counting from 0), or a time after the last save.
+    """Save after every n steps, or when a time has passed since the last save.
 
-    ``epochs``: at the last step of each so many training epochs. They are counted by the loader among the components; ``loader`` names it
-    if there are several. Without a loader, by the ``epoch=`` that ``step()`` is given. An epoch of a length unknown to the loader, or
-    that ``epoch=`` counts, has ended when the next one begins: the first step of that one is saved.
+    A save by steps is due after step ``steps − 1``, ``2·steps − 1``, …, counting from 0. With steps and a time, a save
+    is due at whichever comes first. ``hours``, ``minutes`` and ``seconds`` add up.
 
-    ``hours``, ``minutes`` and ``seconds`` add up. A whole number alone counts steps; a text or a ``timedelta`` alone is what its unit
-    names: ``every(500)``, ``every("500 steps")``, ``every("10m")``. With steps and a time, a save is due at whichever comes first.
+    Epochs are counted by the loader among the components; without a loader, by the ``epoch=`` that ``step()`` is given.
+    An epoch of a length unknown to the loader, or that ``epoch=`` counts, has ended when the next one begins: the first
+    step of that one is saved.
 
     >>> every(steps=2).due(TriggerInput(step=3, now_s=0, last_save_step=None, last_save_s=0))
     'every 2 steps'
+
+    Args:
+        amount: A whole number counts steps. A text or a ``timedelta`` is what its unit names: ``every(500)``,
+            ``every("500 steps")``, ``every("10m")``.
+        steps: The number of steps between saves.
+        minutes: Minutes between saves.
+        hours: Hours between saves.
+        seconds: Seconds between saves.
+        epochs: The number of training epochs between saves, which are made at an epoch's last step.
+        loader: The name of the loader that counts epochs. None: the only one.
     """
     if amount is not None and not all(value is None for value in (steps, minutes, hours, seconds, epochs)):
         raise ConfigError(f"every({shown(amount)}) and a named amount", hint="relight.every(steps=500, minutes=10)")
@@ -297,13 +340,17 @@ def _amount(amount: Any) -> tuple[int | None, float | None]:
     return whole_of(amount, "every(…)"), None
 
 
-def best(metric: str, mode: str | None = None) -> Trigger:
-    """Save whenever ``metric``, as given to ``ckpt.step``, is better than in any checkpoint so far.
-
-    ``mode`` is ``min`` or ``max``. Without it a well known name decides (``val_loss``: min, ``accuracy``: max); another needs it.
+@short_traceback
+def best(metric: str, mode: Literal["min", "max"] | None = None) -> Trigger:
+    """Save whenever a metric is better than in any checkpoint so far.
 
     >>> best("val_acc").metrics
     frozenset({('val_acc', 'max')})
+
+    Args:
+        metric: The metric's name, as ``ckpt.step`` is given it.
+        mode: Whether less (``"min"``) or more (``"max"``) is better. None: a well known name decides (``val_loss``:
+            min, ``accuracy``: max), and another name is a ``ConfigError``.
     """
     known = mode_for(metric, mode)
     assert known is not None

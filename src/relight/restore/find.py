@@ -64,7 +64,8 @@ def read_places(request: RestoreRequest, result: Resumed) -> Places:
         view = first_contact(lambda: whole_log(request.store, request.run))
     except CheckpointNotFound as error:
         if request.which != "latest" and not request.further:
-            raise _of_another_run(error, request) from error
+            named = _of_another_run(error, request)
+            raise named from None if named is error else error
     for fault in view.faults if view is not None else ():
         emit(
             "log.damaged",

@@ -12,11 +12,13 @@ from relight.capture.accelerator import finish_kernels
 from relight.capture.load_tree import nothing_fits, selected
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import Region, Regions
+from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import CheckpointNotFound, ConfigError, memory_refusals, shown
 from relight.format import DTYPES, Leaf
 from relight.layout import Box
 from relight.observe.object_view import Facts, ObjectView
 from relight.restore.opened_state import CPU, OpenedState, leaves
+from relight.settings.short_traceback import short_traceback
 from relight.units import size_text
 
 _NO_TENSORS = ("numpy", "numpy_scalar")
@@ -30,8 +32,14 @@ class LazyCheckpoint(ObjectView):
     ``get_tensor`` and ``get_slice`` read the chunks that they need, and verify each. No file stays open in between. Thread-safe.
     """
 
-    def __init__(self, state: OpenedState, device: torch.device = CPU, only: Sequence[str] | None = None) -> None:
-        self._state, self._device = state, device
+    def __init__(
+        self,
+        state: OpenedState,
+        device: torch.device = CPU,
+        only: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._state, self._device, self._dtype = state, device, dtype
         self._leaves: dict[str, Leaf] = {
             path: leaf
             for path, leaf in leaves(state.tree)
@@ -55,17 +63,28 @@ class LazyCheckpoint(ObjectView):
         """Return the names of the tensors."""
         return list(self._leaves)
 
+    @short_traceback
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor, verified."""
+        """Return a tensor, verified.
+
+        Args:
+            name: The tensor's name, one of ``keys()``.
+        """
         leaf = self._leaf(name)
         with memory_refusals(name, self._state.opened.prefix):
-            plan = self._state.plan({name: leaf}, device=self._device)
+            plan = self._state.plan({name: leaf}, device=self._device, dtype=self._dtype)
             self._state.read(plan.sinks)
             tensor: torch.Tensor = plan.result()[name]
             return tensor
 
+    @short_traceback
     def get_slice(self, name: str) -> TensorSlice:
-        """Return a tensor with parts that can be read: ``get_slice(name)[10:20, …, 0]``. It has ``shape`` and ``dtype``; reads nothing."""
+        """Return a tensor with parts that can be read: ``get_slice(name)[10:20, …, 0]``. It has ``shape`` and ``dtype``.
+        Reads nothing.
+
+        Args:
+            name: The tensor's name, one of ``keys()``.
+        """
         leaf = self._leaf(name)
         if leaf.kind != "tensor":
             raise ConfigError(
@@ -113,16 +132,21 @@ class LazyCheckpoint(ObjectView):
             )
         return leaf
 
+    def _dtype_of(self, index: int) -> torch.dtype:
+        """Return the dtype in which stored tensor ``index`` is read."""
+        if self._dtype is not None and index in self._state.castable:
+            return self._dtype
+        return torch_dtype(self._state.tensors[index])
+
     def _read_box(self, index: int, box: Box) -> torch.Tensor:
         """Return ``box`` of stored tensor ``index``."""
         state, device, stored = self._state, self._device, self._state.tensors[index]
         with memory_refusals(stored.name, state.opened.prefix):
-            dtype = torch_dtype(stored)
             memory = FreshTensors(state.tensors, state.check)
-            target = memory.make(stored, lambda: torch.empty(box.size, dtype=dtype, device=device))
+            target = memory.make(stored, lambda: torch.empty(box.size, dtype=self._dtype_of(index), device=device))
             if box.elements and stored.length:
                 finish_kernels(device)
-                state.read({index: Regions(stored.shape, dtype, [Region(box, target)])})
+                state.read({index: Regions(stored.shape, torch_dtype(stored), [Region(box, target)])})
                 finish_kernels(device)
             return target
 
@@ -134,7 +158,7 @@ class TensorSlice(ObjectView):
         self._checkpoint, self.name, self._index = checkpoint, name, index
         stored = checkpoint._state.tensors[index]
         self.shape = torch.Size(stored.shape)
-        self.dtype = torch_dtype(stored)
+        self.dtype = checkpoint._dtype_of(index)
 
     def get_shape(self) -> list[int]:
         """Return the shape, as safetensors does."""
@@ -142,9 +166,10 @@ class TensorSlice(ObjectView):
 
     def get_dtype(self) -> str:
         """Return safetensors' name of the dtype, such as ``F32``; the format's name if safetensors has none."""
-        name = self._checkpoint._state.tensors[self._index].dtype
+        name = next(name for name, dtype in TORCH_DTYPES.items() if dtype == self.dtype)
         return DTYPES[name].safetensors or name
 
+    @short_traceback
     def __getitem__(self, key: Any) -> torch.Tensor:
         """Read a part. Slices have positive steps; the rows and columns between the steps of one are read, too."""
         box, then = _box_of(key, self.shape, self.name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from relight.capture.kinds import LOADER, RNG
+from relight.capture.kinds import LOADER, OPTIMIZER, RNG
 from relight.capture.load_tree import LoadPlan, build_tree
+from relight.capture.optimizers import state_dict_of
+from relight.capture.rebuild import torch_dtype
 from relight.capture.regions import only_needed, sinks_by_part
 from relight.errors import ConfigError, shown
 from relight.format import Leaf, Tensor, decode_tree
@@ -22,6 +24,10 @@ from relight.reader.merged_parts import MergedCheckpoint, check_pieces, whole_of
 from relight.reader.one_writer import apart
 
 CPU = torch.device("cpu")
+_CASTABLE = ("tensor", "expanded", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+"""Kinds of leaves with values that may get another dtype. The bytes of arrays and quantised tensors have one meaning only."""
+_STEP = "/step"
+"""End of the path of an optimizer's count of steps: a float, and not exact in a smaller dtype."""
 
 
 class OpenedState:
@@ -49,13 +55,15 @@ class OpenedState:
         only: Sequence[str] | None = None,
         mmap: bool = False,
         device: torch.device = CPU,
+        dtype: torch.dtype | None = None,
     ) -> LoadPlan:
         """Plan to load ``tree``, a part of the state's tree; None: all of it.
 
         On another ``device`` than the CPU are all tensors but those of generators and loaders, which take theirs on the CPU only.
+        ``dtype``: see ``castable``.
         """
         tree = self.tree if tree is None else tree
-        on_host = frozenset[int]() if device == CPU else frozenset(self._on_host(tree))
+        on_host = frozenset[int]() if device == CPU else self._on_host
         return build_tree(
             self.tensors,
             tree,
@@ -65,7 +73,27 @@ class OpenedState:
             mapped=Mapped(self.opened, self._joined) if mmap else None,
             device=device,
             on_host=on_host,
+            casts=dict.fromkeys(self.castable, dtype) if dtype is not None else None,
         )
+
+    @cached_property
+    def castable(self) -> set[int]:
+        """The floating-point tensors that ``dtype=`` casts.
+
+        Not those of generators and loaders, the step counts of optimizers, arrays, and quantised tensors.
+        """
+        fixed, cast = set(self._on_host), set[int]()
+        for path, leaf in leaves(self.tree):
+            is_count = path.endswith(_STEP) and self._kind(path) == OPTIMIZER
+            (cast if leaf.kind in _CASTABLE and not is_count else fixed).update(leaf.tensors)
+        return {index for index in cast - fixed if torch_dtype(self.tensors[index]).is_floating_point}
+
+    def optimizers_of(self, loaded: dict[str, Any]) -> dict[str, Any]:
+        """Return the loaded components, each optimizer in the form that its ``load_state_dict`` takes."""
+        return {name: state_dict_of(node) if self._kind(name) == OPTIMIZER else node for name, node in loaded.items()}
+
+    def _kind(self, path: str) -> str | None:
+        return self.opened.root.components.get(path.partition("/")[0])
 
     def read(self, sinks: Mapping[int, Sink]) -> int:
         """Fill ``sinks``, keyed by index into ``tensors``, with verified bytes. Return the number of bytes read. Show a progress bar."""
@@ -83,12 +111,15 @@ class OpenedState:
                 if part_sinks
             )
 
-    def _on_host(self, tree: Mapping[Any, Any]) -> Iterator[int]:
-        kinds = self.opened.root.components
-        for path, leaf in leaves(tree):
-            component = path.partition("/")[0]
-            if leaf.kind == "numpy" or component == RNG or kinds.get(component) in (RNG, LOADER):
-                yield from leaf.tensors
+    @cached_property
+    def _on_host(self) -> frozenset[int]:
+        """The tensors that are on the CPU whatever ``device=`` is: of generators and loaders, and of arrays."""
+        return frozenset(
+            index
+            for path, leaf in leaves(self.tree)
+            if leaf.kind == "numpy" or path.partition("/")[0] == RNG or self._kind(path) in (RNG, LOADER)
+            for index in leaf.tensors
+        )
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -127,3 +158,16 @@ def checked_device(device: torch.device | str | int | None) -> torch.device:
     ) as error:  # torch has several for an absent device
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"device {chosen} cannot be used here: {first_line}", where="load(device=…)") from error
+
+
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the floating-point dtype that ``dtype`` names, None for None. Raise ``ConfigError`` for anything else."""
+    chosen = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if chosen is None and dtype is None:
+        return None
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        hint = "integers, booleans and complex numbers keep their dtype"
+        raise ConfigError(
+            f"dtype is a floating-point type such as 'bfloat16', not {shown(dtype)}", where="load(dtype=…)", hint=hint
+        )
+    return chosen

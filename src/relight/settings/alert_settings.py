@@ -28,7 +28,7 @@ class RuleSettings(SettingsTable, frozen=True):
 class AfterRule(RuleSettings, frozen=True):
     """A rule that holds after a time."""
 
-    after_s: Annotated[kinds.NumberFrom0, about("seconds beyond which it holds")] = 3600.0
+    after_s: Annotated[kinds.TimeFrom0, about("the time beyond which it holds")] = 3600.0
 
 
 class CountRule(RuleSettings, frozen=True):
@@ -40,7 +40,7 @@ class CountRule(RuleSettings, frozen=True):
 class AboveSecondsRule(RuleSettings, frozen=True):
     """A rule that holds above a number of seconds."""
 
-    above_s: Annotated[kinds.NumberFrom0, about("seconds beyond which it holds")] = 3600.0
+    above_s: Annotated[kinds.TimeFrom0, about("the time beyond which it holds")] = 3600.0
 
 
 class AboveRule(RuleSettings, frozen=True):

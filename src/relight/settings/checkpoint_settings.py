@@ -20,7 +20,7 @@ class AdaptiveSettings(SettingsTable, frozen=True):
     mtbf: Annotated[kinds.Time, about("the time between failures of this job", "published rates")] = NOT_SET
     loss: Annotated[kinds.Metric, about("the metric; volatile values make saves more frequent")] = NOT_SET
     drop: Annotated[kinds.Share, about("by how much the loss must fall for the next save to come earlier")] = NOT_SET
-    bytes_per_second: Annotated[kinds.Rate, about("limit of the bytes that saves write to the store", "no bound")] = NOT_SET
+    bytes_per_second: Annotated[kinds.RateAbove0, about("limit of the bytes that saves write to the store", "no bound")] = NOT_SET
     phases: Annotated[kinds.Factors, about("the factor of the interval in each phase that ckpt.phase names")] = NOT_SET
     busy: Annotated[kinds.BusyShares, about("the share of use above which the interval is twice as long")] = NOT_SET
 
@@ -49,7 +49,7 @@ class KeepSettings(SettingsTable, frozen=True):
     daily: Annotated[kinds.Count, about("the newest of each of n days", "no rule")] = NOT_SET
     weekly: Annotated[kinds.Count, about("the newest of each of n weeks", "no rule")] = NOT_SET
     monthly: Annotated[kinds.Count, about("the newest of each of n months", "no rule")] = NOT_SET
-    budget: Annotated[kinds.Size, about("the newest that fit into it", "no rule")] = NOT_SET
+    budget: Annotated[kinds.SizeAbove0, about("the newest that fit into it", "no rule")] = NOT_SET
     lag_steps: Annotated[kinds.Count, about("one that is n steps older than the newest", "no rule")] = NOT_SET
     undo_window: Annotated[kinds.Time, about("how long a removed checkpoint can be brought back", "not at all")] = NOT_SET
     prune_abandoned: Annotated[kinds.YesNo, about("whether abandoned checkpoints may go, too", "false")] = NOT_SET
@@ -60,8 +60,8 @@ class LimitsSettings(SettingsTable, frozen=True):
 
     memory: Annotated[kinds.Bytes, about("shared memory for snapshots, all slots together", "what is there")] = NOT_SET
     threads: Annotated[kinds.Count, about("number of threads that hash and copy", "2")] = NOT_SET
-    bytes_per_second: Annotated[kinds.Rate, about("limit of writes, for all ranks of a node together", "no bound")] = NOT_SET
-    read_bytes_per_second: Annotated[kinds.Rate, about("limit of reads, for all ranks of a node together", "no bound")] = NOT_SET
+    bytes_per_second: Annotated[kinds.RateAbove0, about("limit of writes, for all ranks of a node together", "no bound")] = NOT_SET
+    read_bytes_per_second: Annotated[kinds.RateAbove0, about("limit of reads, for all ranks of a node together", "no bound")] = NOT_SET
     nice: Annotated[kinds.CountFrom0, about("the agent's niceness", "10")] = NOT_SET
     when_busy: Annotated[kinds.WhenBusy, about("what becomes of a save that is due while no slot is free", "newest")] = (NOT_SET)
     deadline_s: Annotated[kinds.Seconds, about("the longest wait for the agent", "600")] = NOT_SET
@@ -87,8 +87,8 @@ class PeersSettings(SettingsTable, frozen=True):
     copies: Annotated[kinds.UpTo4, about("how many other nodes hold each node's snapshot whole")] = NOT_SET
     data: Annotated[kinds.UpTo32, about("how many nodes a snapshot's pieces are spread over", "1")] = NOT_SET
     parity: Annotated[kinds.UpTo4, about("how many nodes of data + parity may be lost", "1")] = NOT_SET
-    memory: Annotated[kinds.Size, about("memory that a node uses for other nodes' snapshots", "what is there")] = NOT_SET
-    bytes_per_second: Annotated[kinds.Rate, about("limit of the bytes that a node sends", "no bound")] = NOT_SET
+    memory: Annotated[kinds.SizeAbove0, about("memory that a node uses for other nodes' snapshots", "what is there")] = NOT_SET
+    bytes_per_second: Annotated[kinds.RateAbove0, about("limit of the bytes that a node sends", "no bound")] = NOT_SET
     tls: Annotated[kinds.YesNo, about("whether nodes encrypt what they exchange", "true if the run is encrypted")] = NOT_SET
     plane: Annotated[kinds.Plane, about("what moves the bytes: RDMA if it is there, or TCP", "auto")] = NOT_SET
 
@@ -98,9 +98,9 @@ class TierSettings(SettingsTable, frozen=True):
 
     url: Annotated[kinds.Stores, about("the store, or several that each get a copy", "the script's store")] = NOT_SET
     keep: KeepSettings = NOT_SET
-    bytes_per_second: Annotated[kinds.Rate, about("limit of the bytes that are copied there", "no bound")] = NOT_SET
+    bytes_per_second: Annotated[kinds.RateAbove0, about("limit of the bytes that are copied there", "no bound")] = NOT_SET
     quorum: Annotated[kinds.Count, about("number of copies after which a checkpoint counts as drained", "all")] = NOT_SET
-    capacity: Annotated[kinds.Size, about("the size above which the oldest checkpoints go", "no bound")] = NOT_SET
+    capacity: Annotated[kinds.SizeAbove0, about("the size above which the oldest checkpoints go", "no bound")] = NOT_SET
     lag: Annotated[kinds.Time, about("the longest interval between copies; 0: copy every save", "computed")] = NOT_SET
 
 

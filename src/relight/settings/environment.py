@@ -51,7 +51,7 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     cache: Annotated[
         kinds.Directory, about("a local disk's directory that caches what is read from remote stores", "no cache", named=True)
     ] = ""
-    cache_bytes: Annotated[kinds.Size, about("the cache's size", "a tenth of what is free")] = ""
+    cache_bytes: Annotated[kinds.SizeAbove0, about("the cache's size", "a tenth of what is free")] = ""
     lossy: Annotated[
         kinds.LossyPairs, about("tensors to store inexactly, whatever the script specifies; WAY may be a bound: 1e-4, 0.1%", "nothing")
     ] = ""
@@ -68,7 +68,7 @@ class EnvironmentSettings(SettingsTable, frozen=True):
     core_dumps: Annotated[kinds.YesNo, about("whether processes that hold keys may leave core dumps, with the keys", named=True)] = False
     single_writer: Annotated[kinds.YesNo, about("a promise: at most one process writes to the store", named=True)] = False
     keys_over_http: Annotated[kinds.YesNo, about("whether key services on other machines are asked without TLS", named=True)] = False
-    debug: Annotated[kinds.YesNo, about("whether commands show tracebacks, as with relight --debug")] = False
+    debug: Annotated[kinds.YesNo, about("whether tracebacks of errors, also of commands, have all lines: relight --debug")] = False
     log: Annotated[kinds.LogLevel, about("which events go to stderr if no logging is configured")] = "default"
     progress: Annotated[
         kinds.YesNo, about("whether work that takes long shows a progress bar on stderr", "if stderr is a terminal or a notebook")
@@ -125,8 +125,10 @@ def typed(table: type[SettingsTable], key: str, text: str, variable: str) -> Any
         with contextlib.suppress(msgspec.ValidationError):
             value = getattr(from_plain({key: word}, table, strict=False), key)
             break
-    if isinstance(value, str) and kind["parse"] and kind["parse"](value) is None:
-        value = None
+    if kind["parse"] and (value is None or isinstance(value, str)):
+        number = kind["parse"](text)
+        with contextlib.suppress(msgspec.ValidationError):
+            value = None if number is None else getattr(from_plain({key: number}, table, strict=False), key)
     if value is None:
         what = "" if own["secret"] else f", not {shown(text)}"
         raise ConfigError(f"{variable} is {kind['kind']}{what}", where=variable)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import FieldInfo
 
-from relight.units import parse_duration, parse_size
+from relight.units import parse_duration, parse_rate, parse_size
 
 DAY_S = 86400
 NOT_SET: Any = msgspec.UNSET
@@ -63,15 +63,16 @@ UpTo1 = Annotated[float, kind("a number above 0, at most 1", gt=0, le=1)]
 UpToDay = Annotated[float, kind("a number from 0 to 86400", ge=0, le=DAY_S)]
 Share = Annotated[float, kind("a share between 0 and 1", hint="0.01 is one in a hundred", gt=0, lt=1)]
 PauseShare = Annotated[float, kind("a share from 0 to 0.9", ge=0, le=0.9)]
-Seconds = Annotated[float, kind("a number of seconds above 0", gt=0)]
-DaySeconds = Annotated[float, kind("a number of seconds, at most a day", ge=0, le=DAY_S)]
-DaySecondsAbove0 = Annotated[float, kind("a number of seconds above 0, at most a day", gt=0, le=DAY_S)]
-MonthSeconds = Annotated[float, kind("a number of seconds, at most 30 days", ge=0, le=30 * DAY_S)]
-MonthSecondsAbove0 = Annotated[float, kind("a number of seconds above 0, at most 30 days", gt=0, le=30 * DAY_S)]
-Rate = Annotated[float, kind("a number of bytes a second above 0", gt=0)]
-Bytes = Annotated[int, kind("a number of bytes", ge=0)]
+Seconds = Annotated[float, kind('a time above 0: "10m", or seconds', parse_duration, gt=0)]
+DaySeconds = Annotated[float, kind('a time of at most a day: "10m", or seconds', parse_duration, ge=0, le=DAY_S)]
+DaySecondsAbove0 = Annotated[float, kind('a time above 0, at most a day: "10m", or seconds', parse_duration, gt=0, le=DAY_S)]
+MonthSeconds = Annotated[float, kind('a time of at most 30 days: "2h", or seconds', parse_duration, ge=0, le=30 * DAY_S)]
+MonthSecondsAbove0 = Annotated[float, kind('a time above 0, at most 30 days: "2h", or seconds', parse_duration, gt=0, le=30 * DAY_S)]
+TimeFrom0 = Annotated[float, kind('a time: "1h", or seconds', parse_duration, ge=0, lt=1e12)]
+RateAbove0 = Annotated[float, kind('a rate: "200MB", or bytes a second', parse_rate, gt=0)]
+Bytes = Annotated[int, kind('a size: "16GB", or bytes', parse_size, ge=0)]
 Time = Annotated[str | float, kind('a time: "36h", or seconds', parse_duration)]
-Size = Annotated[str | int, kind('a size: "500GB", or bytes', parse_size)]
+SizeAbove0 = Annotated[str | int, kind('a size: "500GB", or bytes', parse_size)]
 Severity = Annotated[Literal["info", "warning", "critical"], kind("info, warning or critical")]
 TakeoverChoice = Annotated[Literal["ask", "refuse", "take"], kind('"ask", "refuse" or "take"')]
 Mode = Annotated[Literal["min", "max"], kind('"min" or "max"')]

@@ -15,6 +15,7 @@ from relight.errors import shown
 from relight.settings.error_location import InvalidSetting, Keys
 from relight.settings.kinds import SettingsTable, fields_of
 from relight.settings.registry import nearest, subtable
+from relight.units import parse_size
 
 Table = TypeVar("Table", bound=SettingsTable)
 
@@ -23,7 +24,7 @@ def decode(table: object, kind: type[Table], name: str, where: str = "") -> Tabl
     """Return the table as its struct. Raise ``InvalidSetting`` for the first mistake. ``name``: the table's name."""
     for error in mistakes(table, kind, name, where):
         raise error
-    return from_plain(_with_defaults(table, kind()), kind)  # type: ignore[arg-type]
+    return from_plain(_with_defaults(_in_numbers(table, kind), kind()), kind)  # type: ignore[arg-type]
 
 
 def mistakes(
@@ -55,10 +56,7 @@ def unknown_key(kind: type[SettingsTable], name: str, key: str, where: str, abov
 def _mistakes_of_value(
     value: object, field: FieldInfo, kind: type[SettingsTable], name: str, where: str, keys: Keys
 ) -> Iterator[InvalidSetting]:
-    inner = get_args(get_args(field.type)[0])
-    tables = (
-        inner[1] if len(inner) == 2 and isinstance(inner[1], type) and issubclass(inner[1], SettingsTable) else None
-    )
+    tables = _tables_of(field)
     if tables is not None and isinstance(value, Mapping):
         for key, below in value.items():
             yield from mistakes(below, tables, f"{name}.{field.name}.{key}", where, (*keys, key))
@@ -77,14 +75,47 @@ def _mistakes_of_value(
 
 def fits(value: object, field: FieldInfo, kind: type[SettingsTable]) -> bool:
     """Return whether a field of the struct may have the value."""
-    parse = field.type.__metadata__[0].extra["parse"]
-    if isinstance(value, float) and not math.isfinite(value):
+    number = in_number(value, field)
+    if number is None or (isinstance(number, float) and not math.isfinite(number)):
         return False
     try:
-        from_plain({field.name: value}, kind)
+        from_plain({field.name: number}, kind)
     except msgspec.ValidationError:
         return False
-    return not (parse and isinstance(value, str)) or parse(value) is not None
+    return True
+
+
+def in_number(value: Any, field: FieldInfo) -> Any:
+    """Return the number of a text such as ``10m`` or ``16GB``, if it is a time, size or rate; None for a text that is not one.
+
+    Any other value is returned unchanged.
+    """
+    parse = field.type.__metadata__[0].extra["parse"]
+    if parse is None or not isinstance(value, str):
+        return value
+    number = parse(value)
+    return int(number) if number is not None and parse is parse_size else number
+
+
+def _in_numbers(table: Mapping[str, Any], kind: type[SettingsTable]) -> dict[str, Any]:
+    """Return a valid table with its times, sizes and rates as numbers, so that the struct's readers need not parse them."""
+    fields = fields_of(kind)
+    return {key: _number_or_table(value, fields[key]) for key, value in table.items()}
+
+
+def _number_or_table(value: Any, field: FieldInfo) -> Any:
+    if (below := subtable(field)) is not None:
+        return _in_numbers(value, below)
+    if (tables := _tables_of(field)) is not None:
+        return {name: _in_numbers(each, tables) for name, each in value.items()}
+    return in_number(value, field)
+
+
+def _tables_of(field: FieldInfo) -> type[SettingsTable] | None:
+    """Return the struct of each table of a field that has tables by name; None for another field."""
+    inner = get_args(get_args(field.type)[0])
+    is_table = len(inner) == 2 and isinstance(inner[1], type) and issubclass(inner[1], SettingsTable)
+    return inner[1] if is_table else None
 
 
 def _with_defaults(table: Mapping[str, Any], defaults: Any) -> dict[str, Any]:

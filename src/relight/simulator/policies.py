@@ -16,8 +16,8 @@ from typing import Any
 from relight.errors import ConfigError
 from relight.policy import Keep, Peers, keep
 from relight.policy.adaptive import Adaptive, adaptive
-from relight.policy.argument_checks import bytes_of, seconds_of
 from relight.policy.tiers import Tier, Tiers, tier
+from relight.settings.amounts import bytes_of, seconds_of
 from relight.settings.checkpoint_settings import AdaptiveSettings, KeepSettings, PeersSettings
 from relight.settings.environment import typed
 from relight.settings.kinds import SettingsTable

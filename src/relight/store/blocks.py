@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from relight.errors import ConfigError
 from relight.format import Digest, digest
 from relight.observe import emit
-from relight.policy.argument_checks import bytes_of
+from relight.settings.amounts import bytes_of
 from relight.settings.environment import environment
 
 BLOCK_BYTES = 4 << 20
