@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
+    from relight.follow import Follower, follow
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
     from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
@@ -76,6 +77,7 @@ _HOMES = {
         "keep",
         "tier",
     ),
+    "relight.follow": ("Follower", "follow"),
     "relight.heartbeat": ("phase",),
     "relight.heartbeat.standby": ("standby",),
     "relight.restore.lazy_checkpoint": ("LazyCheckpoint",),
@@ -92,6 +94,7 @@ __all__ = [
     "CorruptCheckpoint",
     "Diverged",
     "Fenced",
+    "Follower",
     "IncompatibleState",
     "InternalError",
     "LazyCheckpoint",
@@ -116,6 +119,7 @@ __all__ = [
     "every",
     "failure_policy",
     "flattened",
+    "follow",
     "keep",
     "load",
     "open",
