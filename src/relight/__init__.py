@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
+    from relight.follow import Follower, follow
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
     from relight.log import Checkpoint
@@ -89,6 +90,7 @@ _HOMES = {
         "keep",
         "tier",
     ),
+    "relight.follow": ("Follower", "follow"),
     "relight.heartbeat": ("phase",),
     "relight.log": ("Checkpoint",),
     "relight.units": ("Duration", "Rate", "Size"),
@@ -109,6 +111,7 @@ __all__ = [
     "Diverged",
     "Duration",
     "Fenced",
+    "Follower",
     "IncompatibleState",
     "InternalError",
     "LazyCheckpoint",
@@ -138,6 +141,7 @@ __all__ = [
     "every",
     "failure_policy",
     "flattened",
+    "follow",
     "keep",
     "load",
     "open",

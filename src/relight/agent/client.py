@@ -153,10 +153,12 @@ class Agent:
         with self._changed:
             self._running.pop(number, None)
 
-    def held(self, timeout: float) -> list[HeldPart]:
-        """Return the parts of this run's checkpoints that are in the agent's memory, newest last. ``place`` chose the
-        run."""
-        self._send(ListHeld())
+    def held(self, timeout: float, *, waits: bool = True) -> list[HeldPart]:
+        """Return the parts of this run's checkpoints that are in the agent's memory, newest last. ``place`` chose the run.
+
+        ``waits``: first until the previous trainer's saves are written. Next to a living trainer, there is always one more.
+        """
+        self._send(ListHeld(waits))
         answer, fds = self._answer(HeldList, timeout)
         parts = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
         return [HeldPart(checkpoint_id, rank, memory, tuple(starts)) for (checkpoint_id, rank, starts), memory in parts]

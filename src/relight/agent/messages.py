@@ -143,6 +143,9 @@ class ForwardedEvent(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class ListHeld(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Request for the checkpoints of this run that are in memory."""
 
+    waits: bool = True
+    """Whether the answer comes after the saves of the previous trainer are written."""
+
 
 class HeldList(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Parts in memory: ``(checkpoint id, rank, offsets of its packs)``; the descriptors come with this message, in

@@ -267,7 +267,7 @@ class AgentServer:
         elif isinstance(message, Flush):
             session.hurried = max(session.hurried, message.number)
         elif isinstance(message, ListHeld):
-            self._commit_kept(session)
+            self._commit_kept(session, message.waits)
         elif isinstance(message, ListenForPeers):
             session.wire.send(self._neighbours.meet(message))
         elif isinstance(message, JoinPeers):
@@ -322,10 +322,9 @@ class AgentServer:
             session.slots += added
         session.wire.send(SlotsAllocated([slot.memory.size for slot in added], why), [slot.memory.fd for slot in added])
 
-    def _commit_kept(self, session: TrainerSession) -> None:
-        """Send the checkpoints in memory, after the sealed saves of the previous trainer are written: they are the
-        newest."""
-        ends = time.monotonic() + DRAIN_S
+    def _commit_kept(self, session: TrainerSession, waits: bool) -> None:
+        """Send the checkpoints in memory. ``waits``: after the sealed saves of the previous trainer are written, the newest."""
+        ends = time.monotonic() + (DRAIN_S if waits else 0.0)
         while (self._writes() or self._has_unread_messages()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:

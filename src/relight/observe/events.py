@@ -62,6 +62,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "agent.hung": (logging.WARNING, "the agent, which writes saves, was stuck and was killed"),
     "restore.lr_scaled": (logging.WARNING, "learning rates were lowered after a rollback"),
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was skipped"),
+    "follow.switched": (logging.DEBUG, "a follower's live tensors have another checkpoint"),
+    "follow.skipped": (logging.WARNING, "a follower could not read a checkpoint"),
     "log.damaged": (logging.WARNING, "a record of the run's log is damaged and is ignored"),
     "steps.done": (
         logging.DEBUG,

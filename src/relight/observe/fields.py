@@ -148,6 +148,8 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "agent.hung": ("pid",),
     "restore.lr_scaled": ("factor",),
     "restore.skipped": ("id", "step", "kind"),
+    "follow.switched": ("run", "store", "step", "id", "bytes", "source", "lag_s", "seconds"),
+    "follow.skipped": ("id", "step", "kind"),
     "log.damaged": ("file", "reason"),
     "steps.done": ("steps", "metrics"),
     "steps.repeated": ("step",),

@@ -26,9 +26,10 @@ class ReadByEveryRank:
 
     reads = True
 
-    def __init__(self, request: RestoreRequest) -> None:
+    def __init__(self, request: RestoreRequest, *, waits: bool = True) -> None:
+        """``waits``: see ``MemorySources``."""
         self._request, self._ranks = request, request.ranks
-        self._near = MemorySources(request.store, request.run, request.remote)
+        self._near = MemorySources(request.store, request.run, request.remote, waits=waits)
         self._places: Places | None = None
         self._opened: tuple[Opened, MergedCheckpoint | None] | None = None
 
@@ -74,13 +75,17 @@ class ReadByEveryRank:
             by_part: list[Mapping[int, Sink]] = [only_needed(sinks)]
         else:
             by_part = [*sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))]
-        reading = RestoreReader(opened, by_part, self._near, self._ranks)
+        reading = RestoreReader(opened, self._targets(opened, by_part), self._near, self._ranks)
         with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from memory"):
             reading.from_memory()
         # Ranks of one node that share a damaged chunk fail together. Ranks of other nodes, or with chunks of their own, do not.
         with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from the store"):
             reading.from_store()
         return reading.bytes_read, reading.source
+
+    def _targets(self, opened: Opened, by_part: list[Mapping[int, Sink]]) -> Sequence[Mapping[int, Sink]]:
+        """Return the sinks to fill, for each part of the checkpoint. A follower puts its own in their place."""
+        return by_part
 
     def close(self, error: BaseException | None) -> None:
         """See ``RestoreTransport``."""

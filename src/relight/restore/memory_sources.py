@@ -31,17 +31,21 @@ MEMORY, PEERS = "memory", "peers"
 
 
 class MemorySources:
-    """The snapshots in the memory of the run's agent, if there is one, and in that of its peers (``remote``). Waits
-    until the agent has written the previous trainer's saves."""
+    """The snapshots in the memory of the run's agent, if there is one, and in that of its peers (``remote``).
 
-    def __init__(self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None) -> None:
+    ``waits``: until the agent has written the previous trainer's saves.
+    """
+
+    def __init__(
+        self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None, *, waits: bool = True
+    ) -> None:
         self._remote = remote
         self._held: dict[tuple[str, int], HeldPart] = {}
         self._agent: Agent | None = None
         try:
             self._agent = reach(store.url, run, ASK_S)
             if self._agent is not None:
-                self._held = {(part.id, part.rank): part for part in self._agent.held(ASK_S)}
+                self._held = {(part.id, part.rank): part for part in self._agent.held(ASK_S, waits=waits)}
         except (RelightError, OSError) as error:  # such as no descriptor or memory left: the store has everything
             emit("agent.lost", f"nothing is restored from memory: {error}", kind=known(error).kind)
 

@@ -1,0 +1,242 @@
+"""A follower's live tensors: switched to each new checkpoint, by the chunks that changed, never a mixture."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.keys import write_key_file
+from relight.observe import Event
+
+LAYERS, WIDTH = 4, 1 << 18
+BYTES = LAYERS * WIDTH * 4
+
+
+def make() -> nn.ModuleDict:
+    return nn.ModuleDict({f"layer{number}": nn.Linear(1, WIDTH, bias=False) for number in range(LAYERS)})
+
+
+def fill(model: nn.Module, value: float, *names: str) -> None:
+    """Set all weights of those layers; of all of them, if none is named."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not names or name.partition(".")[0] in names:
+                parameter.fill_(value)
+
+
+def values(model: nn.Module) -> list[float]:
+    """Return the value of each layer, all of whose weights must be equal."""
+    weights = [parameter.detach() for parameter in model.parameters()]
+    assert all(float(weight.min()) == float(weight.max()) for weight in weights), "a layer is a mixture"
+    return [float(weight.flatten()[0]) for weight in weights]
+
+
+def saved(path: Path, steps: range, **options: Any) -> nn.ModuleDict:
+    """Save steps: layer 0 has the step's number, the others that of the first one."""
+    model = make()
+    fill(model, steps.start)
+    with relight.Checkpointer(path, model=model, background=False, save=relight.every(steps=1), **options) as ckpt:
+        ckpt.restore()
+        for step in steps:
+            fill(model, step, "layer0")
+            ckpt.step(step)
+    return model
+
+
+def test_only_what_changed_is_read(tmp_path: Path) -> None:
+    """The first checkpoint is read whole, and of the next one the changed layer, to the byte."""
+    saved(tmp_path / "s/run", range(1))
+    live = make()
+    with relight.follow(tmp_path / "s/run", live) as follower:
+        first = follower.poll()
+        assert first is not None and (first.step, first.bytes) == (0, BYTES)
+        assert follower.poll() is None
+        for step in (1, 2):
+            before = values(live)
+            model = saved_on(tmp_path / "s/run", step)
+            assert values(live) == before, "it changed before the switch"
+            switched = follower.poll()
+            assert switched is not None and (switched.step, switched.bytes) == (step, WIDTH * 4)
+            assert values(live) == values(model) == [step, 0, 0, 0]
+        assert follower.bytes_read == BYTES + 2 * WIDTH * 4 and follower.lag_steps == 0
+
+
+def saved_on(path: Path, step: int, **options: Any) -> nn.ModuleDict:
+    """Continue the run with one step that changes layer 0."""
+    model = make()
+    with relight.Checkpointer(path, model=model, background=False, save=relight.every(steps=1), **options) as ckpt:
+        ckpt.restore()
+        fill(model, step, "layer0")
+        ckpt.step(step)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"compact": True}, {"keep": relight.keep(last=1)}],
+    ids=["plain", "incremental", "one kept"],
+)
+def test_every_form_of_a_checkpoint_is_followed(options: dict[str, Any], tmp_path: Path) -> None:
+    """Incremental checkpoints, and a run that keeps the newest one only."""
+    live = make()
+    saved(tmp_path / "s/run", range(1), **options)
+    with relight.follow(tmp_path / "s/run", live) as follower:
+        assert follower.poll() is not None
+        for step in range(1, 4):
+            model = saved_on(tmp_path / "s/run", step, **options)
+            switched = follower.poll()
+            assert switched is not None and (switched.step, switched.bytes) == (step, WIDTH * 4)
+            assert values(live) == values(model)
+
+
+def test_an_encrypted_run_is_followed(tmp_path: Path) -> None:
+    """With its key; without it, the error names the reason, and the live tensors stay as they are."""
+    write_key_file(str(tmp_path / "key"))
+    encrypt = f"file:{tmp_path / 'key'}"
+    saved(tmp_path / "s/run", range(2), encrypt=encrypt)
+    live = make()
+    with relight.follow(tmp_path / "s/run", live, encrypt=encrypt) as follower:
+        assert follower.poll() is not None
+        assert values(live) == [1, 0, 0, 0]
+
+
+def test_what_is_not_given_is_not_touched(tmp_path: Path) -> None:
+    """Optimizers and other components of the run are left alone, and ``only`` selects among the given one's tensors."""
+    saved(tmp_path / "s/run", range(1, 2))
+    live = make()
+    fill(live, 9)
+    with relight.follow(tmp_path / "s/run", live, only="model/layer1.*") as follower:
+        switched = follower.poll()
+        assert switched is not None and switched.bytes == WIDTH * 4
+        assert values(live) == [9, 1, 9, 9]
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """The error names both shapes. Nothing has changed, and later checks do not repeat it."""
+    saved(tmp_path / "s/run", range(1))
+    live = nn.ModuleDict({f"layer{number}": nn.Linear(1, 8, bias=False) for number in range(LAYERS)})
+    fill(live, 9)
+    with relight.follow(tmp_path / "s/run", live) as follower:
+        with pytest.raises(relight.IncompatibleState):
+            follower.poll()
+        assert values(live) == [9] * LAYERS
+        assert follower.poll() is None
+
+
+def test_a_damaged_checkpoint_is_not_followed(tmp_path: Path, events: list[Event]) -> None:
+    """The live tensors keep the one before, and take the next one."""
+    live = make()
+    saved(tmp_path / "s/run", range(1))
+    with relight.follow(tmp_path / "s/run", live) as follower:
+        assert follower.poll() is not None
+        saved_on(tmp_path / "s/run", 1)
+        newest = relight.open(tmp_path / "s/run").checkpoints()[-1]
+        (pack,) = (tmp_path / "s/run").glob(f"*{newest.id}*/pack-*")
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 8] ^= 1
+        data[len(data) // 2] ^= 1
+        pack.write_bytes(data)
+        assert follower.poll() is None
+        assert isinstance(follower.error, relight.CorruptCheckpoint)
+        assert values(live) == [0] * LAYERS and follower.lag_steps == 1
+        assert [event.name for event in events if event.name.startswith("follow.")] == [
+            "follow.switched",
+            "follow.skipped",
+        ]
+        model = saved_on(tmp_path / "s/run", 2)
+        assert follower.poll() is not None and follower.error is None
+        assert values(live) == values(model)
+
+
+def test_a_tag_and_the_best_are_followed(tmp_path: Path) -> None:
+    """A follower of a tag switches when the tag moves, also back. One of ``best`` switches to a better checkpoint only."""
+    model, live, winner = make(), make(), make()
+    path = tmp_path / "s/run"
+    with (
+        relight.Checkpointer(path, model=model, background=False, save=None) as ckpt,
+        relight.follow(path, live, which="served") as follower,
+        relight.follow(path, winner, which="best:loss:min") as best,
+    ):
+        assert follower.poll() is None and best.poll() is None
+        ckpt.restore()
+        for step, loss in enumerate((3.0, 1.0, 2.0)):
+            fill(model, step)
+            ckpt.save(step, metrics={"loss": loss})
+            best.poll()
+        assert values(winner) == [1] * LAYERS
+        store = relight.open(path)
+        for step in (1, 2, 1):
+            store.tag("served", step)
+            switched = follower.poll()
+            assert switched is not None and switched.step == step
+            assert values(live) == [step] * LAYERS
+        assert follower.poll() is None
+
+
+TRAIN = """
+import sys, torch, relight
+model = torch.nn.ModuleDict({f"layer{n}": torch.nn.Linear(1, 1 << 18, bias=False) for n in range(4)})
+torch.set_num_threads(1)
+ckpt = relight.Checkpointer(sys.argv[1], model=model, save=relight.every(steps=1), keep=relight.keep(last=2), signals=False)
+step = ckpt.restore()
+while True:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(step)
+    ckpt.step(step)
+    step += 1
+"""
+
+
+def test_a_killed_trainer_leaves_no_mixture(tmp_path: Path) -> None:
+    """While a trainer saves, is killed and starts again, a follower with a thread of its own has one checkpoint's weights after each switch."""
+    path, live = tmp_path / "s/run", make()
+    seen = list[int]()
+    with relight.follow(path, live, every=0.01) as follower:
+        for _ in range(3):
+            trainer = subprocess.Popen(
+                [sys.executable, "-c", TRAIN, str(path)], env={**os.environ, "RELIGHT_BACKGROUND": "1"}
+            )
+            ends = time.monotonic() + 40
+            wanted = len(seen) + 5
+            while len(seen) < wanted and time.monotonic() < ends:
+                switched = follower.wait(0.1)
+                if switched is not None:
+                    assert values(live) == [switched.step] * LAYERS
+                    seen.append(switched.step)
+            trainer.send_signal(signal.SIGKILL)
+            trainer.wait()
+    assert len(seen) == 15 and seen == sorted(seen)
+
+
+def test_a_forgotten_follower_ends_its_thread(tmp_path: Path) -> None:
+    """Neither the thread nor the live tensors outlive it."""
+    saved(tmp_path / "s/run", range(1))
+    follower = relight.follow(tmp_path / "s/run", make(), every=0.01)
+    assert follower.wait(20) is not None
+    thread = follower._thread
+    assert thread is not None and thread in threading.enumerate()
+    del follower
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("words", [{"model": 3}, {"model": {}}, {"every": 0}, {"every": True}, {"every": "x"}], ids=str)
+def test_a_wrong_argument_is_refused(words: dict[str, Any], tmp_path: Path) -> None:
+    """The error names the argument and shows a right one."""
+    given = {"model": make(), **words}
+    with pytest.raises(relight.ConfigError, match="follow"):
+        relight.follow(tmp_path / "s/run", **given)
