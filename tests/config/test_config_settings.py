@@ -246,7 +246,7 @@ def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
     table, _, key = setting.partition(".")
     (tmp_path / "relight.toml").write_text(f'[{table}]\n{key} = "somewhere"\n')
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="counts only in a file that is named"):
+    with pytest.raises(ConfigError, match="is used only in a settings file that is named explicitly"):
         checked(table, lambda table, where: table)
     assert checked(table, lambda table, where: table, tmp_path / "relight.toml")[0] == {key: "somewhere"}
 

@@ -137,7 +137,7 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(
     fill(tmp_path / "data")
     for name in ("events", "cache"):
         (tmp_path / "relight.toml").write_text(f'[environment]\n{name} = "{tmp_path / "data"}"\n')
-        with pytest.raises(ConfigError, match=f"{name} counts only in a file that is named"):
+        with pytest.raises(ConfigError, match=f"{name} is used only in a settings file that is named explicitly"):
             take_environment()
     script = "import relight, torch; relight.Checkpointer('runs/x', model=torch.nn.Linear(1, 1), background=False, save=None).save(0)"
     done = subprocess.run(

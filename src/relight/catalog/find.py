@@ -212,8 +212,8 @@ def nothing_there(view: LogView, run: str, where: str) -> RelightError:
 def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
     """Return the error for a run without a usable record: all remaining ones are damaged, or their signer is not trusted here."""
     return CorruptCheckpoint(
-        f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
+        f"this run has no valid checkpoint: {len(view.faults)} records of its log are damaged, or signed by a key that is not trusted",
         where=where,
         details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SHOWN]],
-        hint="name who has signed them in trust=; relight verify shows all damage; to begin from scratch, give the run another name",
+        hint="if they are signed, name the signer in trust=; relight verify shows all damage; or give the run another name",
     )

@@ -99,7 +99,7 @@ class AdaptiveSchedule(Hook):
         if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
             phases = ", ".join(self._rules.phases)
             raise ConfigError(
-                f"adaptive(phases=…) has no {name!r}",
+                f"adaptive(phases=…) has no phase {name!r}",
                 where="phase",
                 hint=f"it has {phases}; an empty name is none of them",
             )

@@ -134,7 +134,9 @@ def check_path(path: object) -> None:
     example = 'Checkpointer("runs/demo", model=model, …)'
     if isinstance(path, Tier):
         raise ConfigError(
-            "one tier is not Tiers(…)", where="path", hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)"
+            "a relight.tier(…) stands in a relight.Tiers(…), and not alone",
+            where="path",
+            hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)",
         )
     if isinstance(path, Tiers):
         return

@@ -180,7 +180,9 @@ class PeerDiscovery(Hook):
         """Start this node's agent and return its address. If that fails, report it and return an empty address."""
         try:
             if not candidate:
-                raise StoreUnavailable("rank 0 sent a token that the key of this rank does not open")
+                raise StoreUnavailable(
+                    "joining the peers failed: the key of this rank cannot decrypt the token of rank 0"
+                )
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
             host = environment().peers_host
             meet = ListenForPeers(

@@ -85,7 +85,7 @@ class ParallelLayout:
                 raise ConfigError(f"{name} is a number from 1 to 10,000,000, not {getattr(self, name)}")
         if self.gpus % (self.tensor * self.pipeline):
             raise ConfigError(
-                f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}",
+                f"{self.gpus} GPUs cannot be divided into groups of {self.tensor} × {self.pipeline}",
                 hint="--gpus, --tp, --pp",
             )
         if self.zero not in (0, 1, 2, 3):
@@ -295,7 +295,7 @@ def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:
     """
     good = [(count, seconds) for count, seconds in points if count > 0 and 0 < seconds < math.inf]
     if not good:
-        raise ConfigError("nothing was measured that could be used", where=source)
+        raise ConfigError("no usable measurement", where=source)
     weights = [seconds**-2 for _, seconds in good]
     total = sum(weights)
     mean_x = sum(weight * count for weight, (count, _) in zip(weights, good)) / total

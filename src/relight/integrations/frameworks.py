@@ -112,7 +112,9 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
     content = {} if Path(path).is_file() else load(Path(path) / "run", **options)
     if "file" not in content:
         raise IncompatibleState(
-            "this plug-in has not written it", where=os.fspath(path), hint="read it with the program that wrote it"
+            "this plug-in did not write this checkpoint",
+            where=os.fspath(path),
+            hint="read it with the program that wrote it",
         )
     return content["file"]
 

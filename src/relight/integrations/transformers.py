@@ -85,7 +85,7 @@ class TrainerCheckpoints(TrainerCallback):
         """Restore the checkpoint that ``resume`` has chosen; everything is set up now."""
         if self._trainer is None:
             raise ConfigError(
-                "Checkpoints does not know its Trainer",
+                "Checkpoints has not been given its Trainer",
                 hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))",
             )
         options = {"fresh": not self._resume, **self._options}

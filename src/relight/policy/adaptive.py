@@ -143,6 +143,6 @@ def _named(given: object, what: str, example: str) -> dict[str, float]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(
-            f"{what} has a number for each name, and is not {shown(given)}", where=f"{what}=", hint=f"{what}={example}"
+            f"{what} maps names to numbers, and is not {shown(given)}", where=f"{what}=", hint=f"{what}={example}"
         )
     return {name: number_above_0(value, f"{what}[{name!r}]") for name, value in given.items()}

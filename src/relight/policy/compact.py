@@ -88,7 +88,10 @@ class Compact:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
-            raise ConfigError("Compact(lossy=…) has a way for each pattern", hint='such as {"optimizer/*": "bfloat16"}')
+            raise ConfigError(
+                "Compact(lossy=…) maps patterns to the type in which matching tensors are stored",
+                hint='such as {"optimizer/*": "bfloat16"}',
+            )
         for pattern, way in dict(self.lossy).items():
             if not isinstance(pattern, str):
                 hint = '{"optimizer/*": "bfloat16"}'

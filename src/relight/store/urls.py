@@ -137,7 +137,7 @@ def _local(path: str) -> LocalStore:
     """Return a directory as a store. Refuse one place of a stripe: it lacks files, which would count as damage or be partially deleted."""
     if os.path.lexists(os.path.join(path, STRIPE_FILE)):
         raise ConfigError(
-            "this is one of several directories that are one store",
+            "this directory is one part of a striped store",
             where=path,
             hint="name all of them: stripe:/nvme0/ckpts,/nvme1/ckpts,",
         )
