@@ -76,7 +76,7 @@ def test_each_phase_has_its_interval(tmp_path: Path, clock: Clock, events: list[
         assert ckpt.phase == "reinforcement"
         with pytest.raises(ConfigError, match="has no 'warmup'"):
             ckpt.phase = "warmup"
-        with pytest.raises(ConfigError, match="is a name"):
+        with pytest.raises(ConfigError, match="must be a name"):
             ckpt.phase = 3  # type: ignore[assignment]
     assert [len(first), len(second), len(third)] == [2, 10, 20]
     reasons = [str(event.fields["reason"]) for event in events if event.name == "schedule.changed"]

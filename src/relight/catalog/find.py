@@ -46,7 +46,7 @@ class Chosen(NamedTuple):
 def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
     """Return the checkpoint, not suspect, with the lowest (``min``) or highest (``max``) finite ``metric``. Of equal ones, the newest."""
     if mode not in MODES:
-        raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
+        raise ConfigError(f"mode must be 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
     scored = [
         (sign * metric_value(checkpoint.body.metrics[metric]), -checkpoint.seq, checkpoint)

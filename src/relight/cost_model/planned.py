@@ -82,14 +82,14 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         for name in ("gpus", "per_node", "tensor", "pipeline"):
             if not 1 <= getattr(self, name) <= 10**7:
-                raise ConfigError(f"{name} is a number from 1 to 10,000,000, not {getattr(self, name)}")
+                raise ConfigError(f"{name} must be a number from 1 to 10,000,000, not {getattr(self, name)}")
         if self.gpus % (self.tensor * self.pipeline):
             raise ConfigError(
                 f"{self.gpus} GPUs cannot be divided into groups of {self.tensor} × {self.pipeline}",
                 hint="--gpus, --tp, --pp",
             )
         if self.zero not in (0, 1, 2, 3):
-            raise ConfigError(f"zero is a stage from 0 to 3, not {self.zero}")
+            raise ConfigError(f"zero must be a stage from 0 to 3, not {self.zero}")
 
     @property
     def nodes(self) -> int:

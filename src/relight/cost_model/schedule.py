@@ -96,7 +96,7 @@ class IntervalBounds:
         if not 0 <= self.at_least_s <= most_s < math.inf or most_s == 0:
             raise ConfigError(f"an interval of at least {self.at_least_s!r} and at most {self.at_most_s!r} s cannot be")
         if not 0 < self.overhead < 1:
-            raise ConfigError(f"overhead is a share between 0 and 1, not {self.overhead!r}")
+            raise ConfigError(f"overhead must be a share between 0 and 1, not {self.overhead!r}")
 
     def most_s(self, stall_s: float) -> float:
         """Return the longest interval in seconds: the user's bound, else an hour or ``stall_s / BOUND_SHARE``, whichever is longer."""

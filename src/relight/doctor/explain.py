@@ -281,7 +281,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "follow the hint after the arrow",
     ),
     _entry(
-        r"\bCheckpointNotFound\b|there is nothing here|no run '[^']*'|[Nn]o Relight store",
+        r"\bCheckpointNotFound\b|this path does not exist|no run '[^']*'|[Nn]o Relight store",
         "not_found",
         "the store, run, tag, step, id or file does not exist",
         "list the store; check the path",

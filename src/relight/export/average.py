@@ -77,7 +77,7 @@ def ema_weights(count: int, decay: float) -> list[float]:
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
     """
     if not 0 < decay < 1:
-        raise ConfigError(f"a decay is between 0 and 1, not {decay:g}", hint="such as 0.999")
+        raise ConfigError(f"a decay must be between 0 and 1, not {decay:g}", hint="such as 0.999")
     return _shares([decay ** (count - 1 - index) for index in range(count)])
 
 

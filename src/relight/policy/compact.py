@@ -157,7 +157,7 @@ def bound_of(value: object, where: str) -> ErrorBound:
         bound = ErrorBound(float(value) if number else math.nan, relative=False)  # type: ignore[arg-type]
     if not 0 < bound.most < (1 if bound.relative else math.inf):
         hint = 'a number above 0, or a share of the largest magnitude such as "0.1%"'
-        raise ConfigError(f"Compact(max_error=…) is a bound, not {shown(value)}", where=where, hint=hint)
+        raise ConfigError(f"Compact(max_error=…) must be a bound, not {shown(value)}", where=where, hint=hint)
     return bound
 
 

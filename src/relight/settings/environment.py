@@ -129,7 +129,7 @@ def typed(table: type[SettingsTable], key: str, text: str, variable: str) -> Any
         value = None
     if value is None:
         what = "" if own["secret"] else f", not {shown(text)}"
-        raise ConfigError(f"{variable} is {kind['kind']}{what}", where=variable)
+        raise ConfigError(f"{variable} must be {kind['kind']}{what}", where=variable)
     return value
 
 

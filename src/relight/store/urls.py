@@ -64,7 +64,7 @@ def path_text(url: object) -> str:
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise ConfigError(
-            f"a path is a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo"
+            f"a path must be a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo"
         )
     return text
 
