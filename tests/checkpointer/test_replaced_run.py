@@ -146,7 +146,7 @@ def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
     error = ckpt.save(1).error
     assert (
         isinstance(error, StoreUnavailable)
-        and "a file is in the place of" in error.what
+        and "this is a file, and a directory was expected" in error.what
         and error.where.endswith("store/run")
     )
     ckpt.close(save=False)

@@ -58,7 +58,7 @@ def test_a_secret_is_not_in_the_error(monkeypatch: pytest.MonkeyPatch, caplog: p
     ("line", "what"),
     [
         ('store_patience_s = "soon"', "store_patience_s must be a number of seconds above 0, at most a day, not 'soon'"),
-        ('log = "loud"', "log is quiet, warnings, default, info or debug, not 'loud'"),
+        ('log = "loud"', "log must be quiet, warnings, default, info or debug, not 'loud'"),
         ("nod = 1", "has no 'nod'"),
     ],
 )

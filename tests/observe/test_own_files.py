@@ -147,7 +147,7 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(
         timeout=120,
         env={**os.environ, "RELIGHT_EVENTS": ""},
     )
-    assert "only in a file that is named" in done.stderr
+    assert "only in a settings file that is named" in done.stderr
     assert names(tmp_path / "data") == {*OURS, *OTHERS}
     (tmp_path / "relight.toml").write_text("[environment]\nevents = 0\n")
     take_environment()
