@@ -23,7 +23,7 @@ QUICK = [
 ]  # fmt: skip
 SLOW = [
     "concepts.md", "guides/one-node.md", "guides/ray.md", "guides/from-dcp.md", "guides/from-lightning.md", "guides/from-orbax.md",
-    "guides/from-torch-save.md",
+    "guides/from-torch-save.md", "guides/many-ranks.md",
 ]  # fmt: skip
 BUCKET = "guides/s3.md"
 CODEC = "guides/chunk-codec.md"
