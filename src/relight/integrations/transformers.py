@@ -142,7 +142,8 @@ class TrainerCheckpoints(TrainerCallback):
         inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # inside accelerate's wrapper
         if not isinstance(inner, torch.optim.Optimizer):
             raise ConfigError(
-                f"the optimizer is a {type(inner).__name__}", hint="DeepSpeed keeps its own: let the Trainer save"
+                f"TrainerCheckpoints cannot save a {type(inner).__name__}, DeepSpeed's own optimizer",
+                hint="let the Trainer save, with relight.integrations.deepspeed_engine: docs/plugins/transformers.md",
             )
         components: dict[str, object] = {
             "model": trainer.model_wrapped,
