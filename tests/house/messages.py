@@ -72,8 +72,8 @@ class Scope:
     def texts(self, name: str, depth: int) -> str | None:
         """Return the texts that are assigned to ``name``, or None if no value of it is a text."""
         if name in self._values:
-            found = [text for value in self._values[name] if (text := shown(value, self, depth)) is not None]
-            return " | ".join(dict.fromkeys(found)) or None
+            texts = [text for value in self._values[name] if (text := shown(value, self, depth)) is not None]
+            return " | ".join(dict.fromkeys(texts)) or None
         return self._outer.texts(name, depth) if self._outer else None
 
 

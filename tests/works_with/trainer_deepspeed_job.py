@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer under DeepSpeed, whose files have Relight's format: ``trainer_deepspeed_job.py RUN``, ``ZERO`` is the stage.
+"""Hugging Face's Trainer under DeepSpeed, with files in Relight's format: ``trainer_deepspeed_job.py RUN``, ``ZERO`` is the stage.
 
 It prints the loss of each step, and resumes from the newest folder of the Trainer; tests kill it.
 """
