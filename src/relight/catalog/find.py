@@ -144,7 +144,8 @@ def choose(history: History, which: str | int) -> Chosen:
         return Chosen(matches[0])
     if matches:
         raise ConfigError(
-            f"{text!r} begins {len(matches)} ids", hint=", ".join(checkpoint.id for checkpoint in matches[:5])
+            f"{text!r} is the beginning of {len(matches)} ids",
+            hint=", ".join(checkpoint.id for checkpoint in matches[:5]),
         )
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")

@@ -196,7 +196,7 @@ class PeerDiscovery(Hook):
             met = self._agent.meet(meet, MEET_S)
             if met.address:
                 return met
-            emit("peers.failed", f"this node is not protected by others: {met.why}", why=met.why)
+            emit("peers.failed", f"no other node holds a copy of this node's saves: {met.why}", why=met.why)
         except RelightError as error:
-            emit("peers.failed", f"this node is not protected by others: {error}", why=str(error))
+            emit("peers.failed", f"no other node holds a copy of this node's saves: {error}", why=str(error))
         return PeerAddress("", "")

@@ -131,7 +131,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
             raise ConfigError(
-                f"an interval of at least {duration_text(self.at_least_s)} and at most {duration_text(self.at_most_s)} cannot be"
+                f"the bounds of the interval are {duration_text(self.at_least_s)} and {duration_text(self.at_most_s)}",
+                hint="the first must not exceed the second",
             )
 
 
@@ -264,7 +265,7 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
     ]
     if "store" not in wanted or set(question.levels) - {"memory", "peers", "store"}:
         raise ConfigError(
-            f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}",
+            f"levels must be some of memory and peers, and always store, not {', '.join(question.levels)[:60]}",
             hint="--levels memory,store",
         )
     stall = times["stall"]

@@ -40,7 +40,7 @@ class Belief:
     def after(self, failures: int, seconds: float) -> Belief:
         """Return the belief after ``failures`` in ``seconds`` of running (the Gamma's conjugate update)."""
         if failures < 0 or not 0 <= seconds < math.inf:
-            raise ConfigError(f"{failures!r} failures in {seconds!r} s cannot have been seen")
+            raise ConfigError(f"{failures!r} failures in {seconds!r} s are impossible")
         return Belief(self.shape + failures, self.exposure_s + seconds)
 
     def interval(self, mass: float = 0.9) -> tuple[float, float]:
