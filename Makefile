@@ -72,6 +72,7 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/python tests/capture/test_config_values.py
 	$(BIN)/python -m tests.works_with.page
 	$(BIN)/python -m tests.cli.reference_page
+	$(BIN)/python tests/house/messages.py
 	$(BIN)/python tests/house/prose.py --lower
 
 check: $(STAMP) docs ## lint, types, layers, docs; a minute

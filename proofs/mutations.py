@@ -175,7 +175,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "translating errors of the disk",
         DURABLE,
-        '        except OSError as error:\n            raise translate(error, "checking", path) from error\n',
+        '        except OSError as error:\n            raise translate(error, "reading the attributes of a file", path) from error\n',
         "",
         "faults",
     ),

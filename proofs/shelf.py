@@ -126,7 +126,7 @@ class DurableNames:
     def _enter(self, key: str, is_dir: bool, process: str) -> None:
         parent, _, name = key.rpartition("/")
         if parent not in self.dirs:
-            raise CheckpointNotFound("creating a name failed: its directory is gone", where=key)
+            raise CheckpointNotFound("creating a file name failed: its directory is gone", where=key)
         self.dirs[parent][name] = is_dir
         self.loose.add(key)
         self.changes.setdefault(parent, []).append((process, name, is_dir, True))

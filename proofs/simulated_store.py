@@ -123,7 +123,7 @@ class SimulatedStore(StoreBase):
         fault = self._enter("create", key)
         self._make_parents(key)
         if key in self.shelf.files:
-            raise StoreUnavailable("that name exists", where=key)
+            raise StoreUnavailable("a file of this name exists already", where=key)
         file = DurableFile(size)
         self.shelf.put(key, file, self._who.name)
         if fault == "left":
@@ -264,7 +264,7 @@ class _SimulatedReader:
 
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > len(self._data):
-            raise CorruptCheckpoint(f"the file ends at byte {len(self._data)}, sooner than it should", where=self._key)
+            raise CorruptCheckpoint(f"the file ends at byte {len(self._data)}, and is truncated", where=self._key)
         into[:] = memoryview(bytes(self._data))[offset : offset + len(into)]
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ def save(
     check_metrics(metrics := metrics if metrics is not None else {})
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ConfigError(
-            f"state is a dict by name, not {shown(state)}",
+            f"state must be a dict by name, not {shown(state)}",
             where="state",
             hint='relight.save(url, {"model": model}, step=…)',
         )
@@ -429,7 +429,10 @@ class Store(ObjectView):
     def _name(self, run: str | None) -> str:
         name = run or self._run
         if name is None:
-            raise ConfigError("which run?", hint=f"this store has {', '.join(self.runs[:8]) or 'none yet'}: pass run=")
+            raise ConfigError(
+                "this path is a store, and no run is named",
+                hint=f"this store has {', '.join(self.runs[:8]) or 'none yet'}: pass run=",
+            )
         return name
 
 

@@ -202,7 +202,7 @@ def test_a_squatted_directory_is_reported_at_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(local_sockets, "_tops", lambda: [str(first)])
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("an agent was started"))
     before = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=f"no private directory for the agent's socket: {target} (is|belongs)"):
+    with pytest.raises(StoreUnavailable, match=f"no private directory for its socket: {target} (is|belongs)"):
         launch.connect("store", "run")
     assert launch.reach("store", "run") is None
     assert time.monotonic() - before < 10
@@ -448,7 +448,8 @@ def test_an_error_of_the_secret_names_the_secret(agent: server.AgentServer) -> N
     with LocalDirectory() as directory:
         os.chmod(f"{directory.path}/secret", 0o640)
         with pytest.raises(
-            StoreUnavailable, match=r"^the agent's secret is not usable: .*/secret is not a file that only"
+            StoreUnavailable,
+            match=r"^connecting to the agent failed: its secret cannot be used: .*/secret is not a file that only",
         ) as caught:
             launch._connect(directory, launch.address_of("store", "run"), 5.0)
     assert "process" not in caught.value.what and "end process" not in (caught.value.hint or "")
@@ -514,7 +515,7 @@ def test_the_next_directory_is_used_if_no_agent_can_listen_in_the_first(
         lambda *of: (started.append(of[3]), SimpleNamespace(poll=lambda: 4, returncode=launch.UNUSABLE))[1],
     )
     with pytest.raises(
-        StoreUnavailable, match=f"no process can listen in {tops[0]}.*no process can listen in {tops[1]}"
+        StoreUnavailable, match=f"no local socket can be made in {tops[0]}.*no local socket can be made in {tops[1]}"
     ):
         launch.connect("store", "run", deadline_s=5.0)
     assert [path.startswith(top) for path, top in zip(started, tops, strict=True)] == [True, True]

@@ -139,7 +139,7 @@ def test_uncountable_epochs_are_refused_at_the_first_step(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="names no loader"):
         train(tmp_path / "c", relight.every(epochs=1, loader="train"), 1, loaders=two)
     assert [step for step, _ in train(tmp_path / "d", relight.every(epochs=1, loader="data"), 2, loaders=two)] == [4, 9]
-    with pytest.raises(ConfigError, match="epochs is a whole number"):
+    with pytest.raises(ConfigError, match="epochs must be a whole number"):
         relight.every(epochs=0)
     with pytest.raises(ConfigError, match="names the loader of epochs="):
         relight.every(steps=3, loader="data")

@@ -74,9 +74,9 @@ def test_each_phase_has_its_interval(tmp_path: Path, clock: Clock, events: list[
         ckpt.phase = "reinforcement"
         third = train(ckpt, clock, range(200, 300))
         assert ckpt.phase == "reinforcement"
-        with pytest.raises(ConfigError, match="has no 'warmup'"):
+        with pytest.raises(ConfigError, match="has no phase 'warmup'"):
             ckpt.phase = "warmup"
-        with pytest.raises(ConfigError, match="is a name"):
+        with pytest.raises(ConfigError, match="must be a name"):
             ckpt.phase = 3  # type: ignore[assignment]
     assert [len(first), len(second), len(third)] == [2, 10, 20]
     reasons = [str(event.fields["reason"]) for event in events if event.name == "schedule.changed"]

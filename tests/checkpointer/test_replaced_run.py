@@ -146,11 +146,11 @@ def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
     error = ckpt.save(1).error
     assert (
         isinstance(error, StoreUnavailable)
-        and "a file is in the place of" in error.what
+        and "this is a file, and a directory was expected" in error.what
         and error.where.endswith("store/run")
     )
     ckpt.close(save=False)
-    with pytest.raises(CheckpointNotFound, match="a file is in the place of the directory"):
+    with pytest.raises(CheckpointNotFound, match="this is a file, and a directory was expected"):
         Log(open_bytes(tmp_path / "store"), "run").read()
     with pytest.raises(CheckpointNotFound, match="a file is in the place of the run's directory"):
         locate(str(tmp_path / "store" / "run"))

@@ -248,7 +248,7 @@ def test_the_error_of_a_closed_checkpointer_states_why_it_is_closed(run: str, ho
     for call in (lambda: ckpt.step(4), lambda: ckpt.save(4), ckpt.restore):
         with pytest.raises(ConfigError) as caught:
             call()
-        assert caught.value.what == f"this Checkpointer is closed: {why} after step 3, just now"
+        assert caught.value.what == f"this Checkpointer was closed before this call: {why} after step 3, just now"
         assert "make a new Checkpointer" in caught.value.hint and "restore()" in caught.value.hint
 
 
@@ -327,7 +327,7 @@ def test_an_open_checkpointer_of_an_earlier_cell_does_not_swallow_interrupts(run
             second.step(step)
             ticks += 1
         ''', True) == "interrupted"
-        assert "Fenced: this Checkpointer is closed: another Checkpointer of this process took the run over" in cell("first.step(1)")
+        assert "Fenced: this Checkpointer was closed before this call: another Checkpointer of this process took the run over" in cell("first.step(1)")
         assert cell("while ticks < 500: time.sleep(0.01); ticks += 1", True) == "interrupted"
         print("fine")
         """

@@ -122,9 +122,9 @@ def test_an_invalid_metric_is_refused_by_its_name(ckpt: relight.Checkpointer, va
     for call in calls:
         with pytest.raises(ConfigError, match="'val'"):
             call()
-    with pytest.raises(ConfigError, match="metrics= is a dict"):
+    with pytest.raises(ConfigError, match="metrics= must be a dict"):
         ckpt.save(0, metrics=[1.0])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="name is a text"):
+    with pytest.raises(ConfigError, match="name must be a text"):
         ckpt.save(0, metrics={1: 1.0})  # type: ignore[dict-item]
     ckpt.close()
 

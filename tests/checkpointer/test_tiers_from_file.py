@@ -84,7 +84,7 @@ def test_a_file_that_was_not_named_adds_no_tier(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_SETTINGS", raising=False)
     (tmp_path / "relight.toml").write_text(f'[checkpoint.tiers.cold]\nurl = "{tmp_path}/cold"\n')
-    with pytest.raises(ConfigError, match="counts only in a file that is named"):
+    with pytest.raises(ConfigError, match="is used only in a settings file that is named explicitly"):
         train(tmp_path / "runs", 2)
 
 

@@ -301,7 +301,7 @@ def test_a_copy_is_refused_after_a_later_step_was_saved_meanwhile(runs: Path) ->
             saved.append(500)
             attempt.save(request(500))
 
-    with pytest.raises(LeaseHeld, match="changed meanwhile"):
+    with pytest.raises(LeaseHeld, match="changed during the copy"):
         execute_copy(plan, progress=trains)
     assert saved and [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [99, 500]
     execute_copy(plan_copy(source, source.history().live[-1:], store, "demo", as_newest=True))

@@ -189,7 +189,7 @@ def test_nothing_there_is_1_with_a_hint_and_no_traceback(relight) -> None:
     """``relight ls /nowhere`` is a friendly no."""
     answer = relight("ls", "/nowhere")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("relight: there is nothing here [/nowhere]\n  → ")
+    assert answer.err.startswith("relight: this path does not exist [/nowhere]\n  → ")
     assert "Traceback" not in answer.err
 
 

@@ -100,7 +100,7 @@ def test_every_mistake_at_once_with_its_line_and_column() -> None:
     assert hints["environment.chache"] == "did you mean environment.cache?"
     assert hints["checkpoint.keep.lastt"] == "did you mean checkpoint.keep.last?"
     code, out, _ = ask("config", "check")
-    assert code == 1 and out.startswith("relight.toml:3:1: [checkpoint] background is true or false, not 'no'\n")
+    assert code == 1 and out.startswith("relight.toml:3:1: [checkpoint] background must be true or false, not 'no'\n")
     Path("relight.toml").write_text("[supervise]\nsame = 4\n")
     assert ask("config", "check")[:2] == (0, "")
 

@@ -225,7 +225,7 @@ def test_precedence_of_the_sources_of_a_setting(monkeypatch: pytest.MonkeyPatch)
 def test_the_environment_of_the_file_ends_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A set variable stays. In another working directory, the first file's variables are gone."""
     Path("relight.toml").write_text('[environment]\nnode = "one"\nrack = "r1"\nsingle_writer = true\n')
-    with pytest.raises(ConfigError, match="only in a file that is named") as raised:
+    with pytest.raises(ConfigError, match="only in a settings file that is named") as raised:
         take_environment()
     assert raised.value.where == "relight.toml:4:1" and "RELIGHT_NODE" not in os.environ
     Path("relight.toml").write_text('[environment]\nnode = "one"\nrack = "r1"\n')
@@ -246,7 +246,7 @@ def test_a_file_that_was_not_named_sets_no_protection_and_no_path(
     table, _, key = setting.partition(".")
     (tmp_path / "relight.toml").write_text(f'[{table}]\n{key} = "somewhere"\n')
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="counts only in a file that is named"):
+    with pytest.raises(ConfigError, match="is used only in a settings file that is named explicitly"):
         checked(table, lambda table, where: table)
     assert checked(table, lambda table, where: table, tmp_path / "relight.toml")[0] == {key: "somewhere"}
 

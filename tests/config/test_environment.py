@@ -21,7 +21,9 @@ def test_an_invalid_variable_affects_only_its_reader(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path))
     now = environment()
     assert events_directory() == tmp_path and now.events == str(tmp_path) and now.store_patience_s > 0
-    with pytest.raises(ConfigError, match="RELIGHT_CACHE_BYTES is a size: \"500GB\", or bytes, not 'lots'") as raised:
+    with pytest.raises(
+        ConfigError, match="RELIGHT_CACHE_BYTES must be a size: \"500GB\", or bytes, not 'lots'"
+    ) as raised:
         _ = now.cache_bytes
     assert raised.value.where == "RELIGHT_CACHE_BYTES"
 
@@ -59,9 +61,9 @@ def test_a_secret_is_not_in_the_error(monkeypatch: pytest.MonkeyPatch, caplog: p
     [
         (
             'store_patience_s = "soon"',
-            "store_patience_s is a time above 0, at most a day: \"10m\", or seconds, not 'soon'",
+            "store_patience_s must be a time above 0, at most a day: \"10m\", or seconds, not 'soon'",
         ),
-        ('log = "loud"', "log is quiet, warnings, default, info or debug, not 'loud'"),
+        ('log = "loud"', "log must be quiet, warnings, default, info or debug, not 'loud'"),
         ("nod = 1", "has no 'nod'"),
     ],
 )

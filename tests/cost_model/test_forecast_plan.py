@@ -108,7 +108,7 @@ def test_a_question_that_makes_no_sense_is_refused() -> None:
         with pytest.raises(ConfigError):
             ParallelLayout(**wrong)
     for levels in (("memory",), ("tape", "store"), ()):
-        with pytest.raises(ConfigError, match="levels are"):
+        with pytest.raises(ConfigError, match="levels must be"):
             plan(ask(levels=levels))
 
 

@@ -145,7 +145,7 @@ def test_a_directory_is_checked_after_its_fsync(tmp_path: Path) -> None:
             raise OSError(errno.EIO, "shut down")
 
     sync_dir(Disk(), str(tmp_path))
-    with pytest.raises(StoreUnavailable, match="making names durable failed: EIO"):
+    with pytest.raises(StoreUnavailable, match="making file names durable failed: Input/output error"):
         sync_dir(ShutDown(), str(tmp_path))
 
 

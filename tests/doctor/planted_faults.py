@@ -219,7 +219,7 @@ FAULTS: dict[str, tuple[Callable[[], DoctorFacts], set[str]]] = {
     "a package is old": (lambda: machine(packages=(Package("msgspec", "0.19", "0.18.6"),)), {"package-old"}),
     "a host without an address": (lambda: machine(names=(("MASTER_ADDR", "node-0.cluster", "Name or service not known"),)), {"names"}),
     # the store
-    "the store is away": (lambda: store(error=Trouble("store", "listing failed: EIO", "/data/runs")), {"store-away"}),
+    "the store is away": (lambda: store(error=Trouble("store", "listing a directory failed: Input/output error (EIO)", "/data/runs")), {"store-away"}),
     "a typo": (lambda: replace(store(there=False, absent="no run 'dmo' in this store; did you mean demo?"), runs=()), {"nothing-there"}),
     "no key for it": (lambda: store(error=Trouble("wrong_key", "this store is encrypted", "/data/runs")), {"wrong-key"}),
     "another's key": (lambda: replace(HEALTHY, runs=(RunFacts(name="demo", path="p", error=Trouble("wrong_key", "none opens it")),)), {"wrong-key"}),

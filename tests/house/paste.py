@@ -63,6 +63,23 @@ def steps(block: Block) -> list[tuple[str, str]]:
     return [(command, output) for command, _, output in (part.partition("\n") for part in parts)]
 
 
+VARYING = (
+    (re.compile(r"\b\d+(?:\.\d+)? (?:ms|s|min|h|kB|MB)\b(?: ago)?|\bjust now\b"), "TIME"),
+    (re.compile(r"\b\d+\.\d+(?:e-?\d+)?\b|\b\d{4,9}\b"), "N"),
+    (re.compile(r"\b[a-z0-9]{10}\b"), "ID"),
+    (re.compile(r"\b[0-9a-f]{6}\b"), "INCIDENT"),
+    (re.compile(r" +"), " "),
+)
+"""What differs between two runs of a whole output: times, measured numbers, ids, and the widths of columns."""
+
+
+def masked(text: str) -> str:
+    """Return a text without what differs between two runs."""
+    for varying, name in VARYING:
+        text = varying.sub(name, text)
+    return text
+
+
 def pattern(output: str) -> str:
     """Return the pattern that matches the page's output."""
     lines = [
@@ -108,11 +125,12 @@ def save(block: Block, folder: Path) -> None:
     (folder / name[1]).write_text(block.text, encoding="utf-8")
 
 
-def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None) -> list[str]:
+def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None, *, whole: bool = False) -> list[str]:
     """Run the page's snippets in ``folder`` and return each command's output.
 
-    Fail if output differs or an exit code is not 0.
+    Fail if output differs or an exit code is not 0. ``whole``: the page shows whole outputs, and what varies is masked.
     """
+    shown = masked if whole else str
     give(page, folder)
     printed = []
     for block in (block for block in blocks(page) if block.runs()):
@@ -132,7 +150,7 @@ def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None) -> l
                 text=True,
             )
             printed_now = re.sub(r"bash: line 1: +\d+ (?:Killed|Aborted) .*\n", "", done.stdout)
-            assert re.fullmatch(pattern(output), printed_now), (
+            assert re.fullmatch(pattern(shown(output)), shown(printed_now)), (
                 f"{page.name}: $ {command}\n{printed_now}\n-- the page:\n{output}"
             )
             assert done.returncode == 0, (page.name, command, printed_now)

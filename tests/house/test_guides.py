@@ -19,10 +19,11 @@ DOCS = ROOT / "docs"
 QUICK = [
     "comparison.md", "guides/one-gpu.md", "guides/partial-restore.md", "guides/notebooks.md", "guides/configs.md", "guides/encryption.md", "guides/storing-less.md",
     "guides/data.md", "guides/store-back-end.md", "guides/from-deepspeed.md", "guides/from-megatron.md", "guides/from-transformers.md",
+    "guides/tiers.md",
 ]  # fmt: skip
 SLOW = [
     "concepts.md", "guides/one-node.md", "guides/ray.md", "guides/from-dcp.md", "guides/from-lightning.md", "guides/from-orbax.md",
-    "guides/from-torch-save.md",
+    "guides/from-torch-save.md", "guides/many-ranks.md",
 ]  # fmt: skip
 BUCKET = "guides/s3.md"
 CODEC = "guides/chunk-codec.md"
@@ -58,15 +59,19 @@ def test_the_guide_to_buckets_gives_the_output_that_it_shows(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW, BUCKET, CODEC])
 def test_snippets_are_run_or_state_the_reason(name: str) -> None:
-    """Only Python, JSON and consoles are code; what is not run gives a reason of some words; names, commands and options are there."""
+    """Only Python, JSON, TOML and consoles are code; what is not run gives a reason of some words; names, commands and options are there."""
     for block in blocks(DOCS / name):
-        assert block.kind in ("python", "console", "json", "text"), f"{name}: a block of {block.kind or 'no language'}"
+        assert block.kind in ("python", "console", "json", "toml", "text"), (
+            f"{name}: a block of {block.kind or 'no language'}"
+        )
         assert not block.why_not or len(block.why_not.split()) > 3, f"{name}: why is it not run?"
         if block.kind == "python":
             compile(block.text, name, "exec")
             assert unknown_names(block) == [], name
         elif block.kind == "json":
             json.loads(block.text)
+        elif block.kind == "toml":
+            tomllib.loads(block.text)
         elif block.kind == "console":
             assert steps(block), f"{name}: a console without a command"
             assert unknown_commands(block.text) == [], name

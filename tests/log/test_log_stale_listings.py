@@ -197,5 +197,5 @@ def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     store.damage = damage
     store.listed = lambda name: not hidden.endswith(name)
-    with pytest.raises(StoreUnavailable, match="is taken, but its file cannot be read"):
+    with pytest.raises(StoreUnavailable, match="the file of the next record exists, but cannot be read"):
         save(attempt, 1)

@@ -192,7 +192,7 @@ def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert (result["path"], result["step"], result["tensors"], result["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
     done = relight_("migrate", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
-    assert done.returncode and f"there is nothing here [{s3}/none]" in done.stderr
+    assert done.returncode and f"this path does not exist [{s3}/none]" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
@@ -231,7 +231,7 @@ def test_tensorstores_names_of_buckets() -> None:
 def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
     """Empty and missing places and unknown schemes are refused. Bucket paths are recognised by their scheme."""
     for url in (s3, f"{s3}/none", f"{s3}/none/deeper.pt"):
-        with pytest.raises(CheckpointNotFound, match="nothing here"):
+        with pytest.raises(CheckpointNotFound, match="this path does not exist"):
             plan_migration(url, str(tmp_path / "new"))
     with pytest.raises(CheckpointNotFound, match="s3://"):
         plan_migration("ftp://somewhere/old", str(tmp_path / "new"))

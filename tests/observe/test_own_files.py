@@ -137,7 +137,7 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(
     fill(tmp_path / "data")
     for name in ("events", "cache"):
         (tmp_path / "relight.toml").write_text(f'[environment]\n{name} = "{tmp_path / "data"}"\n')
-        with pytest.raises(ConfigError, match=f"{name} counts only in a file that is named"):
+        with pytest.raises(ConfigError, match=f"{name} is used only in a settings file that is named explicitly"):
             take_environment()
     script = "import relight, torch; relight.Checkpointer('runs/x', model=torch.nn.Linear(1, 1), background=False, save=None).save(0)"
     done = subprocess.run(
@@ -147,7 +147,7 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(
         timeout=120,
         env={**os.environ, "RELIGHT_EVENTS": ""},
     )
-    assert "only in a file that is named" in done.stderr
+    assert "only in a settings file that is named" in done.stderr
     assert names(tmp_path / "data") == {*OURS, *OTHERS}
     (tmp_path / "relight.toml").write_text("[environment]\nevents = 0\n")
     take_environment()

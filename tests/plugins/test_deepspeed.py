@@ -21,6 +21,25 @@ def test_the_example_resumes_to_the_bit(stage: str, tmp_path) -> None:
     killed_and_resumed(command, [10, 22], tmp_path, env)
 
 
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_the_trainer_of_transformers_resumes_to_the_bit(stage: str, tmp_path) -> None:
+    """Under Hugging Face's Trainer, repeat the losses on two ranks, killed twice. The Trainer saves, in Relight's format."""
+    pytest.importorskip("transformers", reason="transformers is not installed: make plugins")
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tests.works_with.trainer_deepspeed_job",
+    ]
+    env = {"ZERO": stage, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
+    killed_and_resumed(command, [6, 14], tmp_path, env)
+    assert relight.Store(next((tmp_path / "killed" / "run" / "checkpoint-20").rglob("*optim_states.pt"))).runs == [
+        "run"
+    ]
+
+
 def test_its_own_objects_come_back_and_others_are_refused(tmp_path) -> None:
     """Restore a loss scaler as its class with its fields. Report an object of any other class, and neither save nor
     create it."""

@@ -106,7 +106,7 @@ def test_a_plug_ins_own_components_and_the_callers_go_together() -> None:
     given = checkpointer_options({"state": {"epoch": 0}, "signals": False, "extra": torch.ones(1)}, {"model": 1})
     assert given["state"] == {"model": 1, "epoch": 0} and given["signals"] is False and "extra" in given
     for wrong in ({"state": {"model": 2}}, {"state": [1]}):
-        with pytest.raises(ConfigError, match=r"saves 'model' itself|state= is a dict"):
+        with pytest.raises(ConfigError, match=r"saves 'model' itself|state= must be a dict"):
             checkpointer_options(wrong, {"model": 1})
 
 

@@ -39,7 +39,7 @@ def test_a_run_that_has_begun_is_not_started_again(tmp_path) -> None:
     from relight.errors import ConfigError
     from relight.integrations.transformers import TrainerCheckpoints
 
-    with pytest.raises(ConfigError, match="does not know its Trainer"):
+    with pytest.raises(ConfigError, match="has not been given its Trainer"):
         TrainerCheckpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
 
 

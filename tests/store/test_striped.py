@@ -272,7 +272,7 @@ def test_a_store_of_its_own_is_no_place_and_a_place_is_no_store(store: StripedSt
         assert not (tmp_path / "new").exists()
     for root in store._roots:
         for url in (root, f"file://{root}"):
-            with pytest.raises(ConfigError, match="one of several"):
+            with pytest.raises(ConfigError, match="one part of a striped store"):
                 open_bytes(url)
 
 

@@ -29,7 +29,7 @@ ONE = {
     "OSError: [Errno 116] Stale file handle: '/data/shard-3'": "storage",
     "relight.errors.StoreUnavailable: the store did not answer": "storage",
     "relight.errors.NoSpace: the disk is full": "storage",
-    "relight.errors.StoreUnavailable: listing failed: EMFILE, Too many open files [/runs/a/log]": "user",
+    "relight.errors.StoreUnavailable: listing a directory failed: Too many open files (EMFILE) [/runs/a/log]": "user",
     "relight.errors.NoMemory: no memory for a tensor of 8 bytes: refused [model/w]": "memory",
     "RuntimeError: DataLoader worker (pid 4711) exited unexpectedly with exit code 1": "data",
     "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)": "data",

@@ -284,7 +284,7 @@ def test_a_branch_s_tag_cannot_be_changed_by_hand(base: Path) -> None:
     for target in (None, run.history().live[0].id):
         with pytest.raises(ConfigError, match="hold what branches need"):
             run.tag(f"{PREFIX}other", target)
-    with pytest.raises(CheckpointNotFound, match="holds nothing for a branch"):
+    with pytest.raises(CheckpointNotFound, match="has no branch"):
         drop(run, "unknown")
     with (
         pytest.raises(ConfigError, match="hold what branches need"),

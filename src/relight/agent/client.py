@@ -322,7 +322,8 @@ def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping
     try:
         if len(left) != count:  # the kernel drops descriptors that exceed this process's limit
             raise StoreUnavailable(
-                f"{len(left)} of {count} descriptors have come from the agent", hint="ulimit -n may be too low"
+                f"{len(left)} of {count} file descriptors of shared memory were received from the agent",
+                hint="raise the limit of open files: ulimit -n",
             )
         while left:
             mappings.append(adopt(left.pop(0), writable=writable))

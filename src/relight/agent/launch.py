@@ -95,7 +95,7 @@ def connect(
                 "free space and inodes in the named directories, or remove them, or have the administrator remove them"
             )
             raise StoreUnavailable(
-                f"there is no private directory for the agent's socket: {error.strerror}", hint=hint
+                f"starting the agent failed: no private directory for its socket: {error.strerror}", hint=hint
             ) from error
         with directory:
             agent = _find_or_start(directory, address_of(url, run), nice, linger_s, (deadline_s, ends), seen)
@@ -124,14 +124,17 @@ def _find_or_start(
             if started is not None and started.returncode == UNUSABLE:
                 return None
             if started is not None and time.monotonic() > ends - deadline_s / 2:
-                raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
+                raise StoreUnavailable(
+                    f"starting the agent failed: it ended at once (exit status {started.returncode})"
+                )
             started = _start(name, nice, linger_s, directory.path)
         if started.poll() is None:
             _continue_or_end(started.pid, deadline_s)  # it may have been stopped before it began to listen
         if time.monotonic() > ends:
             why = f": {failures[-1]}" if failures else ""
             raise StoreUnavailable(
-                f"no agent within {duration_text(deadline_s)}{why}", where=f"{directory.path}/{name}.sock"
+                f"starting the agent failed: it did not answer within {duration_text(deadline_s)}{why}",
+                where=f"{directory.path}/{name}.sock",
             )
         time.sleep(0.01)
 
@@ -149,7 +152,9 @@ def _connect(
     except OSError as error:
         hint = f"free space and inodes in {directory.path}, or remove the named file"
         raise StoreUnavailable(
-            f"the agent's secret is not usable: {error.strerror or error}", where=directory.path, hint=hint
+            f"connecting to the agent failed: its secret cannot be used: {error.strerror or error}",
+            where=directory.path,
+            hint=hint,
         ) from error
     failures = [] if failures is None else failures
     try:

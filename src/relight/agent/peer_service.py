@@ -82,7 +82,9 @@ class AgentPeers:
             try:
                 self._peers.join(roster, self._id, request.data, request.parity)
             except RelightError as error:
-                self._notify("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
+                self._notify(
+                    "peers.failed", f"no other node holds a copy of this node's saves: {error}", {"why": str(error)}
+                )
 
     def leave(self) -> None:
         """Protect nothing until the next ``join``: the run ends. Peers that leave first are then not reported as lost."""

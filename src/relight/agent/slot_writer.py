@@ -94,7 +94,10 @@ class PlannedLayout:
         for pack, header, start in zip(self.plan.packs, self.headers, self.starts, strict=True):
             own = header.replace(f'"id":"{PLACEHOLDER}"'.encode(), f'"id":"{checkpoint_id}"'.encode(), 1)
             if len(own) != len(header) or start + pack.size > len(slot.view):
-                raise CorruptCheckpoint("the slot is not laid out as it should be", where="shared memory")
+                raise CorruptCheckpoint(
+                    "writing the snapshot failed: its layout in shared memory is not the one that the trainer announced",
+                    where="shared memory",
+                )
             slot.view[start : start + len(own)] = own
             packs.append(
                 PackPlan(pack.file, pack.size, [], pack.chunks, slot.view[start:], partial(_reach, follow, start))
@@ -149,7 +152,10 @@ class SlotWriter:
         """
         request = from_msgpack(slot.request(), Request)
         if request.number != number:
-            raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
+            raise CorruptCheckpoint(
+                f"writing the snapshot failed: shared memory holds save {request.number} instead of save {number}",
+                where="shared memory",
+            )
         if request.patient:
             began = time.perf_counter()
             self._hold_back(prepared.plan.stored_bytes, request, hold)

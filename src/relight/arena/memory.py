@@ -85,7 +85,7 @@ def allocate(size: int, name: str = "relight") -> int:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
             raise NoSpace(
-                f"{size_text(size)} of shared memory cannot be had: {error.strerror}", where="shared memory"
+                f"{size_text(size)} of shared memory could not be allocated: {error.strerror}", where="shared memory"
             ) from error
         raise
     return fd

@@ -103,7 +103,7 @@ class Slot:
         """Return the request of a sealed slot, or an announced one. Raise ``CorruptCheckpoint`` if there is none."""
         magic, state, _, start, length = _HEADER.unpack_from(self.view, 0)
         if magic != _MAGIC or state == EMPTY or start < BODY_OFFSET or start + length > len(self.view):
-            raise CorruptCheckpoint("nothing is sealed in this slot", where="shared memory")
+            raise CorruptCheckpoint("shared memory holds no complete snapshot", where="shared memory")
         return self.view[start : start + length]
 
 

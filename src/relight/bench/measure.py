@@ -59,7 +59,7 @@ class BenchOptions:
 def run(options: BenchOptions) -> BenchReport:
     """Measure, and return figures and recommended settings. Raise ``NoSpace`` if disk or memory do not suffice. All files are removed."""
     if options.tensors is not None and options.tensors < 1:
-        raise ConfigError(f"--tensors is a whole number from 1 on, not {options.tensors}")
+        raise ConfigError(f"--tensors must be a whole number from 1 on, not {options.tensors}")
     store = find_store(options.store)
     torch = importlib.util.find_spec("torch") is not None
     available = available_bytes()

@@ -43,7 +43,7 @@ class BenchPlan:
 def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = "") -> BenchPlan:
     """Return the size to measure with. The default size takes less than about a minute. Raise ``NoSpace`` for a size that does not fit."""
     if rounds < 1:
-        raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
+        raise ConfigError(f"rounds must be a whole number from 1 on, not {rounds}")
     if size is not None and size < SIZE_MIN:
         raise ConfigError(
             f"a state of {size_text(size)} is too small to measure: --size must be at least {size_text(SIZE_MIN)}"

@@ -158,7 +158,9 @@ def _held(handle: FlatHandle) -> Iterator[tuple[torch.Tensor, torch.Tensor, list
     for piece in handle.pieces:
         if not piece.is_in_order:
             raise IncompatibleState(
-                "flattened in its order in memory, not row by row", where=piece.name, hint="contiguous() it"
+                "FSDP flattened this parameter in its memory order, which is not row by row",
+                where=piece.name,
+                hint="call contiguous() on it before FSDP wraps the module",
             )
         place = piece.shape, piece.begin, piece.offset, piece.length
         originals.append(Original(own_name(piece.name, names), piece.name, *place, handle.each, mesh))

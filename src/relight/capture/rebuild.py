@@ -203,7 +203,7 @@ def _array(data: torch.Tensor, meta: Any) -> Any:
         raise ValueError("shape")
     # before anything of that size is allocated
     if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():
-        raise ValueError("shape and bytes")
+        raise ValueError("its bytes do not fit its shape")
     raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else np.empty(0, np.uint8)
     return raw.view(dtype).reshape(shape) if dtype.itemsize and raw.size else np.zeros(shape, dtype)
 

@@ -41,7 +41,7 @@ class Swap:
                     f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}"
                 )
         if problems:  # before any value is moved
-            raise IncompatibleState("the averaged copy is not one of the model", details=problems)
+            raise IncompatibleState("the averaged copy does not have the tensors of the model", details=problems)
         with torch.no_grad():
             for name, model_tensor in mine.items():
                 saved = model_tensor.detach().clone()

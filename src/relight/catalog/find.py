@@ -46,7 +46,7 @@ class Chosen(NamedTuple):
 def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
     """Return the checkpoint, not suspect, with the lowest (``min``) or highest (``max``) finite ``metric``. Of equal ones, the newest."""
     if mode not in MODES:
-        raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
+        raise ConfigError(f"mode must be 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
     scored = [
         (sign * metric_value(checkpoint.body.metrics[metric]), -checkpoint.seq, checkpoint)
@@ -144,7 +144,8 @@ def choose(history: History, which: str | int) -> Chosen:
         return Chosen(matches[0])
     if matches:
         raise ConfigError(
-            f"{text!r} begins {len(matches)} ids", hint=", ".join(checkpoint.id for checkpoint in matches[:5])
+            f"{text!r} is the beginning of {len(matches)} ids",
+            hint=", ".join(checkpoint.id for checkpoint in matches[:5]),
         )
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
@@ -212,8 +213,8 @@ def nothing_there(view: LogView, run: str, where: str) -> RelightError:
 def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
     """Return the error for a run without a usable record: all remaining ones are damaged, or their signer is not trusted here."""
     return CorruptCheckpoint(
-        f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
+        f"this run has no valid checkpoint: {len(view.faults)} records of its log are damaged, or signed by a key that is not trusted",
         where=where,
         details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SHOWN]],
-        hint="name who has signed them in trust=; relight verify shows all damage; to begin from scratch, give the run another name",
+        hint="if they are signed, name the signer in trust=; relight verify shows all damage; or give the run another name",
     )

@@ -171,7 +171,7 @@ def _not_found(url: str) -> CheckpointNotFound:
     with contextlib.suppress(RelightError):
         if any(entry.name == name for entry in above.list("")):
             return CheckpointNotFound("no Relight store or run here", where=url, hint=_below(url) or _FIRST)
-    return CheckpointNotFound("there is nothing here", where=url, hint=_above(parent) or _FIRST)
+    return CheckpointNotFound("this path does not exist", where=url, hint=_above(parent) or _FIRST)
 
 
 _FIRST = "give a store, such as runs, or a run in it, such as runs/demo"

@@ -95,11 +95,13 @@ class AdaptiveSchedule(Hook):
     @phase.setter
     def phase(self, name: str) -> None:
         if not isinstance(name, str):
-            raise ConfigError(f"ckpt.phase is a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"')
+            raise ConfigError(
+                f"ckpt.phase must be a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"'
+            )
         if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
             phases = ", ".join(self._rules.phases)
             raise ConfigError(
-                f"adaptive(phases=…) has no {name!r}",
+                f"adaptive(phases=…) has no phase {name!r}",
                 where="phase",
                 hint=f"it has {phases}; an empty name is none of them",
             )

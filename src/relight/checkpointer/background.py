@@ -503,7 +503,7 @@ class Background:
             self._lost_reason = f"{failure.kind}: {failure.what}"
             emit(
                 "agent.lost",
-                f"saves are made by the trainer, which waits for them, until there is an agent: {error}",
+                f"the agent cannot be used: {error}; until it can, the trainer writes saves itself and waits for them",
                 kind=failure.kind,
             )
 

@@ -46,7 +46,7 @@ class Closed(NamedTuple):
     def refuse(self, run: str) -> None:
         """Raise the error for a call after the end."""
         after = "before its first step" if self.step is None else f"after step {self.step}"
-        message = f"this Checkpointer is closed: {self.why} {after}, {age_text(max(0.0, monotonic() - self.at))}"
+        message = f"this Checkpointer was closed before this call: {self.why} {after}, {age_text(max(0.0, monotonic() - self.at))}"
         if self.superseded:
             hint = "use the newer Checkpointer; in a notebook, run the cell again that makes it and calls restore()"
             raise Fenced(message, where=run, hint=hint)

@@ -25,7 +25,7 @@ class FreshStart:
     def __init__(self, wanted: bool) -> None:
         if not isinstance(wanted, bool):
             raise ConfigError(
-                f"fresh= is True or False, not {wanted!r}",
+                f"fresh= must be True or False, not {wanted!r}",
                 hint="fresh=True begins a new branch of the run from scratch",
             )
         self.wanted = wanted

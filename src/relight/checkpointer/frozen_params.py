@@ -62,7 +62,8 @@ class FrozenParams:
         self._asked, self._frozen, self._then = False, None, None
         emit(
             "frozen_param.modified",
-            f"{name} was written to without a trace: this save has what it is now, earlier ones may have what it was. "
-            "Compact(trust_versions=True) is not for this run; it is off from here on",
+            f"frozen parameter {name} was changed, and torch did not count the change: this save has its new value, "
+            "earlier saves may have the old one; "
+            "Compact(trust_versions=True) is switched off for this run",
             tensor=name,
         )

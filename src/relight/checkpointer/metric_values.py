@@ -31,7 +31,7 @@ def check_metrics(metrics: Any) -> None:
     which may be hours later, and would look like a failed save.
     """
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"metrics= is a dict of numbers, not {shown(metrics)}", hint='metrics={"loss": loss}')
+        raise ConfigError(f"metrics= must be a dict of numbers, not {shown(metrics)}", hint='metrics={"loss": loss}')
     for name, value in metrics.items():
         kind = type(value)
         if kind is float or kind is bool:
@@ -64,10 +64,10 @@ def _is_text(name: str) -> bool:
 
 def _refuse(name: Any, value: Any) -> None:
     if not isinstance(name, str):
-        raise ConfigError(f"a metric's name is a text, not {shown(name)}", where="metrics")
+        raise ConfigError(f"a metric's name must be a text, not {shown(name)}", where="metrics")
     if len(name) > NAME_MAX or not _is_text(name):
         raise ConfigError(
-            f"a metric's name is a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics"
+            f"a metric's name must be a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics"
         )
     if value is None:
         hint = f"pass {name}= only at the steps that have one"

@@ -134,7 +134,7 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
     check_path(path)
     if run is not None and not isinstance(run, str):
         hint = f"run={getattr(run, 'name', 'demo')!r}: the name alone" if isinstance(run, os.PathLike) else 'run="demo"'
-        raise ConfigError(f"run= is a run's name, a text, not {shown(run)}", where="run=", hint=hint)
+        raise ConfigError(f"run= must be a run's name, a text, not {shown(run)}", where="run=", hint=hint)
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
     attach_heartbeat()
@@ -150,7 +150,9 @@ def check_path(path: object) -> None:
     example = 'Checkpointer("runs/demo", model=model, …)'
     if isinstance(path, Tier):
         raise ConfigError(
-            "one tier is not Tiers(…)", where="path", hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)"
+            "a relight.tier(…) stands in a relight.Tiers(…), and not alone",
+            where="path",
+            hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)",
         )
     if isinstance(path, Tiers):
         return
@@ -175,7 +177,7 @@ def micro_batch_split() -> int:
     """Return ``RELIGHT_SPLIT``, the number of parts into which to split each micro-batch, else 1."""
     text = os.environ.get(SPLIT, "1")
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise ConfigError(f"{SPLIT} is a whole number from 1 on, not {text[:40]!r}")
+        raise ConfigError(f"{SPLIT} must be a whole number from 1 on, not {text[:40]!r}")
     return int(text)
 
 
@@ -247,7 +249,7 @@ def check_components(
     """Return all components by name. ``options``: the Checkpointer's own keywords, to detect misspelt options."""
     if state is not None and not isinstance(state, Mapping):
         hint = f"state={{{'model' if kind_of(state) == MODULE else 'name'!r}: …}}"
-        raise ConfigError(f"state= is a dict of components by name, not {shown(state)}", where="state=", hint=hint)
+        raise ConfigError(f"state= must be a dict of components by name, not {shown(state)}", where="state=", hint=hint)
     merged = {name: loader_of(value) for name, value in (state or {}).items()}
     for name, value in ((name, loader_of(value)) for name, value in components.items()):
         if name in merged:
@@ -257,7 +259,7 @@ def check_components(
     merged = dict(_apart(merged))
     for name in merged:
         if not isinstance(name, str):
-            raise ConfigError(f"a component's name is a text, not {shown(name)}", where="state=")
+            raise ConfigError(f"a component's name must be a text, not {shown(name)}", where="state=")
         if not name or name == "rng" or name == "grad" or "/" in name:
             raise ConfigError(
                 f"{name!r} cannot be a component's name",
@@ -319,7 +321,7 @@ def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[
     ):
         hint = f"per_rank=[{per_rank!r}]" if isinstance(per_rank, str) else 'per_rank=["data"]'
         raise ConfigError(
-            f"per_rank= is a list of components' names, not {shown(per_rank)}", where="per_rank=", hint=hint
+            f"per_rank= must be a list of components' names, not {shown(per_rank)}", where="per_rank=", hint=hint
         )
     unknown = sorted(set(per_rank) - components.keys())
     if unknown:
@@ -335,10 +337,12 @@ def check_metadata(metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
-        raise ConfigError(f"metadata= is a dict, not {shown(metadata)}", where="metadata=", hint='metadata={"note": …}')
+        raise ConfigError(
+            f"metadata= must be a dict, not {shown(metadata)}", where="metadata=", hint='metadata={"note": …}'
+        )
     for key, value in metadata.items():
         if not isinstance(key, str):
-            raise ConfigError(f"a key of metadata is a text, not {shown(key)}", where="metadata=")
+            raise ConfigError(f"a key of metadata must be a text, not {shown(key)}", where="metadata=")
         if key.startswith(PREFIX):
             raise ConfigError(
                 f"metadata key {key!r} is Relight's own", where="metadata=", hint=f"leave out the prefix {PREFIX!r}"
@@ -364,11 +368,11 @@ def check_restore(which: Any, only: Any, strict: Any, rename: Any) -> str | int:
         isinstance(only, str) or not isinstance(only, Collection) or not all(isinstance(name, str) for name in only)
     ):
         hint = f"only=[{only!r}]" if isinstance(only, str) else 'only=["model/*"]'
-        raise ConfigError(f"only= is a list of patterns, not {shown(only)}", where="only=", hint=hint)
+        raise ConfigError(f"only= must be a list of patterns, not {shown(only)}", where="only=", hint=hint)
     check_bool(strict, "strict=")
     if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
         raise ConfigError(
-            f"map= is a dict or a function, not {shown(rename)}",
+            f"map= must be a dict or a function, not {shown(rename)}",
             where="map=",
             hint='map={"model/old.*": "model/new.*"}',
         )
@@ -388,11 +392,11 @@ def check_step(
     if tag is not None:
         if not isinstance(tag, str):
             hint = f'tag="step-{tag}": a bare number names a step' if hasattr(tag, "__index__") else 'tag="good"'
-            raise ConfigError(f"tag= is a text, not {shown(tag)}", where="tag=", hint=hint)
+            raise ConfigError(f"tag= must be a text, not {shown(tag)}", where="tag=", hint=hint)
         check_free(tag)
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > WORDS_MAX:
         raise ConfigError(
-            f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason="
+            f"reason= must be a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason="
         )
     return number, micro
 

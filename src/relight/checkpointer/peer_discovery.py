@@ -180,7 +180,9 @@ class PeerDiscovery(Hook):
         """Start this node's agent and return its address. If that fails, report it and return an empty address."""
         try:
             if not candidate:
-                raise StoreUnavailable("rank 0 sent a token that the key of this rank does not open")
+                raise StoreUnavailable(
+                    "joining the peers failed: the key of this rank cannot decrypt the token of rank 0"
+                )
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
             host = environment().peers_host
             meet = ListenForPeers(
@@ -194,7 +196,7 @@ class PeerDiscovery(Hook):
             met = self._agent.meet(meet, MEET_S)
             if met.address:
                 return met
-            emit("peers.failed", f"this node is not protected by others: {met.why}", why=met.why)
+            emit("peers.failed", f"no other node holds a copy of this node's saves: {met.why}", why=met.why)
         except RelightError as error:
-            emit("peers.failed", f"this node is not protected by others: {error}", why=str(error))
+            emit("peers.failed", f"no other node holds a copy of this node's saves: {error}", why=str(error))
         return PeerAddress("", "")

@@ -74,7 +74,7 @@ def ranks_of(
             if answer[name] != answers[0][name]:
                 raise ConfigError(
                     f"{name}= is {answers[0][name]!r} on rank 0, and {answer[name]!r} on rank {rank}",
-                    hint="every rank is given the same",
+                    hint="pass the same value on every rank",
                 )
     return (OneWriter if writer == ONE else SeveralRanks)(world, per_rank, timeout_s)
 

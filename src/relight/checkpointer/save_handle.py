@@ -130,7 +130,8 @@ class Save(ObjectView):
             )
         if not is_over:
             raise StoreUnavailable(
-                f"not {until} after {duration_text(monotonic() - started)}", where=f"the save at step {self.step}"
+                f"the save is not {until} after {duration_text(monotonic() - started)}",
+                where=f"the save at step {self.step}",
             )
         return self
 

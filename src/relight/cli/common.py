@@ -87,7 +87,7 @@ def read_run(place: Location, name: str, *, warnings: bool = True) -> OpenedRun:
     view = run.view()
     if warnings:
         for fault in view.faults[:20]:
-            warn(f"{escape(fault.file)}: {escape(fault.reason)}; the record counts for nothing")
+            warn(f"{escape(fault.file)}: {escape(fault.reason)}; this log record is ignored")
         if len(view.faults) > 20:
             warn(f"… and {len(view.faults) - 20} more damaged records: relight log shows them")
         try:

@@ -304,7 +304,7 @@ def _explain(explained: Explained, as_json: bool) -> int:
         return 0 if explained.known else 1
     if not explained.known:
         raise CheckpointNotFound(
-            "nothing known is in these words",
+            "no known error is in this text",
             where=explained.line[:80],
             hint="give more of the log: relight doctor --log FILE; or run it under relight run",
         )

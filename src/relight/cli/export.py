@@ -96,7 +96,10 @@ def command(
     """
     opened = open_run_at(source)
     if (target is None) == (into is None) or (into is not None and average is None):
-        raise ConfigError("an export goes to TARGET, an average there or --into a run", hint="one of the two")
+        raise ConfigError(
+            "give TARGET, or --into with --average, and not both",
+            hint="relight export RUN FILE; relight export RUN --average last:5 --into RUN",
+        )
     options = Options(
         to=to or format_of(target or ""),
         shard_bytes=None if shard is None else bytes_of(shard, "--shard"),
@@ -190,7 +193,7 @@ def averaged(opened_run: OpenedRun, spec: str, ema: float | None) -> Mixture:
                 raise ConfigError(f"{item!r}: a weight is a number", hint="--average 1000=0.3,2000=0.7") from None
     if ema is not None:
         if len(set(weights)) > 1:
-            raise ConfigError("weights, or --ema: not both")
+            raise ConfigError("--average with weights and --ema exclude each other")
         weights = ema_weights(len(opened), ema)
     return mixture(opened, weights)
 
@@ -200,7 +203,8 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
     assert place.run is not None
     if options.only or options.rename or options.dtype or options.to != "safetensors":
         raise ConfigError(
-            "an average that is saved is as the checkpoints are", hint="leave --only, --rename, --dtype and --to away"
+            "--into saves an average with the tensors and dtypes of the checkpoints",
+            hint="leave --only, --rename, --dtype and --to away",
         )
     root = mixed.last.opened.root
     chosen = choose(mixed.last.whole.tree, mixed.last.whole.tensors, root.components, options)
@@ -230,9 +234,9 @@ def _print_weights(mixed: Mixture) -> None:
 
 def _print_from_last(names: list[str]) -> None:
     for name in names[:SHOWN]:
-        warn(f"{escape(name)} is no float, and not the same in all: it is the last one's")
+        warn(f"{escape(name)} is not a float and differs between the checkpoints: the last checkpoint's value is used")
     if len(names) > SHOWN:
-        warn(f"{len(names) - SHOWN} more are the last one's")
+        warn(f"{len(names) - SHOWN} more have the last checkpoint's value")
 
 
 def _print_plan(plan: ExportPlan, as_json: bool) -> None:

@@ -218,7 +218,9 @@ def stored_share(text: str) -> KnownNumber:
     opened = open_run_at(text, warnings=False)
     bodies = [body.body for body in opened.history.live if body.body.logical_bytes > 0]
     if not bodies:
-        raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
+        raise ConfigError(
+            "no checkpoint of this run records its size", where=text, hint="save the run once, then name it again"
+        )
     share = sum(body.new_bytes for body in bodies) / sum(body.logical_bytes for body in bodies)
     return KnownNumber(share, f"measured: {count_text(len(bodies), 'checkpoint')} of {opened.run.name}")
 

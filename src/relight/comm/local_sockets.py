@@ -62,7 +62,7 @@ class LocalDirectory:
                 continue
             try:
                 if self.path in without:
-                    raise OSError(errno.ENOSPC, f"no process can listen in {self.path}")
+                    raise OSError(errno.ENOSPC, f"no local socket can be made in {self.path}")
                 if os.fstatvfs(self.fd).f_flag & os.ST_RDONLY:
                     raise OSError(errno.EROFS, f"{self.path} is on a file system that is mounted read-only")
                 self.secret()

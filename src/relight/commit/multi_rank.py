@@ -349,7 +349,7 @@ def is_root_there(store: ByteStore, prefix: str) -> bool:
         reader.close()
     if head == VOID:
         why = (_get(store, f"{prefix}/{ROOT_FILE}") or VOID)[len(VOID) : 1000].decode("utf-8", "replace").strip()
-        raise OthersFailed(f"given up: {why}", where=prefix, hint="see that rank's own log")
+        raise OthersFailed(f"save aborted: {why}", where=prefix, hint="see that rank's own log")
     return True
 
 

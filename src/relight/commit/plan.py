@@ -105,7 +105,7 @@ def _check_names(items: Sequence[Item]) -> None:
     names = [item.name if item.box is None else piece_name(item.name, item.box) for item in items]
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
-        raise IncompatibleState("two tensors of one name", where=twice)
+        raise IncompatibleState("two tensors have the same name", where=twice)
     for item in items if max(map(len, names), default=0) * 4 > NAME_BYTES_MAX else ():
         if len(item.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
             raise IncompatibleState(f"a tensor name of more than {NAME_BYTES_MAX} bytes", where=item.name[:80] + "…")

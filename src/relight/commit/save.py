@@ -474,7 +474,7 @@ def refuse_without_donors(view: LogView, body: CommitBody) -> None:
     gone = sorted(set(body.requires) - history.by_id.keys() - lent)
     if gone:
         raise DonorRetired(
-            f"it needs chunks of {', '.join(gone)}, which was retired while it was written",
+            f"the save reuses chunks of checkpoint {', '.join(gone)}, which was removed during the save",
             where=f"{view.run}/{body.dir}",
             hint="the next save stores all of them itself",
         )

@@ -31,7 +31,7 @@ class Costs:
     def __post_init__(self) -> None:
         for name in ("stall_s", "durable_s", "restart_s"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is a number of seconds from 0 on, not {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be a number of seconds from 0 on, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,12 @@ def best_interval(rate_per_s: float, costs: Costs, *, at_least_s: float = 0.0, a
     """Return the interval with the least waste within two bounds: the lower bound if saves are free, the upper one
     without failures."""
     if not 0 <= rate_per_s < math.inf:
-        raise ConfigError(f"a rate of failures is a number from 0 on, not {rate_per_s!r}")
+        raise ConfigError(f"a rate of failures must be a number from 0 on, not {rate_per_s!r}")
     if math.isnan(at_least_s) or math.isnan(at_most_s) or at_least_s > at_most_s:
-        raise ConfigError(f"an interval of at least {at_least_s!r} and at most {at_most_s!r} s cannot be")
+        raise ConfigError(
+            f"the bounds of the interval are {at_least_s!r} and {at_most_s!r} s",
+            hint="the first must not exceed the second",
+        )
     best = _optimum(rate_per_s, costs.stall_s)
     bound = "at least" if best < at_least_s else "at most" if best > at_most_s else "optimum"
     seconds = min(max(best, at_least_s), at_most_s)

@@ -82,14 +82,14 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         for name in ("gpus", "per_node", "tensor", "pipeline"):
             if not 1 <= getattr(self, name) <= 10**7:
-                raise ConfigError(f"{name} is a number from 1 to 10,000,000, not {getattr(self, name)}")
+                raise ConfigError(f"{name} must be a number from 1 to 10,000,000, not {getattr(self, name)}")
         if self.gpus % (self.tensor * self.pipeline):
             raise ConfigError(
-                f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}",
+                f"{self.gpus} GPUs cannot be divided into groups of {self.tensor} × {self.pipeline}",
                 hint="--gpus, --tp, --pp",
             )
         if self.zero not in (0, 1, 2, 3):
-            raise ConfigError(f"zero is a stage from 0 to 3, not {self.zero}")
+            raise ConfigError(f"zero must be a stage from 0 to 3, not {self.zero}")
 
     @property
     def nodes(self) -> int:
@@ -131,7 +131,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
             raise ConfigError(
-                f"an interval of at least {duration_text(self.at_least_s)} and at most {duration_text(self.at_most_s)} cannot be"
+                f"the bounds of the interval are {duration_text(self.at_least_s)} and {duration_text(self.at_most_s)}",
+                hint="the first must not exceed the second",
             )
 
 
@@ -264,7 +265,7 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
     ]
     if "store" not in wanted or set(question.levels) - {"memory", "peers", "store"}:
         raise ConfigError(
-            f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}",
+            f"levels must be some of memory and peers, and always store, not {', '.join(question.levels)[:60]}",
             hint="--levels memory,store",
         )
     stall = times["stall"]
@@ -295,7 +296,7 @@ def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:
     """
     good = [(count, seconds) for count, seconds in points if count > 0 and 0 < seconds < math.inf]
     if not good:
-        raise ConfigError("nothing was measured that could be used", where=source)
+        raise ConfigError("no usable measurement", where=source)
     weights = [seconds**-2 for _, seconds in good]
     total = sum(weights)
     mean_x = sum(weight * count for weight, (count, _) in zip(weights, good)) / total

@@ -40,13 +40,13 @@ class Belief:
     def after(self, failures: int, seconds: float) -> Belief:
         """Return the belief after ``failures`` in ``seconds`` of running (the Gamma's conjugate update)."""
         if failures < 0 or not 0 <= seconds < math.inf:
-            raise ConfigError(f"{failures!r} failures in {seconds!r} s cannot have been seen")
+            raise ConfigError(f"{failures!r} failures in {seconds!r} s are impossible")
         return Belief(self.shape + failures, self.exposure_s + seconds)
 
     def interval(self, mass: float = 0.9) -> tuple[float, float]:
         """Return the central interval of rates with probability ``mass``."""
         if not 0 < mass < 1:
-            raise ConfigError(f"a probability is between 0 and 1, not {mass!r}")
+            raise ConfigError(f"a probability must be between 0 and 1, not {mass!r}")
         return self.at((1 - mass) / 2), self.at((1 + mass) / 2)
 
     def at(self, share: float) -> float:
@@ -118,7 +118,7 @@ def prior(devices: int, *, source: str = "published") -> Belief:
     scatter of the table's rates.
     """
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= 10**8:
-        raise ConfigError(f"devices is a whole number from 1 to 100,000,000, not {devices!r}")
+        raise ConfigError(f"devices must be a whole number from 1 to 100,000,000, not {devices!r}")
     rates = [published.per_million_h for published in PUBLISHED.values()]
     mean = sum(rates) / len(rates)
     shape = mean**2 / (sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))

@@ -94,9 +94,12 @@ class IntervalBounds:
     def __post_init__(self) -> None:
         most_s = math.nextafter(math.inf, 0.0) if self.at_most_s is None else self.at_most_s
         if not 0 <= self.at_least_s <= most_s < math.inf or most_s == 0:
-            raise ConfigError(f"an interval of at least {self.at_least_s!r} and at most {self.at_most_s!r} s cannot be")
+            raise ConfigError(
+                f"the bounds of the interval are {self.at_least_s!r} and {self.at_most_s!r} s",
+                hint="the first must not exceed the second",
+            )
         if not 0 < self.overhead < 1:
-            raise ConfigError(f"overhead is a share between 0 and 1, not {self.overhead!r}")
+            raise ConfigError(f"overhead must be a share between 0 and 1, not {self.overhead!r}")
 
     def most_s(self, stall_s: float) -> float:
         """Return the longest interval in seconds: the user's bound, else an hour or ``stall_s / BOUND_SHARE``, whichever is longer."""

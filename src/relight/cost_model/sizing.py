@@ -175,7 +175,7 @@ class _ConfigReader:
             if value is None:
                 continue
             if type(value) is not int or not 0 <= value <= _MOST:
-                raise ConfigError(f"{name} is a whole number, not {str(value)[:40]!r}", where="config.json")
+                raise ConfigError(f"{name} must be a whole number, not {str(value)[:40]!r}", where="config.json")
             return value
         if default is None:
             hint = "a config.json of a language model, as Hugging Face has it; or give the number of parameters, such as 8B"

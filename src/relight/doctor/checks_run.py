@@ -42,7 +42,7 @@ def _unreadable(facts: DoctorFacts) -> Iterator[CheckHit]:
     "error",
     "run",
     "a record of a run's log is damaged or missing",
-    "A record of the log counts for nothing",
+    "A log record is ignored",
 )
 def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:

@@ -39,8 +39,8 @@ def _entry(words: str, section: str, means: str, do: str, command: str = "") -> 
 SYMPTOMS: tuple[Symptom, ...] = (
     # The order matters: the first pattern that matches a line wins, so narrower patterns come first.
     _entry(
-        r"this Checkpointer is closed",
-        "This Checkpointer is closed",
+        r"this Checkpointer was closed before this call",
+        "This Checkpointer was closed before this call",
         "a Checkpointer is used after it was closed; the message names what closed it",
         "make a new Checkpointer and call its restore()",
     ),
@@ -84,8 +84,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "give the Checkpointer the model that the optimizer trains, after any wrapping",
     ),
     _entry(
-        r"no more saves are made|the ranks have lost each other",
-        "No more saves are made, the ranks have lost each other",
+        r"no more saves are made|the ranks have lost their connection",
+        "No more saves are made, the ranks have lost their connection",
         "a rank has ended, hangs, or made a different call from the others",
         "start the job again: it resumes from the newest checkpoint",
         "relight incidents RUN",
@@ -105,8 +105,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight verify RUN",
     ),
     _entry(
-        r"the record counts for nothing|record of the (run's )?log (is damaged|counts for nothing)",
-        "A record of the log counts for nothing",
+        r"this log record is ignored|record of the (run's )?log is damaged",
+        "A log record is ignored",
         "a file in log/ is damaged or missing; the other records remain valid",
         "restore the file from a copy; check the disk",
         "relight log RUN",
@@ -133,8 +133,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight recover RUN",
     ),
     _entry(
-        r"this run has no checkpoint that counts, and \d+ records",
-        "This run has no checkpoint that counts, and … records of its log that count for nothing",
+        r"this run has no valid checkpoint: \d+ records",
+        "This run has no valid checkpoint: … records of its log are damaged, or signed by a key that is not trusted",
         "every record of its log is damaged, or has a signature that trust= does not name",
         "add the signer to trust=; or restore the log from a copy; to begin from scratch, give the run another name",
         "relight verify RUN",
@@ -154,8 +154,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight log RUN",
     ),
     _entry(
-        r"came damaged, and whole when read once more",
-        "… came damaged, and whole when read once more",
+        r"was damaged on the first read, and intact on the second",
+        "… was damaged on the first read, and intact on the second",
         "memory, a cable, a network card or a server flips bits; nothing was lost this time",
         "check the machine's error counters",
         "ras-mc-ctl --errors",
@@ -169,7 +169,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     _entry(
         r"\bNoSpace\b|\bENOSPC\b|\bEDQUOT\b|No space left on device|[Dd]isk quota exceeded|no room for (it|a|the)"
-        r"|bytes of shared memory cannot be had"
+        r"|of shared memory could not be allocated"
         r"|are wanted, (the machine has|the memory limit)",
         "no_space",
         "disk space, quota, inodes or memory are exhausted",
@@ -206,7 +206,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight incidents RUN",
     ),
     _entry(
-        r"\bOthersFailed\b|given up: rank \d|another rank could not (write|save)",
+        r"\bOthersFailed\b|save aborted: rank \d|another rank could not (write|save)",
         "others_failed",
         "another rank could not write its part, or its wait timed out",
         "read that rank's log for the reason",
@@ -234,7 +234,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight version",
     ),
     _entry(
-        r"\bUnsafeContent\b|a symbolic link(,| where)|no name inside a store",
+        r"\bUnsafeContent\b|a symbolic link(,| where)|invalid name in a store",
         "unsafe",
         "a file asks for something that no reader may do",
         "do not trust that store",
@@ -281,7 +281,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "follow the hint after the arrow",
     ),
     _entry(
-        r"\bCheckpointNotFound\b|there is nothing here|no run '[^']*'|[Nn]o Relight store",
+        r"\bCheckpointNotFound\b|this path does not exist|no run '[^']*'|[Nn]o Relight store",
         "not_found",
         "the store, run, tag, step, id or file does not exist",
         "list the store; check the path",

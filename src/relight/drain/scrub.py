@@ -332,7 +332,7 @@ def _ref_here(target: _TierCheckpoint, root: Root, ref: PartRef, way: Ways) -> P
             part, _ = adopt_part(data, root, ref, ref.file, _ALONE)
             mine = encode_part(msgspec.structs.replace(part, **_identity(target), packs=way(part.packs)))
             return PartRef(rank=ref.rank, file=ref.file, size=len(mine), hash=hexdigest(mine))
-    raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
+    raise CorruptCheckpoint("every tier's copy of this file is damaged or missing", where=ref.file)
 
 
 def _repair_part(target: _TierCheckpoint, root: Root, ref: PartRef) -> str:
@@ -437,7 +437,7 @@ def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -
                     used.add(name)
                     break
         else:
-            raise CorruptCheckpoint(f"chunk {number} is whole in no other tier", where=pack.file)
+            raise CorruptCheckpoint(f"chunk {number} is damaged or missing in every other tier", where=pack.file)
         yield piece
         offset += length
 

@@ -95,7 +95,7 @@ class Engine:
                     if lost + 1 >= tries:
                         raise StoreUnavailable(
                             f"a task lost its process {'' if tries == 1 else f'{tries} times'}".rstrip() + f": {error}",
-                            hint="out of memory? repeat the command, with fewer --jobs: it continues",
+                            hint="repeat the command, which continues the work; if memory was short, with fewer --jobs",
                         ) from error
                     again.append((task, lost + 1))
                     continue

@@ -77,7 +77,7 @@ def ema_weights(count: int, decay: float) -> list[float]:
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
     """
     if not 0 < decay < 1:
-        raise ConfigError(f"a decay of {decay:g}", hint="between 0 and 1: 0.999")
+        raise ConfigError(f"a decay must be between 0 and 1, not {decay:g}", hint="such as 0.999")
     return _shares([decay ** (count - 1 - index) for index in range(count)])
 
 
@@ -85,7 +85,8 @@ def mixture(checkpoints: Sequence[Opened], weights: Sequence[float]) -> Mixture:
     """Combine several checkpoints. Raise ``ConfigError`` for invalid weights."""
     if len(checkpoints) < 2:
         raise ConfigError(
-            f"an average of {len(checkpoints)}", hint="--average last:5, or several by id, step or tag, with commas"
+            f"an average needs at least two checkpoints, not {len(checkpoints)}",
+            hint="--average last:5, or several by id, step or tag, with commas",
         )
     return Mixture(tuple(map(weighted, checkpoints, _shares(weights))))
 

@@ -34,7 +34,7 @@ def check_rules(rules: Sequence[str]) -> None:
     for rule in rules:
         if "=" not in rule:
             raise ConfigError(
-                f"{rule[:80]!r} renames nothing",
+                f"{rule[:80]!r} is not a renaming rule",
                 hint="FROM=TO: beginnings of names; re:PATTERN=TO: a regular expression",
             )
         if rule.startswith(PATTERN):

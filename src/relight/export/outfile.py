@@ -119,7 +119,7 @@ class OutFile:
                     self._plain = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             write_all(self._plain, data, offset)
         except OSError as error:
-            raise translate(error, "writing", self._path) from error
+            raise translate(error, "writing a file", self._path) from error
 
     def patch(self, offset: int, data: bytes) -> None:
         """Overwrite bytes. No other thread may be writing."""

@@ -67,7 +67,9 @@ def _put(value: Any, out: bytearray) -> None:
     kind = type(value)
     writer = _WRITERS.get(kind)
     if writer is None:
-        raise IncompatibleState(f"a {kind.__name__} cannot be in a file that torch reads without running it")
+        raise IncompatibleState(
+            f"a {kind.__name__} cannot be stored in a file that torch.load(weights_only=True) reads"
+        )
     writer(value, out)
 
 
@@ -90,7 +92,7 @@ def _int(value: int, out: bytearray) -> None:
         data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         if len(data) > LONG_BYTES_MAX:
             raise IncompatibleState(
-                f"an integer of {value.bit_length()} bits cannot be in a file that torch reads without running it"
+                f"an integer of {value.bit_length()} bits cannot be stored in a file that torch.load(weights_only=True) reads"
             )
         out += struct.pack("<cB", b"\x8a", len(data)) + data
 

@@ -62,7 +62,9 @@ def plain(value: Any) -> Any:
         return PickledCall(PickledClass("torch", "Size"), (tuple(value.meta),))
     if value.kind == "numpy_scalar" and np.dtype(str(value.meta[0])[:64]).kind in "biufc":
         return np.frombuffer(value.meta[1], np.dtype(str(value.meta[0])[:64]), 1)[0].item()
-    raise IncompatibleState(f"a {value.kind.replace('_', ' ')} cannot be in a file that torch reads without running it")
+    raise IncompatibleState(
+        f"a {value.kind.replace('_', ' ')} cannot be stored in a file that torch.load(weights_only=True) reads"
+    )
 
 
 def split_values(chosen: SelectedTensors) -> SelectedTensors:
@@ -78,7 +80,9 @@ def split_values(chosen: SelectedTensors) -> SelectedTensors:
             kept.append((keys, plain(value)))
         else:
             kind_name = value.kind.replace("_", " ") if isinstance(value, Leaf) else type(value).__name__
-            omitted.append((".".join(map(str, keys)), f"a {kind_name}, which torch does not read without running it"))
+            omitted.append(
+                (".".join(map(str, keys)), f"a {kind_name}, which torch.load(weights_only=True) does not read")
+            )
     return chosen._replace(values=kept, left_out=omitted)
 
 

@@ -44,14 +44,14 @@ def parse_derived(stored: memoryview, length: int) -> tuple[int, list[SourceRang
         or stored[0] != _VERSION
         or stored[1] not in KINDS.values()
     ):
-        raise CorruptCheckpoint("a chunk cannot be derived: its header is malformed")
+        raise CorruptCheckpoint("a chunk cannot be decoded: its header is malformed")
     runs = [SourceRange(*fields) for fields in _RUN.iter_unpack(stored[2:])]
     if sum(run.length for run in runs) != length or any(
         run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs
     ):
-        raise CorruptCheckpoint("a chunk cannot be derived: its runs are malformed")
+        raise CorruptCheckpoint("a chunk cannot be decoded: its runs are malformed")
     if len(runs) > RUNS_MAX:
-        raise CorruptCheckpoint(f"a chunk cannot be derived: more than {RUNS_MAX} runs")
+        raise CorruptCheckpoint(f"a chunk cannot be decoded: more than {RUNS_MAX} runs")
     return stored[1], runs
 
 

@@ -18,7 +18,7 @@ def step_of(value: Any, what: str = "step") -> int:
     number = value if type(value) is int else _index_of(value)
     if number is None:
         raise ConfigError(
-            f"{what} is a whole number from 0 up, not {shown(value)}", where=what, hint=_way_out(value, what)
+            f"{what} must be a whole number from 0 up, not {shown(value)}", where=what, hint=_way_out(value, what)
         )
     if not 0 <= number <= STEP_MAX:
         shown_number = number if abs(number) <= 10 * STEP_MAX else f"a number of {number.bit_length()} bits"
@@ -27,7 +27,9 @@ def step_of(value: Any, what: str = "step") -> int:
             if number < 0
             else f"a {what} is at most {STEP_MAX}: pass a count, and not a time or a hash"
         )
-        raise ConfigError(f"{what} is a whole number from 0 to {STEP_MAX}, not {shown_number}", where=what, hint=hint)
+        raise ConfigError(
+            f"{what} must be a whole number from 0 to {STEP_MAX}, not {shown_number}", where=what, hint=hint
+        )
     return number
 
 

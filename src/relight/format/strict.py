@@ -104,12 +104,16 @@ def unseal(data: bytes, where: str) -> Any:
 def sealed_payload(data: bytes, where: str, limit: int = SEALED_BYTES_MAX) -> bytes:
     """Return the bytes of a sealed file's payload. Raise ``CorruptCheckpoint`` if any bit of the file was changed."""
     if len(data) > limit:
-        raise UnsafeContent(f"a sealed file of {len(data)} bytes, at most {limit} are allowed", where=where)
+        raise UnsafeContent(
+            f"a file with a checksum has {len(data)} bytes, and at most {limit} are allowed", where=where
+        )
     if len(data) < _START + 2 + len(_TAIL) or not data.startswith(_HEAD) or not data.endswith(_TAIL):
-        raise CorruptCheckpoint("not a sealed file: empty, truncated, or damaged at an end", where=where)
+        raise CorruptCheckpoint(
+            "not a complete file of Relight: empty, truncated, or damaged at its start or end", where=where
+        )
     if data[len(_HEAD) + 64 : _START] != _MIDDLE:
-        raise CorruptCheckpoint("the seal's frame is damaged", where=where)
+        raise CorruptCheckpoint("the bytes around the file's checksum are damaged", where=where)
     payload = data[_START : -len(_TAIL)]
     if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():
-        raise CorruptCheckpoint("the bytes do not match their seal", where=where)
+        raise CorruptCheckpoint("the file's checksum does not match its bytes", where=where)
     return payload

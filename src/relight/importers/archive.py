@@ -74,7 +74,9 @@ class TorchArchive:
         see ``read_pickle``."""
         span = self._entries[f"{self._top}/data.pkl"]
         if span.length > PICKLE_BYTES_MAX:
-            raise UnsafeContent(f"a pickle of {span.length} bytes", where=self._where)
+            raise UnsafeContent(
+                f"its pickle has {span.length} bytes, and at most {PICKLE_BYTES_MAX} are read", where=self._where
+            )
         data = pread(self._handle, span.offset, span.length, self._where)
         return read_pickle(data, TABLE, self._where, self._storage, strangers=strangers)
 

@@ -101,7 +101,7 @@ class BucketFiles(Files):
                 return cls(Listing(home, {name: version}), name, is_folder=False)
         listing = Listing(url)
         if not listing.versions:
-            raise CheckpointNotFound("there is nothing here", where=url)
+            raise CheckpointNotFound("this path does not exist", where=url)
         return cls(listing, "", is_folder=True)
 
     def below(self, folder: str) -> Files:

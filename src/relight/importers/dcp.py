@@ -66,7 +66,10 @@ class Metadata:
                 metadata = read_pickle(pread(handle, 0, size, where), _TABLE, where, strangers=self._strangers)
         except CorruptCheckpoint:
             if os.path.exists(f"{self.path}/__0.metadata"):
-                raise IncompatibleState("each rank saved for itself (use_collectives=False)", where=self.path) from None
+                raise IncompatibleState(
+                    "each rank saved a checkpoint of its own (use_collectives=False), and Relight cannot join them",
+                    where=self.path,
+                ) from None
             raise CheckpointNotFound(
                 "no .metadata: not a DCP checkpoint, or an unfinished one", where=self.path
             ) from None

@@ -52,7 +52,7 @@ class Files:
         try:
             status = os.stat(self.path)
         except FileNotFoundError as error:
-            raise CheckpointNotFound("there is nothing here", where=os.fspath(path)) from error
+            raise CheckpointNotFound("this path does not exist", where=os.fspath(path)) from error
         except (OSError, ValueError) as error:
             raise StoreUnavailable(f"cannot be read: {error}", where=os.fspath(path)[:200]) from error
         self.is_folder = stat.S_ISDIR(status.st_mode)

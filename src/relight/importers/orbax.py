@@ -125,5 +125,5 @@ def _tree(files: Files, prefix: str, reader: ZarrReader, notes: list[str]) -> tu
                 place = {**store, "path": f"{store['path']}{name}/"}
             parent[keys[-1]] = reader.array({**spec, "kvstore": place}, files.where(f"{prefix}{name}"))
         else:
-            raise IncompatibleState(f"a value of type {str(kind)[:40]}", where=where)
+            raise IncompatibleState(f"a value of type {str(kind)[:40]} cannot be imported", where=where)
     return root, ("OCDBT" if ocdbt else "zarr files") + (" of zarr 3" if newer else "")

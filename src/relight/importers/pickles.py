@@ -293,7 +293,7 @@ class _Machine:
         if isinstance(function, Stranger):
             last = function.name.rpartition(".")[2]
             if not last[:1].isupper():
-                raise self._unsafe(f"it calls {function.name[:120]}, which is not on the list of what is harmless")
+                raise self._unsafe(f"it calls {function.name[:120]}, which is not on the list of harmless names")
             return UnpickledObject(f"{STRANGE}{function.name}", args)
         if isinstance(function, AllowedClass):
             return UnpickledObject(function.name, args)
@@ -313,7 +313,7 @@ class _Machine:
             return Stranger(key[:200])
         if key not in self._table:
             raise UnsafeContent(
-                f"it asks for {key[:120]}, which is not on the list of what is harmless", where=self._where
+                f"it asks for {key[:120]}, which is not on the list of harmless names", where=self._where
             )
         return self._table[key]
 

@@ -255,7 +255,7 @@ def array_of(value: UnpickledObject) -> Any:
     ):
         raise ValueError("shape")
     if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError("shape and bytes")
+        raise ValueError("its bytes do not fit its shape")
     return np.ascontiguousarray(np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if columns else "C"))
 
 

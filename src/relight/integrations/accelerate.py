@@ -41,8 +41,8 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):
         raise ConfigError(
-            f"under {kind} the state is not in what prepare gives",
-            hint="relight.integrations.deepspeed, relight.integrations.megatron",
+            f"{kind} keeps the training state outside the objects that accelerator.prepare() returns",
+            hint="use relight.integrations.deepspeed or relight.integrations.megatron",
         )
     given = checkpointer_options(given, {})
     options = {name: value for name, value in given.items() if name in OPTIONS and name != "state"}

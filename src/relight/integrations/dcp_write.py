@@ -144,7 +144,10 @@ class StorageWriter(_StorageWriter):
             )
         self.step = step_of(self.step)
         if is_coordinator and kwargs.get("rank", 0) != 0:
-            raise ConfigError("a coordinator other than the first rank", hint="leave coordinator_rank at 0")
+            raise ConfigError(
+                "coordinator_rank= names another rank than the first, and only the first can coordinate",
+                hint="leave coordinator_rank at 0",
+            )
         self._coordinates = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

@@ -30,7 +30,7 @@ def value_of(handle: int, span: FileRange, where: str) -> Any:
     try:
         return _Values(handle, where, 16 * span.length, archive.pickle_bytes + VALUES_MORE).value(archive.content(), 0)
     except (TypeError, RuntimeError, KeyError) as error:
-        raise UnsafeContent(f"values that cannot be made: {str(error)[:100]}", where=where) from None
+        raise UnsafeContent(f"the values cannot be rebuilt: {str(error)[:100]}", where=where) from None
 
 
 def torch_dtype(name: str, where: str) -> torch.dtype:
@@ -107,7 +107,7 @@ class _Values:
                 or min(shape, default=0) < 0
                 or math.prod(shape) * dtype.itemsize != len(data)
             ):
-                raise ValueError("shape and bytes")
+                raise ValueError("its bytes do not fit its shape")
             return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if columns else "C").copy()
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise UnsafeContent(f"an array that cannot be rebuilt: {str(error)[:80]}", where=self._where) from None

@@ -59,7 +59,7 @@ def checkpointer_options(options: Mapping[str, Any], state: Mapping[str, object]
             refuse_slip(name, value, OPTIONS)
     more = options.get("state")
     if more is not None and not isinstance(more, Mapping):
-        raise ConfigError(f"state= is a dict of components by name, not {shown(more)}", where="state=")
+        raise ConfigError(f"state= must be a dict of components by name, not {shown(more)}", where="state=")
     twice = sorted(set(more or ()) & set(state))
     if twice:
         raise ConfigError(f"the plug-in saves {twice[0]!r} itself", where="state=", hint="give it another name")
@@ -112,7 +112,9 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
     content = {} if Path(path).is_file() else load(Path(path) / "run", **options)
     if "file" not in content:
         raise IncompatibleState(
-            "this plug-in has not written it", where=os.fspath(path), hint="read it with the program that wrote it"
+            "this plug-in did not write this checkpoint",
+            where=os.fspath(path),
+            hint="read it with the program that wrote it",
         )
     return content["file"]
 

@@ -51,7 +51,8 @@ class CheckpointManager(BaseCheckpointManager):
         for name in ("initial_load_path", "last_save_in_hf", "exclude_from_loading", "create_seed_checkpoint"):
             if getattr(config, name):
                 raise ConfigError(
-                    f"checkpoint.{name} is torchtitan's own format's", hint="leave it out, or use torchtitan's manager"
+                    f"checkpoint.{name} applies to torchtitan's own checkpoint format",
+                    hint="leave it out, or use torchtitan's manager",
                 )
         self._config, self._last = config, Save(0, ASKED)
         parts = {f"model_{i}": part for i, part in enumerate(model_parts)}

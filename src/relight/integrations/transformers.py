@@ -94,7 +94,7 @@ class TrainerCheckpoints(TrainerCallback):
         """Restore the checkpoint that ``resume`` has chosen; everything is set up now."""
         if self._trainer is None:
             raise ConfigError(
-                "Checkpoints does not know its Trainer",
+                "Checkpoints has not been given its Trainer",
                 hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))",
             )
         options = {"fresh": not self._resume, "first_step": 1, **self._options}
@@ -151,7 +151,8 @@ class TrainerCheckpoints(TrainerCallback):
         inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # inside accelerate's wrapper
         if not isinstance(inner, torch.optim.Optimizer):
             raise ConfigError(
-                f"the optimizer is a {type(inner).__name__}", hint="DeepSpeed keeps its own: let the Trainer save"
+                f"TrainerCheckpoints cannot save a {type(inner).__name__}, DeepSpeed's own optimizer",
+                hint="let the Trainer save, with relight.integrations.deepspeed_engine: docs/plugins/transformers.md",
             )
         components: dict[str, object] = {
             "model": trainer.model_wrapped,

@@ -198,7 +198,8 @@ class Log:
             if view.head < taken:  # a network file system caches for a while that a file was missing
                 if pause > SHOWN_PAUSE_MAX_S:
                     raise StoreUnavailable(
-                        "this record number is taken, but its file cannot be read", where=self._key(taken)
+                        "appending to the log failed: the file of the next record exists, but cannot be read",
+                        where=self._key(taken),
                     )
                 sleep(pause)
                 pause *= 2
@@ -217,7 +218,8 @@ class Log:
                 return record
             taken = self._newest = max(self._newest, view.head + 1)
         raise StoreUnavailable(
-            f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}"
+            f"appending to the log failed: other writers took the next record {APPEND_TRIES} times",
+            where=f"{self._run}/{LOG_DIR}",
         )
 
     def span(self, first: int, last: int) -> list[Record]:

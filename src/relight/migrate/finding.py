@@ -122,7 +122,7 @@ class _Folder:
     def __init__(self, path: str) -> None:
         if not os.path.exists(path):
             hint = f"buckets are read by {', '.join(f'{scheme}://' for scheme in SCHEMES)}" if "://" in path else ""
-            raise CheckpointNotFound("there is nothing here", where=path, hint=hint)
+            raise CheckpointNotFound("this path does not exist", where=path, hint=hint)
         self.path = os.path.realpath(path)
 
     def is_folder(self) -> bool:

@@ -131,4 +131,4 @@ def _zone(name: str) -> ZoneInfo:
             return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         pass
-    raise ConfigError(f"[alerts] timezone is a name such as Europe/Berlin, not {shown(name)}")
+    raise ConfigError(f"[alerts] timezone must be a name such as Europe/Berlin, not {shown(name)}")

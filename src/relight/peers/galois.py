@@ -65,7 +65,7 @@ def solve(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
     for column in range(size):
         pivot = next((i for i in range(column, size) if work[i][column]), None)
         if pivot is None:
-            raise ConfigError("these rows do not determine what is missing")
+            raise ConfigError("too few parity pieces are left to rebuild the missing data")
         work[column], work[pivot] = work[pivot], work[column]
         factor = invert(work[column][column])
         work[column] = [multiply(factor, value) for value in work[column]]

@@ -52,7 +52,7 @@ class PeerService:
     ) -> None:
         self._token, self._notify, self._me = check_token(token), notify, ""
         if bytes_per_second is not None and not 0 < bytes_per_second < float("inf"):
-            raise ConfigError(f"bytes_per_second= is a number above 0, not {bytes_per_second!r}")
+            raise ConfigError(f"bytes_per_second= must be a number above 0, not {bytes_per_second!r}")
         self._joining = threading.Lock()
         self._joined: tuple[PeerRing | None] | None = None
         self._parts = Parts()

@@ -161,7 +161,7 @@ class Remote:
         """Read a range of one source into ``into``, without another copy."""
         if offset + len(into) > source.length:
             raise CorruptCheckpoint(
-                f"the part ends at byte {source.length}, sooner than it should",
+                f"the part ends at byte {source.length}, and is truncated",
                 where=without_fingerprint(source.address),
             )
         with self._calling([source]) as (wire,):
@@ -327,7 +327,7 @@ class _PeerPackReader:
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > self.size:
             where = f"{self._id}, rank {self._rank}, at peers"
-            raise CorruptCheckpoint(f"the pack ends at byte {self.size}, sooner than it should", where=where)
+            raise CorruptCheckpoint(f"the pack ends at byte {self.size}, and is truncated", where=where)
         self._remote.read(self._id, self._rank, self._known, self._start + offset, into)
 
     def close(self) -> None:

@@ -137,7 +137,7 @@ def adaptive(
         raise ConfigError("drop needs loss=, which names the metric that may drop", hint='loss="loss", drop=0.1')
     loss = None if loss is None else name_of(loss, "loss")
     if risk is not None and not callable(risk):
-        raise ConfigError(f"risk is a function that gives a number, not {shown(risk)}")
+        raise ConfigError(f"risk must be a function that gives a number, not {shown(risk)}")
     factors = _named(phases, "phases", '{"warm-up": 4}')
     shares = {name: share_of(value, f"busy[{name!r}]") for name, value in _named(busy, "busy", '{"disk": 0.8}').items()}
     if unknown := sorted(shares.keys() - set(RESOURCES)):
@@ -154,6 +154,6 @@ def _named(given: object, what: str, example: str) -> dict[str, float]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(
-            f"{what} has a number for each name, and is not {shown(given)}", where=f"{what}=", hint=f"{what}={example}"
+            f"{what} maps names to numbers, and is not {shown(given)}", where=f"{what}=", hint=f"{what}={example}"
         )
     return {name: number_above_0(value, f"{what}[{name!r}]") for name, value in given.items()}

@@ -49,7 +49,7 @@ def _checked(table: type[SettingsTable], field: FieldInfo, value: Any, what: str
     if get_origin(base) is Literal:
         return one_of(value, get_args(base), what)
     if base is float and not fits(number := float_of(value), field, table):
-        raise ConfigError(f"{what} is {words['kind']}, not {shown(value)}", hint=words["hint"])
+        raise ConfigError(f"{what} must be {words['kind']}, not {shown(value)}", hint=words["hint"])
     return number if base is float else value
 
 
@@ -57,7 +57,7 @@ def number_above_0(value: Any, what: str) -> float:
     """Return ``value`` as a finite float above 0. ``what`` names the argument in the error."""
     number = float_of(value)
     if not 0 < number < math.inf:
-        raise ConfigError(f"{what} is a number above 0, not {shown(value)}")
+        raise ConfigError(f"{what} must be a number above 0, not {shown(value)}")
     return number
 
 
@@ -65,7 +65,7 @@ def share_of(value: Any, what: str, hint: str = "") -> float:
     """Return ``value`` as a float between 0 and 1, both excluded."""
     share = float_of(value)
     if not 0 < share < 1:
-        raise ConfigError(f"{what} is a share between 0 and 1, not {shown(value)}", hint=hint)
+        raise ConfigError(f"{what} must be a share between 0 and 1, not {shown(value)}", hint=hint)
     return share
 
 
@@ -79,28 +79,28 @@ def whole_of(value: Any, what: str, *, least: int = 1, most: int | None = None) 
     if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} up" if most is None else f"from {least} to {most}"
         hint = f"write {int(value)}" if isinstance(value, float) and value.is_integer() and value >= least else ""
-        raise ConfigError(f"{what} is a whole number {bounds}, not {shown(value)}", hint=hint)
+        raise ConfigError(f"{what} must be a whole number {bounds}, not {shown(value)}", hint=hint)
     return number
 
 
 def check_bool(value: Any, what: str) -> bool:
     """Return ``value`` if it is True or False, else raise ``ConfigError``: ``"no"`` would count as True."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{what} is True or False, not {shown(value)}")
+        raise ConfigError(f"{what} must be True or False, not {shown(value)}")
     return value
 
 
 def one_of(value: Any, among: Collection[str], what: str) -> str:
     """Return ``value`` if it is one of ``among``, else raise ``ConfigError``."""
     if not isinstance(value, str) or value not in among:
-        raise ConfigError(f"{what} is {' or '.join(map(repr, among))}, not {shown(value)}")
+        raise ConfigError(f"{what} must be {' or '.join(map(repr, among))}, not {shown(value)}")
     return value
 
 
 def name_of(value: Any, what: str) -> str:
     """Return ``value`` if it is a text that can name a metric, else raise ``ConfigError``."""
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{what} is the name of a metric that step() is given, not {shown(value)}")
+        raise ConfigError(f"{what} must be the name of a metric that step() is given, not {shown(value)}")
     return value
 
 
@@ -109,5 +109,7 @@ def number_of(amount: str | int, what: str) -> int:
     error."""
     number = parse_count(str(amount)[:40]) or 0.0
     if not 1 <= number <= 1e16:
-        raise ConfigError(f"{what} is a number such as '8B' or '1.3T', not {str(amount)[:40]!r}", hint="units: k M B T")
+        raise ConfigError(
+            f"{what} must be a number such as '8B' or '1.3T', not {str(amount)[:40]!r}", hint="units: k M B T"
+        )
     return round(number)

@@ -92,7 +92,10 @@ class Compact(ShownAsCall):
     @short_traceback
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
-            raise ConfigError("Compact(lossy=…) has a way for each pattern", hint='such as {"optimizer/*": "bfloat16"}')
+            raise ConfigError(
+                "Compact(lossy=…) maps patterns to the type in which matching tensors are stored",
+                hint='such as {"optimizer/*": "bfloat16"}',
+            )
         for pattern, way in dict(self.lossy).items():
             if not isinstance(pattern, str):
                 hint = '{"optimizer/*": "bfloat16"}'
@@ -158,7 +161,7 @@ def bound_of(value: object, where: str) -> ErrorBound:
         bound = ErrorBound(float(value) if number else math.nan, relative=False)  # type: ignore[arg-type]
     if not 0 < bound.most < (1 if bound.relative else math.inf):
         hint = 'a number above 0, or a share of the largest magnitude such as "0.1%"'
-        raise ConfigError(f"Compact(max_error=…) is a bound, not {shown(value)}", where=where, hint=hint)
+        raise ConfigError(f"Compact(max_error=…) must be a bound, not {shown(value)}", where=where, hint=hint)
     return bound
 
 

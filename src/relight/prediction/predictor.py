@@ -251,7 +251,7 @@ class FailurePredictor:
         for watcher in self._watchers:
             name, risk, why = watcher.name, watcher.update(window), watcher.distrusted()
             if why and not watcher.reported_why:
-                emit("prediction.detector_disabled", f"{name} does not count: {why}", detector=name, why=why)
+                emit("prediction.detector_disabled", f"detector {name} is not used: {why}", detector=name, why=why)
             watcher.reported_why = why
             if risk is not None and not why and self._enough.update(time_s):
                 action, reason = action_for(risk.kind)
@@ -305,7 +305,7 @@ class FailurePredictor:
         except RelightError as error:
             emit(
                 "prediction.detector_disabled",
-                f"the model does not count: {error.what}",
+                f"the prediction model is not used: {error.what}",
                 detector="model",
                 why=error.what,
             )

@@ -142,7 +142,7 @@ class SeveralRanks:
             self.check_micro_step()
         if self._lost:
             raise RankTimeout(
-                "the ranks have lost each other", hint="nothing more can be saved by this job: start it again"
+                "the ranks have lost their connection", hint="nothing more can be saved by this job: start it again"
             )
         self._count += 1
         shared, mine = self.split(components)

@@ -335,7 +335,7 @@ def each_chunk(
 
         def read(number: int, offset: int, length: int, buffer: memoryview) -> Future[memoryview]:
             if offset + length > reader.size:
-                raise CorruptCheckpoint("the file ends sooner", where=key)
+                raise CorruptCheckpoint("the file is truncated", where=key)
             data = reader.fetch(offset, length, buffer)
             if data is None:
                 data = buffer[:length]

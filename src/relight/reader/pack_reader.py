@@ -126,7 +126,7 @@ class StoredReader:
     def read_into(self, offset: int, into: memoryview) -> None:
         """See ``Reader``. Request whole chunks: for part of a chunk the whole chunk is read and decoded."""
         if not 0 <= offset <= offset + len(into) <= self.size:
-            raise CorruptCheckpoint("the pack ends sooner", where=self._where)
+            raise CorruptCheckpoint("the pack is truncated", where=self._where)
         number = bisect_right(self._ends, offset)
         while len(into):
             start = self._ends[number - 1] if number else 0

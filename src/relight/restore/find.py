@@ -69,7 +69,7 @@ def read_places(request: RestoreRequest, result: Resumed) -> Places:
     for fault in view.faults if view is not None else ():
         emit(
             "log.damaged",
-            f"{fault.file}: {fault.reason}; the record counts for nothing",
+            f"{fault.file}: {fault.reason}; this log record is ignored",
             file=fault.file,
             reason=fault.reason,
         )

@@ -138,7 +138,7 @@ def _at_peers(remote: Remote, checkpoint_id: str, rank: int, index: int, key: st
 class _OverlayReader:
     def __init__(self, held: HeldPart, start: int, size: int) -> None:
         if start + size > held.memory.size:
-            raise CorruptCheckpoint("the memory is shorter than the checkpoint", where="shared memory")
+            raise CorruptCheckpoint("the copy in memory is shorter than the checkpoint", where="shared memory")
         self._fd, self._start, self.size = held.memory.fd, start, size
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
@@ -146,11 +146,11 @@ class _OverlayReader:
 
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > self.size:
-            raise CorruptCheckpoint("the memory ends sooner than it should", where="shared memory")
+            raise CorruptCheckpoint("the copy in memory is truncated", where="shared memory")
         while into:  # by descriptor: reading through the mapping would fault its pages in, one after the other
             got = os.preadv(self._fd, [into], self._start + offset)
             if got <= 0:
-                raise CorruptCheckpoint("the memory ends sooner than it should", where="shared memory")
+                raise CorruptCheckpoint("the copy in memory is truncated", where="shared memory")
             into, offset = into[got:], offset + got
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ def checked_device(device: torch.device | str | int | None) -> torch.device:
         chosen = CPU if device is None else torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"device is a device such as 'cuda:0', not {shown(device)}", where="load(device=…)"
+            f"device must be a device such as 'cuda:0', not {shown(device)}", where="load(device=…)"
         ) from error
     if chosen.type == "meta":
         raise ConfigError(

@@ -33,7 +33,7 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> No
         try:
             lr = float(cut)
         except ValueError:
-            raise ConfigError(f"{CUT} is a number, not {cut[:40]!r}") from None
+            raise ConfigError(f"{CUT} must be a number, not {cut[:40]!r}") from None
 
     def write() -> bytes:
         log = Log(store, run)

@@ -94,7 +94,7 @@ def masked(text: str) -> str:
     """Return ``text`` with ``ANOTHER`` in place of each run name before a file's path that is outside the caller's scope.
 
     A checkpoint of a branch has its files in the run that it was made in, so errors name that run. Masking depends only on the text and
-    the scope, not on which runs exist: otherwise the result would show whether a run of that name exists.
+    the scope, not on which runs exist: otherwise the result would show whether a run of a file of this name exists already.
     """
     run = _scope.get().partition("/")[2]
     if not run or "/" not in text:

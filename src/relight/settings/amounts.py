@@ -21,7 +21,7 @@ def seconds_of(amount: Duration, what: str) -> float:
         seconds = float_of(amount.total_seconds() if callable(getattr(amount, "total_seconds", None)) else amount)  # type: ignore[union-attr]
     if not 0 < seconds < math.inf:
         hint = "units: s m h d w; a number counts seconds"
-        raise ConfigError(f"{what} is a time such as '30s', '10m' or '36h', not {shown(amount)}", hint=hint)
+        raise ConfigError(f"{what} must be a time such as '30s', '10m' or '36h', not {shown(amount)}", hint=hint)
     return seconds
 
 
@@ -30,7 +30,7 @@ def rate_of(amount: Rate, what: str) -> float:
     error."""
     rate = parse_rate(amount) or math.nan if isinstance(amount, str) else float_of(amount)
     if not 0 < rate < math.inf:
-        raise ConfigError(f"{what} is a rate such as '200MB/s', not {shown(amount)}", hint=_SIZE_UNITS)
+        raise ConfigError(f"{what} must be a rate such as '200MB/s', not {shown(amount)}", hint=_SIZE_UNITS)
     return rate
 
 
@@ -43,7 +43,7 @@ def bytes_of(amount: Size, what: str, least: int = 1) -> int:
     elif not isinstance(amount, bool) and hasattr(amount, "__index__"):
         size = operator.index(amount)
     if not least <= size < 1 << 63:
-        raise ConfigError(f"{what} is a size such as '16GB' or '512MiB', not {shown(amount)}", hint=_SIZE_UNITS)
+        raise ConfigError(f"{what} must be a size such as '16GB' or '512MiB', not {shown(amount)}", hint=_SIZE_UNITS)
     return int(size)
 
 

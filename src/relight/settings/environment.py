@@ -131,7 +131,7 @@ def typed(table: type[SettingsTable], key: str, text: str, variable: str) -> Any
             value = None if number is None else getattr(from_plain({key: number}, table, strict=False), key)
     if value is None:
         what = "" if own["secret"] else f", not {shown(text)}"
-        raise ConfigError(f"{variable} is {kind['kind']}{what}", where=variable)
+        raise ConfigError(f"{variable} must be {kind['kind']}{what}", where=variable)
     return value
 
 

@@ -47,7 +47,7 @@ def read_text(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError("it is no file", where=str(path), hint="settings stand in a file of text")
+                raise ConfigError("this is not a regular file", where=str(path), hint="name a TOML file")
             data = file.read(_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -115,7 +115,9 @@ def from_variables(name: str) -> dict[Keys, str]:
     named = {variable: f"{name}.{variable.removeprefix(start).lower().replace('__', '.')}" for variable in present}
     for variable, setting in named.items():
         if setting in settings_by_name() and settings_by_name()[setting].variable != variable:
-            raise ConfigError(f"that setting's variable is {settings_by_name()[setting].variable}", where=variable)
+            raise ConfigError(
+                f"this setting has another variable: {settings_by_name()[setting].variable}", where=variable
+            )
     return {tuple(setting.split(".")[1:]): variable for variable, setting in named.items()}
 
 
@@ -166,7 +168,12 @@ def unnamed(name: str, table: Mapping[str, Any], where: str) -> Iterator[tuple[s
         setting = settings_by_name().get(f"{name}.{key}")
         if setting is not None and setting.named and not (key == "events" and value in (0, "0")):
             hint = f"export {setting.variable}=…, or {PLACE}={where}"
-            yield key, ConfigError(f"[{name}] {key} counts only in a file that is named", where=where, hint=hint)
+            yield (
+                key,
+                ConfigError(
+                    f"[{name}] {key} is used only in a settings file that is named explicitly", where=where, hint=hint
+                ),
+            )
 
 
 def checked(name: str, make: Callable[[dict[str, Any], str], Made], path: Path | None = None) -> tuple[Made, Path]:

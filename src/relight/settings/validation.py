@@ -70,7 +70,9 @@ def _mistakes_of_value(
         if part:
             keys, value = (*keys, part), value[part]  # type: ignore[index]
         what = "" if own["secret"] else f", not {_shown(value)}{f' for {part!r}' if part else ''}"
-        yield InvalidSetting(f"[{name}] {field.name} is {values['kind']}{what}", keys, where=where, hint=values["hint"])
+        yield InvalidSetting(
+            f"[{name}] {field.name} must be {values['kind']}{what}", keys, where=where, hint=values["hint"]
+        )
 
 
 def fits(value: object, field: FieldInfo, kind: type[SettingsTable]) -> bool:

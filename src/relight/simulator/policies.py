@@ -181,20 +181,20 @@ def _foreseeing(settings: dict[str, str]) -> PredictorModel | None:
 
 def _choice(key: str, value: str, choices: dict[str, bool]) -> bool:
     if value not in choices:
-        raise ConfigError(f"{key} is {' or '.join(choices)}, not {value[:40]!r}")
+        raise ConfigError(f"{key} must be {' or '.join(choices)}, not {value[:40]!r}")
     return choices[value]
 
 
 def _whole(key: str, value: str, least: int = 1) -> int:
     if not re.fullmatch(r"[0-9]{1,12}", value) or int(value) < least:
-        raise ConfigError(f"{key} is a whole number from {least} up, not {value[:40]!r}")
+        raise ConfigError(f"{key} must be a whole number from {least} up, not {value[:40]!r}")
     return int(value)
 
 
 def _share(key: str, value: str) -> float:
     share = _number(key, value)
     if not 0 <= share <= 1:
-        raise ConfigError(f"{key} is a share from 0 to 1, not {value[:40]!r}")
+        raise ConfigError(f"{key} must be a share from 0 to 1, not {value[:40]!r}")
     return share
 
 
@@ -204,5 +204,5 @@ def _number(key: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"{key} is a number, not {value[:40]!r}")
+        raise ConfigError(f"{key} must be a number, not {value[:40]!r}")
     return number

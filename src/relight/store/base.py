@@ -166,9 +166,9 @@ class ByteStore(Protocol):
 def check_key(key: str, *, file: bool = False) -> str:
     """Return ``key``. Raise ``UnsafeContent`` for an invalid key. "" is the store itself, and invalid for a ``file``."""
     if file and not key:
-        raise UnsafeContent("an empty name is no name inside a store")
+        raise UnsafeContent("an empty name is an invalid name in a store")
     if key and any(part in ("", ".", "..") or "\0" in part for part in key.split("/")):
-        raise UnsafeContent(f"{key[:80]!r} is no name inside a store")
+        raise UnsafeContent(f"{key[:80]!r} is an invalid name in a store")
     return key
 
 

@@ -314,7 +314,7 @@ def blocks_from_settings() -> BlockCache | None:
     if not folder:
         return None
     if "\0" in folder or "://" in folder:
-        raise ConfigError("RELIGHT_CACHE is a directory of a local disk", where=folder[:200])
+        raise ConfigError("RELIGHT_CACHE must be a directory on a local disk", where=folder[:200])
     return blocks_in(folder, bytes_of(now.cache_bytes, "RELIGHT_CACHE_BYTES") if now.cache_bytes else None)
 
 

@@ -164,7 +164,7 @@ class _CachedReader:
     def read_into(self, offset: int, into: memoryview) -> None:
         into = into.cast("B")
         if offset + len(into) > self.size:
-            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, and is truncated", where=self._key)
         with self._lock:
             doubted = (offset, len(into)) in self._served
             self._served.add((offset, len(into)))

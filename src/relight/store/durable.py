@@ -48,7 +48,7 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     """Return the ``RelightError`` for an ``OSError``, with the operation ``doing`` and a hint."""
     code = error.errno or 0
     name = errno.errorcode.get(code, str(code))
-    what = f"{doing} failed: {name}, {os.strerror(code) if code else error}"
+    what = f"{doing} failed: {os.strerror(code)} ({name})" if code else f"{doing} failed: {error}"
     if code in _FULL:
         return NoSpace(what, where=path, hint=_ROOM_HINT)
     if code in STALE_ERRORS:
@@ -132,7 +132,7 @@ class NewFile:
                     raise OSError(errno.EIO, "nothing was written")
                 data, offset = data[written:], offset + written
         except OSError as error:
-            raise translate(error, "writing", self._path) from error
+            raise translate(error, "writing a file", self._path) from error
 
     def finish(self, size: int | None = None) -> None:
         """Truncate to length, fsync, close. Any error poisons the file."""
@@ -179,7 +179,7 @@ def sync_dir(disk: Disk, path: str) -> None:
             raise
         disk.close(fd)
     except OSError as error:
-        raise translate(error, "making names durable", path) from error
+        raise translate(error, "making file names durable", path) from error
 
 
 def make_dirs(disk: Disk, root: str, path: str) -> None:
@@ -193,7 +193,7 @@ def make_dirs(disk: Disk, root: str, path: str) -> None:
             path = os.path.dirname(path)
             continue
         except OSError as error:
-            raise translate(error, "checking", path) from error
+            raise translate(error, "reading the attributes of a file", path) from error
         if not stat.S_ISDIR(mode):
             raise UnsafeContent(
                 "not a directory, or a symbolic link, where a directory of the store should be", where=path
@@ -265,7 +265,7 @@ class JoinedFile:
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             write_all(self._fd, data.cast("B"), offset)
         except OSError as error:
-            raise translate(error, "writing", self._path) from error
+            raise translate(error, "writing a file", self._path) from error
 
     def patch(self, offset: int, data: bytes) -> None:
         """Overwrite bytes."""
@@ -349,7 +349,7 @@ def _link(disk: Disk, temporary: str, path: str, inode: int) -> bool:
             return True
         if error.errno == errno.EEXIST:
             return False
-        raise translate(error, "creating a name", path) from error
+        raise translate(error, "creating a file name", path) from error
     return True
 
 
@@ -410,12 +410,12 @@ class OpenFile:
         try:
             self._fd = disk.open_read(path)
         except OSError as error:
-            raise translate(error, "opening", path) from error
+            raise translate(error, "opening a file", path) from error
         try:
             status = disk.fstat(self._fd)
         except OSError as error:
             self.close()
-            raise translate(error, "checking", path) from error
+            raise translate(error, "reading the attributes of a file", path) from error
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise UnsafeContent("not a regular file", where=path)
@@ -434,7 +434,7 @@ class OpenFile:
         try:
             return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
         except OSError as error:
-            raise translate(error, "mapping", self._path) from error
+            raise translate(error, "mapping a file into memory", self._path) from error
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
         """See ``Reader``."""
@@ -447,9 +447,7 @@ class OpenFile:
             while got < needed and got % ALIGN == 0:
                 read = self._read(True, room[got : end - begin], begin + got)
                 if read <= 0:
-                    raise CorruptCheckpoint(
-                        f"the file ends at byte {begin + got}, sooner than it should", where=self._path
-                    )
+                    raise CorruptCheckpoint(f"the file ends at byte {begin + got}, and is truncated", where=self._path)
                 got += read
         except OSError as error:
             if error.errno == errno.EINVAL:  # this device wants another alignment
@@ -489,7 +487,7 @@ class OpenFile:
             while into:
                 got = self._read(False, into, offset)
                 if got <= 0:
-                    raise CorruptCheckpoint(f"the file ends at byte {offset}, sooner than it should", where=self._path)
+                    raise CorruptCheckpoint(f"the file ends at byte {offset}, and is truncated", where=self._path)
                 into, offset = into[got:], offset + got
         except OSError as error:
             raise translate(error, f"reading at byte {offset}", self._path) from error

@@ -429,7 +429,7 @@ class _DecryptingReader:
     def read_into(self, offset: int, into: memoryview) -> None:
         into = into.cast("B")
         if offset < 0 or offset + len(into) > self.size:
-            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, and is truncated", where=self._key)
         step = BATCH_PAGES * PAGE_BYTES
         while into:
             length = min(len(into), step - offset % PAGE_BYTES)
@@ -445,7 +445,7 @@ class _DecryptingReader:
     def _span(self, offset: int, length: int) -> tuple[int, int, int, int]:
         """Return the pages that hold a range: first page, number of pages, and their begin and end in bytes."""
         if offset + length > self.size:
-            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, and is truncated", where=self._key)
         first, end = offset // PAGE_BYTES, pages_of(offset + length)
         return first, end - first, first * PAGE_BYTES, min(end * PAGE_BYTES, self.size)
 

@@ -38,7 +38,7 @@ _SILLY = re.compile(r"\.nfs[0-9a-f]{16,}\Z")
 """Name of a file that was deleted while open on an NFS client, until it is closed there."""
 _entry_of = tuple.__new__
 """``_entry_of(Entry, pair)`` is ``Entry(*pair)`` without a Python function call: folders of 1,024 names are listed at each append."""
-_FILE_THERE = "a file is in the place of the directory"
+_FILE_THERE = "this is a file, and a directory was expected"
 _PROPERTIES = Properties(exclusive_create=True, durable=True, shared=True)
 DIRECT_FROM_BYTES = 1 << 20
 """Smallest file that is written and read with direct I/O, if the file system supports it."""
@@ -139,7 +139,7 @@ class LocalStore(StoreBase):
                     continue
                 if isinstance(error, FileNotFoundError):
                     return
-                raise translate(error, "listing", path) from error
+                raise translate(error, "listing a directory", path) from error
             return
 
     def delete(self, key: str) -> None:
@@ -183,7 +183,9 @@ class LocalStore(StoreBase):
                 hint = "move the file away, and the directory back if there was one"
                 raise StoreUnavailable(_FILE_THERE, where=file, hint=hint) from None
             revalidate_directory(self._disk, os.path.dirname(path))
-        raise StoreUnavailable(f"its directory is deleted as fast as it is made: {last.what}", where=path) from last
+        raise StoreUnavailable(
+            f"creating a file failed, because another process keeps deleting its directory: {last.what}", where=path
+        ) from last
 
     def _file_above(self, path: str) -> str:
         """Return the file that has the name of a parent directory of ``path``; empty if there is none."""
@@ -216,7 +218,7 @@ class LocalStore(StoreBase):
     def _make_parent(self, path: str) -> None:
         parent = os.path.dirname(path)
         if not os.path.isabs(parent) or not parent.startswith(self._root):
-            raise UnsafeContent("outside the store", where=path)
+            raise UnsafeContent("this path leads out of the store", where=path)
         self._check_parents(path)  # a symbolic link in the middle of the path could lead outside the store
         base = self._root
         while True:  # the root and directories above it may be missing
@@ -230,14 +232,14 @@ class LocalStore(StoreBase):
                     ) from error
                 base = os.path.dirname(base)
             except OSError as error:
-                raise translate(error, "checking", base) from error
+                raise translate(error, "reading the attributes of a directory", base) from error
         make_dirs(self._disk, base, parent)
 
     def _device(self, path: str) -> int:
         try:
             return self._disk.lstat(path).st_dev
         except OSError as error:
-            raise translate(error, "checking", path) from error
+            raise translate(error, "reading the attributes of a file", path) from error
 
     def _check_parents(self, path: str) -> None:
         parent = os.path.dirname(path)
@@ -250,7 +252,7 @@ class LocalStore(StoreBase):
                     continue
                 if error.errno == errno.ENOTDIR and (file := self._file_above(parent)):
                     raise CheckpointNotFound(_FILE_THERE, where=file) from error
-                raise translate(error, "checking", parent) from error
+                raise translate(error, "reading the attributes of a directory", parent) from error
             if not stat.S_ISDIR(mode):
                 raise UnsafeContent(
                     "not a directory, or a symbolic link, where a directory of the store should be", where=parent

@@ -43,7 +43,7 @@ class MemoryStore(StoreBase):
         """See ``ByteStore``."""
         with self._lock:
             if check_key(key, file=True) in self._files:
-                raise StoreUnavailable("that name exists", where=key, retryable=False)
+                raise StoreUnavailable("a file of this name exists already", where=key, retryable=False)
             buffer = bytearray(size)
             self._files[key] = buffer
         return _MemoryWriter(self, key, buffer)
@@ -121,7 +121,7 @@ class _MemoryReader:
 
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > self.size:
-            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, and is truncated", where=self._key)
         into[:] = memoryview(self._data)[offset : offset + len(into)]
 
     def close(self) -> None:

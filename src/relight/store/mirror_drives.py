@@ -36,6 +36,7 @@ from relight.store.striped import StripedStore
 
 COPIES = 2
 TRIES = 20
+CHANGING = "the operation was repeated too often: the state of the store's drives keeps changing"
 CHANGE_S, CHANGE_TRIES = 0.5, 5
 """Seconds within which a process that changes the state reaches all drives, and the number of checks meanwhile."""
 
@@ -122,7 +123,7 @@ class DriveStates(StripedStore):
                     return MirrorView(state.number, statuses)
                 self.change(dict.fromkeys(lost, AWAY), "; ".join(lost.values()))
                 state = self._current()
-        raise StoreUnavailable("the state of the store's drives keeps changing", where=self.url)
+        raise StoreUnavailable(CHANGING, where=self.url)
 
     def change(self, changes: dict[int, str], why: str, *, also: Sequence[int] = ()) -> None:
         """Publish a state in which ``changes`` hold. ``also``: further places that must have it. Return without a change if another
@@ -207,14 +208,16 @@ class DriveStates(StripedStore):
             if has_more and self._reloaded().number > state.number:  # else that file is damaged
                 return self._current(required=required)
         if required and len(self._absent) == len(self._drives):
-            raise StoreUnavailable("its places are gone", where=self.url, hint="are the drives mounted?")
+            raise StoreUnavailable(
+                "all directories of this store are missing", where=self.url, hint="are the drives mounted?"
+            )
         return state
 
     def _reloaded(self) -> MirrorState:
         self._state = None
         if self._load() and (state := self._state) is not None:
             return state
-        raise StoreUnavailable("the store's files vanish while it is used", where=self.url)
+        raise StoreUnavailable("another process deletes the store's files while it is used", where=self.url)
 
     def _is_present(self, number: int) -> bool:
         """Return whether the place has its stripe file. A remounted drive is recognised by that file's contents."""
@@ -250,7 +253,9 @@ class DriveStates(StripedStore):
         records, faults = self._records()
         if not records:
             if self._stripe_id or faults:
-                raise next(iter(faults.values()), StoreUnavailable("its places are gone", where=self.url))
+                raise next(
+                    iter(faults.values()), StoreUnavailable("all directories of this store are missing", where=self.url)
+                )
             return False
         self._compare([records.get(number) for number in range(len(self._roots))])
         present = {number: self._places[number] for number in records}

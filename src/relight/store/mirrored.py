@@ -28,7 +28,7 @@ from relight.format.strict import SEALED_BYTES_MAX
 from relight.store.base import Entry, Reader, Uncertain, Writer, check_key, write_whole
 from relight.store.disk import Disk
 from relight.store.mirror_calls import CallBuffers, Drive, Outcome, run_on
-from relight.store.mirror_drives import COPIES, TRIES, DriveStates, MirrorView, is_own
+from relight.store.mirror_drives import CHANGING, COPIES, TRIES, DriveStates, MirrorView, is_own
 from relight.store.mirror_files import MirrorReader, MirrorWriter, copy_bytes_of
 from relight.store.mirror_state import AWAY, DOUBTED, GOOD, is_sealed
 from relight.store.striped import MIRRORS, SCHEME
@@ -77,7 +77,7 @@ class MirroredStore(DriveStates):
             content, order = self._create(view, key, data, made_at)
             if self.view(writing=True).number == view.number and order:
                 return order[0] in made_at and content == data
-        raise StoreUnavailable("the state of the store's drives keeps changing", where=self.url)
+        raise StoreUnavailable(CHANGING, where=self.url)
 
     def _create(self, view: MirrorView, key: str, data: bytes, made_at: set[int]) -> tuple[bytes, Sequence[int]]:
         """Create ``key`` in its places. Return what it holds, and the places; none if the state of the drives changed meanwhile."""
@@ -150,7 +150,7 @@ class MirroredStore(DriveStates):
                 if all(isinstance(error, CheckpointNotFound) for error in outcome.values()):
                     raise next(iter(outcome.values()))
                 return
-        raise StoreUnavailable("the state of the store's drives keeps changing", where=self.url)
+        raise StoreUnavailable(CHANGING, where=self.url)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``. Both copies are read and compared."""
@@ -179,7 +179,7 @@ class MirroredStore(DriveStates):
             if len(data) < len(order):
                 self._complete(key, data, outcome)
             return self._chosen(key, data)
-        raise StoreUnavailable("the state of the store's drives keeps changing", where=self.url)
+        raise StoreUnavailable(CHANGING, where=self.url)
 
     def _doubted_copy(self, view: MirrorView, key: str, limit: int, outcome: Outcome) -> dict[int, bytes]:
         """Return a doubted drive's copy of a file that is there, and is unreadable or was refused. Its absence there proves nothing."""
@@ -232,7 +232,7 @@ class MirroredStore(DriveStates):
             except CheckpointNotFound:
                 if self.view() == view:
                     raise
-        raise StoreUnavailable("the state of the store's drives keeps changing", where=self.url)
+        raise StoreUnavailable(CHANGING, where=self.url)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``. Lists the union of the good places."""
@@ -252,7 +252,7 @@ class MirroredStore(DriveStates):
                 if not prefix:
                     entries = {name: entry for name, entry in entries.items() if not is_own(name)}
                 return iter(entries.values())
-        raise StoreUnavailable("the state of the store's drives keeps changing", where=self.url)
+        raise StoreUnavailable(CHANGING, where=self.url)
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``. At the first place first: a name that only the first place has is completed by readers."""

@@ -88,7 +88,7 @@ class Bucket(NamedTuple):
             raise ConfigError(f"{scheme}:// names no bucket", hint=f"give {scheme}://bucket/run")
         prefix = prefix.strip("/")
         if any(part in ("", ".", "..") or "\0" in part for part in prefix.split("/")) and prefix:
-            raise ConfigError(f"{prefix[:80]!r} is no place in a bucket")
+            raise ConfigError(f"{prefix[:80]!r} is an invalid prefix in a bucket")
         return cls(SCHEMES[scheme.lower()], name, prefix)
 
 

@@ -187,7 +187,7 @@ class ObjectStore(StoreBase):
         """See ``ByteStore``. Pieces may arrive out of order within 64 MiB, which the writer keeps in memory."""
         path = self._path(key, file=True)
         if self._size(path) is not None:
-            raise StoreUnavailable("that name exists", where=key, retryable=False)
+            raise StoreUnavailable("a file of this name exists already", where=key, retryable=False)
         return ObjectWriter(self._put_stream, self._delete, path, size)
 
     def rewrite(self, key: str, size: int) -> Writer:
@@ -430,7 +430,7 @@ class _ObjectReader:
     def read_into(self, offset: int, into: memoryview) -> None:
         into = into.cast("B")
         if offset + len(into) > self.size:
-            raise CorruptCheckpoint(f"the object ends at byte {self.size}, sooner than it should", where=self._path)
+            raise CorruptCheckpoint(f"the object ends at byte {self.size}, and is truncated", where=self._path)
         known = self._head[offset : offset + len(into)]
         into[: len(known)] = known
         if len(known) == len(into):

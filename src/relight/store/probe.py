@@ -68,7 +68,7 @@ def _probe(store: Creates) -> bool:
         if won != 1:
             emit(
                 "store.no_conditional_put",
-                f"{store.url}: {won} of {CREATORS} creations of one name at once succeeded",
+                f"{store.url}: {won} of {CREATORS} concurrent creations of one file succeeded, and only one should",
                 url=store.url,
             )
         return won == 1

@@ -107,6 +107,6 @@ def report_reread(where: str) -> None:
     """Emit ``read.retried``: a read returned damaged bytes, and a second read returned good ones."""
     emit(
         "read.retried",
-        f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing",
+        f"{where} was damaged on the first read, and intact on the second: memory, a cable or a server may be failing",
         where=where,
     )

@@ -182,7 +182,9 @@ class StripedStore(StoreBase):
     def _require(self) -> None:
         """Raise ``StoreUnavailable`` if the store is no longer there: "not found" was then caused by a missing drive."""
         if not self._is_there():
-            raise StoreUnavailable("its places are gone", where=self.url, hint="are the drives mounted?")
+            raise StoreUnavailable(
+                "all directories of this store are missing", where=self.url, hint="are the drives mounted?"
+            )
 
     def _is_there(self) -> bool:
         """Return whether the whole store exists; False if it was never created.
@@ -294,7 +296,7 @@ class StripedStore(StoreBase):
         for place in self._places:
             place.sync("")
         if not self._is_there():
-            raise StoreUnavailable("the store's files vanish while it is created", where=self.url)
+            raise StoreUnavailable("another process deletes the store's files while it is created", where=self.url)
 
     def _device(self, root: str) -> int:
         while True:

@@ -64,7 +64,7 @@ def path_text(url: object) -> str:
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise ConfigError(
-            f"a path is a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo"
+            f"a path must be a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo"
         )
     return text
 
@@ -137,7 +137,7 @@ def _local(path: str) -> LocalStore:
     """Return a directory as a store. Refuse one place of a stripe: it lacks files, which would count as damage or be partially deleted."""
     if os.path.lexists(os.path.join(path, STRIPE_FILE)):
         raise ConfigError(
-            "this is one of several directories that are one store",
+            "this directory is one part of a striped store",
             where=path,
             hint="name all of them: stripe:/nvme0/ckpts,/nvme1/ckpts,",
         )

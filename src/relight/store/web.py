@@ -90,7 +90,7 @@ class WebStore(ObjectStore):
 
     def _refuse(self) -> NoReturn:
         raise ConfigError(
-            "a web server is for reading",
+            "a store on a web server is read-only",
             where=self.url,
             hint="save to a path or a bucket; relight cp copies from here",
         )

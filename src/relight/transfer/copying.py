@@ -115,7 +115,7 @@ def plan_copy(
     if changes is not None and changes.relation == CONTINUES:
         changes = None
     if changes is not None and not as_newest:
-        raise ConfigError(f"run {run!r} there {changes.why}", where=destination.url, hint=FORCE_HINT)
+        raise ConfigError(f"the destination's run {run!r} {changes.why}", where=destination.url, hint=FORCE_HINT)
     return CopyPlan(source, destination, run, missing, present, as_newest, changes)
 
 
@@ -158,7 +158,9 @@ def _check_continues(plan: CopyPlan, source: History, now: History) -> None:
     relation = change(source, plan.checkpoints[-1], now)
     if relation is not None and relation.relation != CONTINUES:
         raise LeaseHeld(
-            f"run {plan.run!r} there changed meanwhile: it {relation.why}", where=plan.destination.url, hint=FORCE_HINT
+            f"the destination's run {plan.run!r} changed during the copy: it {relation.why}",
+            where=plan.destination.url,
+            hint=FORCE_HINT,
         )
 
 

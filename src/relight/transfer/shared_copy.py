@@ -520,7 +520,7 @@ class _Copy:
         """Use this directory no more."""
         self._useless.add(self._writer.directory.id)
         self._leave()
-        raise GivenUp(f"this copy is given up: {why}", where=self._prefix)
+        raise GivenUp(f"copy aborted: {why}", where=self._prefix)
 
     def _check_charge(self, view: LogView) -> None:
         """Raise ``Fenced`` if another attempt is in charge of the tier. No node can commit this copy then."""

@@ -30,7 +30,7 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
     """Make the run ``name`` in the same store, which continues from ``checkpoint`` of ``run``. Idempotent.
 
     The checkpoint stays where it is, and retention keeps it there as long as the branch has it. Cost: at most four records, whatever its
-    size. Raise ``ConfigError`` if another run of that name exists.
+    size. Raise ``ConfigError`` if another run of a file of this name exists already.
     """
     name = check_run_name(name)
     home = checkpoint.body.home or run.name
@@ -73,7 +73,7 @@ def drop(run: Run, name: str) -> Branch:
     name = check_run_name(name)
     dropped = next((candidate for candidate in branches_of(run) if candidate.name == name), None)
     if dropped is None:
-        raise CheckpointNotFound(f"{run.name} holds nothing for a branch {name!r}", where=run.name)
+        raise CheckpointNotFound(f"{run.name} has no branch {name!r}", where=run.name)
     if not remove_branch_tag(run.store, run.name, name):
         has = ", ".join(checkpoint.id for checkpoint in held_in(Run(run.store, name).history(), run.name))
         raise ConfigError(

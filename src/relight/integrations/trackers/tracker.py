@@ -285,7 +285,7 @@ class Tracker(RankZeroComponent):
         if self._rows.failures in (1, 10, 100):
             dropped = f"; {self._rows.dropped} rows were dropped, as too many wait" if self._rows.dropped else ""
             text = f"{type(error).__name__}: {str(error)[:200]}"
-            sentence = f"{self.name} takes no rows ({text}); they are kept and written later{dropped}"
+            sentence = f"{self.name} does not accept rows ({text}); they are kept and written later{dropped}"
             emit("tracker.failed", sentence, tracker=self.name, error=text)
 
 
