@@ -103,7 +103,7 @@ def test_two_books_of_one_store_write_one_chain(tmp_path: Path) -> None:
 
 
 def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
-    """``relight audit verify`` returns 0 and advances the anchor. For a cut log it returns 1 and keeps the anchor."""
+    """``relight log --audit --check`` returns 0 and advances the anchor. For a cut log it returns 1 and keeps the anchor."""
     store, anchor = tmp_path / "audit", tmp_path / "anchor"
     filled(store, 2)
     run = CliRunner()

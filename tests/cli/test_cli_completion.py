@@ -55,7 +55,7 @@ def shell(place: Path, command: list[str], **more: str) -> str:
 
 
 def script_of(place: Path, name: str) -> Path:
-    """``relight completion NAME``, as a file."""
+    """``relight config completion NAME``, as a file."""
     path = place / f"completion.{name}"
     path.write_text(shell(place, ["relight", "completion", name]))
     return path

@@ -1,4 +1,4 @@
-"""``relight hold``, and retention by time, size and age from the command line."""
+"""``relight tag --hold``, and retention by time, size and age from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight keys`` and ``relight rekey``: what a schedule, a leak and a farewell need."""
+"""``relight keys`` and ``relight keys rekey``: what a schedule, a leak and a farewell need."""
 
 from __future__ import annotations
 

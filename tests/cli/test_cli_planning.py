@@ -1,4 +1,4 @@
-"""``relight explain schedule``, ``plan`` and ``preset``: output, errors, and the documented examples."""
+"""``relight log --why``, ``plan`` and ``preset``: output, errors, and the documented examples."""
 
 from __future__ import annotations
 

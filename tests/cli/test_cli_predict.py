@@ -1,4 +1,4 @@
-"""``relight predict``: a model comes out, and what it is worth."""
+"""``relight plan predict``: a model comes out, and what it is worth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight simulate``: policies side by side, for people and programs, and a picture."""
+"""``relight plan simulate``: policies side by side, for people and programs, and a picture."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_help_fits_one_screen_and_shows_groups(relight) -> None:
     assert shown == [name for name, command in COMMANDS.items() if command.group != MORE]
     headings = [line.rstrip(":") for line in lines if re.match(r"[A-Z][a-z ]+:$", line)]
     assert headings == [INSPECT, KEEP, SHARE, RUN]
-    assert "relight completion --help" in answer.out and "relight help --all" in answer.out
+    assert "relight config completion --help" in answer.out and "relight help --all" in answer.out
 
 
 def test_help_all_lists_every_command_and_option(relight) -> None:

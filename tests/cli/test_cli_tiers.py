@@ -1,4 +1,4 @@
-"""``relight drain`` and ``relight ls --tiers``."""
+"""``relight cp --tiers`` and ``relight ls --tiers``."""
 
 from __future__ import annotations
 

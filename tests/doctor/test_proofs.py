@@ -1,4 +1,4 @@
-"""Proofs: ``relight verify`` and ``relight prove`` record them with a run, and ``relight ready`` uses them."""
+"""Proofs: ``relight verify`` and ``relight drill --prove`` record them with a run, and ``relight doctor --ready`` uses them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def line(call: Any, path: Path, name: str) -> Any:
-    """Return the line ``name`` of ``relight ready``."""
+    """Return the line ``name`` of ``relight doctor --ready``."""
     return next(row for row in call("ready", path, "--json").json["list"] if row["name"] == name)
 
 

@@ -1,4 +1,4 @@
-"""``relight ready``: lines are graded by measurements, weights add up, and unmeasured lines earn nothing and are reported."""
+"""``relight doctor --ready``: lines are graded by measurements, weights add up, and unmeasured lines earn nothing and are reported."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def drill(ok: bool) -> DrillReport:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """``relight ready`` on a real store measures the restore's rate, uses a recorded drill, and exits by grade."""
+    """``relight doctor --ready`` on a real store measures the restore's rate, uses a recorded drill, and exits by grade."""
     at_hand.fill(tmp_path / "runs")
     path = str(tmp_path / "runs" / "demo")
 

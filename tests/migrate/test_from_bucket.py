@@ -179,7 +179,7 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
 
 
 def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
-    """``relight import`` takes an object's URL, ``relight migrate`` an empty place, with right output and exit
+    """``relight import`` takes an object's URL, ``relight import --all`` an empty place, with right output and exit
     codes."""
     torch.save({"model": {"w": torch.ones(3)}, "step": 4}, tmp_path / "one.pt")
     upload(tmp_path, f"{s3}/old")

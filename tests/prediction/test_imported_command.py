@@ -1,4 +1,4 @@
-"""``relight predict train`` with histories that other tools have measured."""
+"""``relight plan predict train`` with histories that other tools have measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight prove`` on a right script and on six with a planted bug."""
+"""``relight drill --prove`` on a right script and on six with a planted bug."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
             assert (
                 done.exit_code != 0
                 and isinstance(done.exception, ConfigError)
-                and "relight promote" in done.exception.hint
+                and "relight tag --stage" in done.exception.hint
             )
     with (
         relight.Checkpointer(path, model=torch.nn.Linear(1, 1), background=False) as ckpt,

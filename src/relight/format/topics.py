@@ -96,14 +96,14 @@ class RepackNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebuildingNote(msgspec.Struct, frozen=True, kw_only=True):
-    """``relight recover`` is about to append records: of so many checkpoints, or a FENCE of an epoch."""
+    """``relight log --rebuild`` is about to append records: of so many checkpoints, or a FENCE of an epoch."""
 
     checkpoints: int | None = None
     epoch: int | None = None
 
 
 class RebuiltNote(msgspec.Struct, frozen=True, kw_only=True):
-    """``relight recover`` has appended its records."""
+    """``relight log --rebuild`` has appended its records."""
 
     checkpoints: int = 0
 

@@ -1,4 +1,4 @@
-"""``relight ready``: grade how ready store and run are for an important job."""
+"""``relight doctor --ready``: state what store and run lack for an important job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relight.units import count_text, percent_text
 _COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "yellow", "F": "red", "–": "cyan"}
 
 
-@click.command("ready")
+@click.command("doctor --ready")
 @click.argument("path", default="runs")
 @click.option("--measure", is_flag=True, help="Read the newest checkpoint as a restore does: up to 4 GiB, or a minute.")
 @click.option("--all", "everything", is_flag=True, help="Also show lines without anything to do.")
@@ -37,8 +37,8 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
 
     \b
     Examples:
-      relight ready runs/demo
-      relight ready runs/demo --measure --all
+      relight doctor runs/demo --ready
+      relight doctor runs/demo --ready --measure --all
     """
     with (
         progress_bar("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter,

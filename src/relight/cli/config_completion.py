@@ -1,4 +1,4 @@
-"""``relight completion``: print the script with which a shell completes Relight's commands."""
+"""``relight config completion``: print the script with which a shell completes Relight's commands."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def script(shell: str, cli: click.Command) -> str:
     return _SHELLS[shell](cli, no_settings, "relight", VARIABLE).source()
 
 
-@click.command("completion")
+@click.command("config completion")
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def command(shell: str) -> None:
     """Print the script that makes a shell complete commands, options, choices, paths and, after @, checkpoints.
@@ -187,9 +187,9 @@ def command(shell: str) -> None:
 
     \b
     Examples:
-      relight completion bash > ~/.local/share/bash-completion/completions/relight
-      relight completion zsh > ~/.zfunc/_relight    # with ~/.zfunc in fpath
-      relight completion fish > ~/.config/fish/completions/relight.fish
-      eval "$(relight completion bash)"             # this shell only
+      relight config completion bash > ~/.local/share/bash-completion/completions/relight
+      relight config completion zsh > ~/.zfunc/_relight    # with ~/.zfunc in fpath
+      relight config completion fish > ~/.config/fish/completions/relight.fish
+      eval "$(relight config completion bash)"             # this shell only
     """
     click.echo(script(shell, click.get_current_context().find_root().command))
