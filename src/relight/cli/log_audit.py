@@ -22,7 +22,7 @@ _ANCHOR_BYTES_MAX = 200
 
 
 @click.command("log --audit")
-@click.argument("path", metavar="STORE", required=False)
+@click.argument("path", metavar="[STORE]", required=False)
 @click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
 @click.option("--check", "checks", is_flag=True, help="Check that no record was changed, and list what was.")
@@ -65,7 +65,7 @@ def command(
     elif as_csv:
         click.echo(_csv(rows), nl=False)
     elif not rows:
-        click.echo("nothing was done yet that is written here")
+        click.echo("this store has no audit entry: relight serve writes them, and commands with RELIGHT_AUDIT do")
     else:
         cells = [
             [entry.seq, since(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows

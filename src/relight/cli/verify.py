@@ -38,6 +38,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     Examples:
       relight verify runs/demo
       relight verify runs/demo latest --json
+      relight verify runs/demo --repair
     """
     place = locate(path)
     whole = place.run is None and place.which is None and not which

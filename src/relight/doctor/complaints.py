@@ -43,7 +43,7 @@ PROGRAM_MESSAGES: tuple[Complaint, ...] = (
         r"|File is not a zip file|Error while deserializing header",
         PROGRAMS,
         "a file of torch.save or safetensors is truncated: its writer was killed, or the disk was full",
-        "use an older file; relight import and relight import --all name truncated files. A Relight checkpoint is committed whole or not at all",
+        "use an older file; relight import names truncated files. A Relight checkpoint is committed whole or not at all",
         "relight import --all OLD STORE --dry-run",
     ),
     _complaint(

@@ -70,10 +70,27 @@ class Readiness:
         """Lines that could not be measured here."""
         return [line for line in self.lines if line.score is None]
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the grade is C or better."""
+        return self.grade() in ("A", "B", "C")
+
+    @property
+    def lacking(self) -> list[str]:
+        """Names of the lines that lose half of their weight or more, the largest loss first. Unmeasured lines are none of them."""
+        lost = {
+            line.name: line.weight * (1.0 - line.score)
+            for line in self.lines
+            if line.score is not None and line.score <= 0.5
+        }
+        return sorted(lost, key=lambda name: -lost[name])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for ``--json``."""
         return {
             "run": self.run,
+            "ready": self.is_ready,
+            "lacks": self.lacking,
             "grade": self.grade(),
             "score": round(self.score(), 4),
             "lines": len(self.lines),

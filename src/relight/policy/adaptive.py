@@ -112,8 +112,8 @@ def adaptive(
     - ``busy``: the interval doubles while the store's disk or the accelerator was in use for more than this share of
       the last seconds without a save: ``{"disk": 0.8, "device": 0.95}``.
 
-    Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight log --why
-    schedule`` reads them.
+    Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight log --why``
+    reads them.
 
     >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
