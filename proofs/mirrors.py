@@ -284,7 +284,7 @@ class MirrorTrial:
     def _scrubbed(self, replaced: bool) -> dict[str, Any]:
         more = ["--new-drive", self.roots[self.bad]] if replaced else []
         try:
-            done = CliRunner().invoke(cli, ["scrub", self.url, "--json", *more])
+            done = CliRunner().invoke(cli, ["verify", "--repair", self.url, "--json", *more])
             report = json.loads(done.output) if done.exit_code == 0 else None
         except ValueError:
             report = None

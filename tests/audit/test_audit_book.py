@@ -108,13 +108,13 @@ def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
     filled(store, 2)
     run = CliRunner()
     assert (
-        run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value
+        run.invoke(cli, ["log", "--audit", "--check", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value
         == 0
     )
     kept = anchor.read_text()
     max((store / "audit" / "log").iterdir()).unlink()
     answered = run.invoke(
-        cli, ["audit", "verify", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False
+        cli, ["log", "--audit", "--check", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False
     )
     assert answered.return_value == 1
     assert json.loads(answered.output)["ok"] is False
@@ -126,7 +126,7 @@ def test_exported_values_are_not_formulas(tmp_path: Path) -> None:
     with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
     out = tmp_path / "audit.csv"
-    assert CliRunner().invoke(cli, ["audit", "export", str(tmp_path / "audit"), "--out", str(out)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["log", "--audit", "--csv", str(tmp_path / "audit"), "--out", str(out)]).exit_code == 0
     row = out.read_text().splitlines()[1]
     assert "'=HYPERLINK" in row and "'@x" in row and ",=" not in row
 
@@ -154,7 +154,7 @@ def test_commands_that_change_something_are_recorded(tmp_path: Path, monkeypatch
     assert run.invoke(cli, ["tag", f"{store}/run-000"]).exit_code == 0
     assert run.invoke(cli, ["ls", f"{store}/run-000"]).exit_code == 0
     assert run.invoke(cli, ["keys", "new", str(tmp_path / "key")]).exit_code == 0
-    assert run.invoke(cli, ["hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
+    assert run.invoke(cli, ["tag", "--hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(entry.what, entry.on, entry.how) for entry in entries] == [
         ("tag", f"{store}/run-000", "ok"),

@@ -57,7 +57,7 @@ def shell(place: Path, command: list[str], **more: str) -> str:
 def script_of(place: Path, name: str) -> Path:
     """``relight config completion NAME``, as a file."""
     path = place / f"completion.{name}"
-    path.write_text(shell(place, ["relight", "completion", name]))
+    path.write_text(shell(place, ["relight", "config", "completion", name]))
     return path
 
 
@@ -67,7 +67,7 @@ def script_of(place: Path, name: str) -> Path:
         (["ver"], ["verify", "version"]),
         (["prune", "--dry"], ["--dry-run"]),
         (["token", "n"], ["new"]),
-        (["promote", "runs/demo", "sta"], ["staging"]),
+        (["tag", "--stage", "runs/demo", "sta"], ["staging"]),
         (["token", "zz"], []),
         (["nothing-such", "x"], []),
         (["ls", "runs/de"], ["paths -o default"]),
@@ -151,6 +151,6 @@ def test_fish_completes(place: Path, typed: str, answered: list[str]) -> None:
 
 def test_a_shell_there_is_not_is_refused() -> None:
     """Bad usage, and which there are."""
-    answer = in_child("completion", "tcsh")
+    answer = in_child("config", "completion", "tcsh")
     assert answer.code == 2
     assert all(name in answer.err for name in ("bash", "zsh", "fish"))

@@ -277,12 +277,12 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
 def test_a_checkpoint_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
     """Checkpoints that the destination pruned are not pushed again, because older ones after its newest would roll it
     back."""
-    assert relight("push", "runs/demo", "backup/demo").code == 0
+    assert relight("cp", "runs/demo", "backup/demo").code == 0
     assert relight("prune", "backup/demo", "--keep-last", "1", "--yes").code == 0
     store = open_bytes(runs.parent / "backup")
     left = [checkpoint.step for checkpoint in open_run(store, "demo").history().live]
     assert left and left[-1] == 299 and len(left) < 4
-    assert relight("push", "runs/demo", "backup/demo").code == 0
+    assert relight("cp", "runs/demo", "backup/demo").code == 0
     assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == left
 
 
@@ -316,8 +316,8 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
     mine = ids(runs)[-1]
     for command in (
         ("cp", "runs/other", "runs/demo"),
-        ("push", "runs/other", "runs/demo"),
-        ("pull", "runs/other", "runs/demo"),
+        ("cp", "runs/other", "runs/demo"),
+        ("cp", "runs/other", "runs/demo"),
     ):
         answer = relight(*command)
         assert answer.code == 2 and "holds another history" in answer.err and mine in answer.err, answer.err
@@ -335,9 +335,9 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
 
 def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(relight, runs: Path) -> None:
     """A run that went back to an earlier step continues its own history: its copy follows without --force."""
-    assert relight("push", "runs/demo", "backup/").code == 0
+    assert relight("cp", "runs/demo", "backup/").code == 0
     Attempt.begin(open_bytes(runs), "demo").save(request(250, parents=[ids(runs)[1]]))
-    answer = relight("push", "runs/demo", "backup/demo")
+    answer = relight("cp", "runs/demo", "backup/demo")
     assert (answer.code, answer.err) == (0, "")
     assert ids(runs.parent / "backup") == ids(runs)
 
@@ -352,11 +352,11 @@ def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, ru
 
 def test_histories_that_parted_are_not_joined(relight, runs: Path) -> None:
     """If two copies of a run both continued training, neither takes the other's checkpoints without --force."""
-    relight("push", "runs/demo", "backup/")
+    relight("cp", "runs/demo", "backup/")
     Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(399))
     Attempt.begin(open_bytes(runs), "demo").save(request(399))
-    for command in (("push", "runs/demo", "backup/demo"), ("pull", "backup/demo", "runs/demo")):
+    for command in (("cp", "runs/demo", "backup/demo"), ("cp", "backup/demo", "runs/demo")):
         answer = relight(*command)
         assert answer.code == 2 and "went its own way" in answer.err
-    answer = relight("push", "runs/demo", "backup/demo", "--force", "--json").json
+    answer = relight("cp", "runs/demo", "backup/demo", "--force", "--json").json
     assert answer["changes"]["relation"] == "apart" and len(answer["changes"]["only_there"]) == 1

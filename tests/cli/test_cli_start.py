@@ -158,7 +158,7 @@ def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) ->
         (["ls"], "the argument PATH is missing\n  → relight ls --help"),
         (["ls", "--tier", "runs"], "there is no option --tier\n  → did you mean --tiers?"),
         (["ls", "runs", "-n", "x"], "-n is invalid: 'x' is not a whole number\n  → relight ls --help"),
-        (["completion", "tcsh"], "bash|zsh|fish is invalid: 'tcsh' is not one of 'bash'"),
+        (["config", "completion", "tcsh"], "bash|zsh|fish is invalid: 'tcsh' is not one of 'bash'"),
         (["keys", "nw"], "no such command 'nw'"),
         (["run", "--set", "a=1", "x.py"], "--set stands before the command"),
     ],
@@ -278,8 +278,8 @@ def test_a_locale_without_unicode_breaks_nothing(runs: Path) -> None:
 
 def test_version_names_what_matters_for_a_report(relight) -> None:
     """``version`` prints text or JSON without importing torch. ``--version`` is the short form."""
-    facts = relight("version", "--json").json
+    facts = relight("--version", "--json").json
     assert {"relight", "format", "python", "torch", "numpy", "system"} <= facts.keys()
-    assert f"relight   {facts['relight']}\n" in relight("version").out
+    assert f"relight   {facts['relight']}\n" in relight("--version").out
     assert relight("--version").out == f"relight {facts['relight']}\n"
-    assert not modules("version") & {"torch", "numpy"}
+    assert not modules("--version") & {"torch", "numpy"}

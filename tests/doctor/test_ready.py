@@ -201,7 +201,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     path = str(tmp_path / "runs" / "demo")
 
     def ready(*more: str) -> at_hand.Answer:
-        return at_hand.in_process(monkeypatch, capfd, ["ready", path, *more])
+        return at_hand.in_process(monkeypatch, capfd, ["doctor", "--ready", path, *more])
 
     def line(answer: Any, name: str) -> Any:
         (row,) = [row for row in answer.json["list"] if row["name"] == name]
@@ -222,7 +222,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     )
     assert "4.38 kB in " in line(after, "time of a restore")["evidence"]
     assert after.json["score"] > before.json["score"]
-    of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
+    of_store = at_hand.in_process(monkeypatch, capfd, ["doctor", "--ready", str(tmp_path / "runs"), "--json"])
     assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second
     shown = ready("--measure").out
     assert all(f"  {part}\n" in shown for part in PARTS) and "with nothing to do" in shown

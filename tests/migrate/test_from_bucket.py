@@ -191,7 +191,7 @@ def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["path"], result["step"], result["tensors"], result["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
-    done = relight_("migrate", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
+    done = relight_("import", "--all", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
     assert done.returncode and f"there is nothing here [{s3}/none]" in done.stderr
 
 

@@ -19,7 +19,7 @@ from relight.supervise.incidents import Incident
 
 def train(model: Path, *arguments: object) -> Result:
     """Run the command with five simulated runs and the rules alone."""
-    words = ["predict", "train", str(model), "--runs", "5", "--seed", "2", "--detectors", "rules", *map(str, arguments)]
+    words = ["plan", "predict", "train", str(model), "--runs", "5", "--seed", "2", "--detectors", "rules", *map(str, arguments)]
     return CliRunner().invoke(cli, words)
 
 

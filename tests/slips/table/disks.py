@@ -215,7 +215,7 @@ train(ckpt, model, optimizer, 4, 8)
 ckpt.close()
 os.rename("gone", "d0")
 print("weight", float(relight.load(URL)["model"]["w"][0]))
-command("scrub", URL)
+command("verify", "--repair", URL)
 os.rename("d1", "gone")
 print("rebuilt", float(relight.load(URL)["model"]["w"][0]))
 """,
@@ -237,8 +237,8 @@ ckpt = Checkpointer(URL, model=model, optimizer=optimizer, save=every(steps=1))
 train(ckpt, model, optimizer, ckpt.restore(), 8)
 ckpt.close()
 print("files", os.listdir("d0"))
-command("scrub", URL)
-command("scrub", URL, "--new-drive", "d0")
+command("verify", "--repair", URL)
+command("verify", "--repair", URL, "--new-drive", "d0")
 """,
         shows=(r"files \[\]", r"mount it; if it is a new drive, repeat with --new-drive", r"REBUILT"),
         quote="(?m)^AWAY.*",

@@ -346,7 +346,7 @@ try:
         train(ckpt, model, optimizer, ckpt.restore(), 4)
 except relight.RelightError as error:
     print(error)
-code, text = command("recover", "runs/demo", "--yes")
+code, text = command("log", "--rebuild", "runs/demo", "--yes")
 assert code == 0, text
 """,
         shows=("relight log --rebuild",),
