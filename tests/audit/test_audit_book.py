@@ -108,7 +108,9 @@ def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
     filled(store, 2)
     run = CliRunner()
     assert (
-        run.invoke(cli, ["log", "--audit", "--check", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value
+        run.invoke(
+            cli, ["log", "--audit", "--check", str(store), "--anchor", str(anchor)], standalone_mode=False
+        ).return_value
         == 0
     )
     kept = anchor.read_text()
@@ -125,9 +127,9 @@ def test_exported_values_are_not_formulas(tmp_path: Path) -> None:
     """Values that a spreadsheet would evaluate, such as ``=cmd``, are exported with a leading quote."""
     with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
-    out = tmp_path / "audit.csv"
-    assert CliRunner().invoke(cli, ["log", "--audit", "--csv", str(tmp_path / "audit"), "--out", str(out)]).exit_code == 0
-    row = out.read_text().splitlines()[1]
+    done = CliRunner().invoke(cli, ["log", "--audit", "--csv", str(tmp_path / "audit")])
+    row = done.output.splitlines()[1]
+    assert done.exit_code == 0
     assert "'=HYPERLINK" in row and "'@x" in row and ",=" not in row
 
 
@@ -159,7 +161,7 @@ def test_commands_that_change_something_are_recorded(tmp_path: Path, monkeypatch
     assert [(entry.what, entry.on, entry.how) for entry in entries] == [
         ("tag", f"{store}/run-000", "ok"),
         ("keys new", str(tmp_path / "key"), "ok"),
-        ("hold", f"{store}/run-000", "failed"),
+        ("tag --hold", f"{store}/run-000", "failed"),
     ]
 
 

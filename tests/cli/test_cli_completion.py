@@ -13,7 +13,7 @@ import pytest
 from at_hand import environment, in_child, request
 
 from relight.catalog import open_run
-from relight.cli.completion import within
+from relight.cli.config_completion import within
 from relight.commit import Attempt
 from relight.store import open_bytes
 

@@ -23,7 +23,9 @@ def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: P
         "trained": False,
     }
     assert path.read_bytes() == before
-    assert relight("plan", "predict", "train", path, *FEW, "--detectors", "rules", "--if-older", "0s", "--json").json["trained"]
+    assert relight("plan", "predict", "train", path, *FEW, "--detectors", "rules", "--if-older", "0s", "--json").json[
+        "trained"
+    ]
     answer = relight("plan", "predict", "eval", path, *FEW, "--json", "--plot", tmp_path / "worth.png")
     rows = answer.json["simulated"]
     assert [row["detector"] for row in rows] == ["rules", "together"] and rows[0]["days"] > 0.2

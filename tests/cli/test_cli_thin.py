@@ -47,8 +47,10 @@ def report(difference: FirstDifference | None) -> ProveReport:
 def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.MonkeyPatch) -> None:
     """All arguments after the script are the script's, even if they look like options. A first ``--`` is dropped."""
     asked: list[Any] = []
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: asked.append(options) or report(None))
-    answer = relight("drill", "--prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x")
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: asked.append(options) or report(None))
+    answer = relight(
+        "drill", "--prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x"
+    )
     assert (answer.code, answer.json["ok"]) == (0, True)
     relight("drill", "--prove", "train.py", "--", "--lr", "1")
     relight("drill", "--prove", "--", "train.py", "--lr", "1")
@@ -64,7 +66,7 @@ def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.
 def test_prove_names_what_differs_and_answers_1(relight, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first difference, its step and its reason are printed, escaped."""
     difference = FirstDifference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: report(difference))
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: report(difference))
     answer = relight("drill", "--prove", "train.py")
     assert answer.code == 1
     assert "NOT exact: model/\\x1b[31mx differs after step 7" in answer.out
@@ -77,7 +79,7 @@ def test_prove_and_demo_that_cannot_run_are_2(relight, monkeypatch: pytest.Monke
     def fail(options: Any) -> None:
         raise ConfigError("it ended early", details=["a \x1b[2J line"])
 
-    monkeypatch.setattr("relight.cli.prove.run", fail)
+    monkeypatch.setattr("relight.cli.drill_prove.run", fail)
     answer = relight("drill", "--prove", "train.py")
     assert (answer.code, answer.out) == (2, "")
     assert "a \\x1b[2J line" in answer.err

@@ -36,7 +36,10 @@ def test_drain_copies_what_is_lacking_and_reports_it(tmp_path: Path) -> None:
     first = save(attempt, 0)
     hot = tmp_path / "hot" / "run"
     assert "cold: lacks 1 checkpoint" in relight("cp", "--tiers", hot, "--dry-run")
-    assert {row["tier"] for row in json.loads(relight("cp", "--tiers", hot, "--dry-run", "--json"))["copy"]} == {"warm", "cold"}
+    assert {row["tier"] for row in json.loads(relight("cp", "--tiers", hot, "--dry-run", "--json"))["copy"]} == {
+        "warm",
+        "cold",
+    }
     assert "warm: copied 1 checkpoint" in relight("cp", "--tiers", hot)
     assert "cold: nothing to copy" in relight("cp", "--tiers", hot)
     second = save(attempt, 1)

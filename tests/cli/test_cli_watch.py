@@ -184,6 +184,11 @@ def test_texts_of_events_reach_the_terminal_escaped(ask: Any, runs: Path, tmp_pa
     """Control characters in names and reasons are escaped."""
     hostile = {"event": "prune.failed", "kind": HOSTILE, "message": HOSTILE, "tier": HOSTILE}
     keep(tmp_path, runs, "demo", *[hostile] * 3, *way("aaaaaaaaaa", 5))
-    for arguments in (("top", runs, "--once"), ("metrics", "alerts", "check", runs), ("show", "--trace", f"{runs}/demo"), ("metrics", runs)):
+    for arguments in (
+        ("top", runs, "--once"),
+        ("metrics", "alerts", "check", runs),
+        ("show", "--trace", f"{runs}/demo"),
+        ("metrics", runs),
+    ):
         shown = ask(*arguments)
         assert "\x1b" not in shown.out + shown.err and "\u202e" not in shown.out, arguments

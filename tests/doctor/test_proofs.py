@@ -62,7 +62,7 @@ def test_a_proof_is_recorded_in_the_given_run(place: Path, call: Any, monkeypatc
     name = "proof of an exact resume"
     for difference, score in ((None, 1.0), (FirstDifference(7, "after step 7", "model/x", "why", []), 0.0)):
         report = ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
-        monkeypatch.setattr("relight.cli.prove.run", lambda options, report=report: report)
+        monkeypatch.setattr("relight.cli.drill_prove.run", lambda options, report=report: report)
         call("drill", "--prove", "train.py")
         before = len(proofs_of(open_bytes(place), "demo"))
         call("drill", "--prove", "--remember", place / "demo", "train.py")
@@ -70,7 +70,7 @@ def test_a_proof_is_recorded_in_the_given_run(place: Path, call: Any, monkeypatc
         row = line(call, place / "demo", name)
         assert row["score"] == score
         assert "train.py" in row["evidence"]
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: pytest.fail("it was run"))
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: pytest.fail("it was run"))
     assert call("drill", "--prove", "--remember", place / "none", "train.py").code == 1
 
 
@@ -101,7 +101,7 @@ def test_a_store_that_cannot_be_written_is_verified_all_the_same(
 
     monkeypatch.setattr(LocalStore, "put_once", refuse)
     assert call("verify", place / "demo").code == 0
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: ProveReport(True, 5, 3, 3, 42, None, 1.0))
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: ProveReport(True, 5, 3, 3, 42, None, 1.0))
     answer = call("drill", "--prove", "--remember", place / "demo", "train.py")
     assert answer.code == 0
     assert "could not be recorded" in answer.err

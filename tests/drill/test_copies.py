@@ -10,7 +10,7 @@ import pytest
 from tests.cli.at_hand import directory, fill, flip, request
 
 from relight.catalog.run import Run
-from relight.cli.ready import _drills
+from relight.cli.doctor_ready import _drills
 from relight.commit import Attempt
 from relight.drill import DrillOptions, DrillReport, copies, run
 from relight.drill.record import drills_of, remember

@@ -145,7 +145,7 @@ def test_copies_both_ways(url: str, tmp_path: Path) -> None:
     A store that is named with a trailing slash gets the run's name.
     """
     plain, other = str(tmp_path / "plain" / "copy"), url_of(tmp_path, "m0", "m1")
-    output_of("cp", url, plain, "--all")
+    output_of("cp", url, plain)
     output_of("cp", plain, f"{other}/")
     output_of("verify", plain)
     assert output_of("verify", f"{other}/copy")

@@ -187,9 +187,11 @@ def command(shell: str) -> None:
 
     \b
     Examples:
-      relight config completion bash > ~/.local/share/bash-completion/completions/relight
-      relight config completion zsh > ~/.zfunc/_relight    # with ~/.zfunc in fpath
-      relight config completion fish > ~/.config/fish/completions/relight.fish
+      relight config completion bash \\
+        > ~/.local/share/bash-completion/completions/relight
+      relight config completion zsh > ~/.zfunc/_relight   # with ~/.zfunc in fpath
+      relight config completion fish \\
+        > ~/.config/fish/completions/relight.fish
       eval "$(relight config completion bash)"             # this shell only
     """
     click.echo(script(shell, click.get_current_context().find_root().command))

@@ -133,7 +133,9 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
         f"{percent_text(readiness.score(), 0)} of the possible score"
     )
     if readiness.unmeasured:
-        click.echo(f"{len(readiness.unmeasured)} of {count_text(len(readiness.lines), 'line')} could not be measured here")
+        click.echo(
+            f"{len(readiness.unmeasured)} of {count_text(len(readiness.lines), 'line')} could not be measured here"
+        )
     if readiness.lacking:
         more = f" and {len(readiness.lacking) - LACKING_SHOWN} more" if len(readiness.lacking) > LACKING_SHOWN else ""
         click.echo(fill(f"it lacks: {', '.join(readiness.lacking[:LACKING_SHOWN])}{more}", 84, subsequent_indent="  "))

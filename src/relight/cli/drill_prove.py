@@ -20,7 +20,9 @@ from relight.run_records.proofs import PROVED, Proof, remember_proof
 @click.option(
     "--lossy", multiple=True, metavar="PATTERN=WAY", help="Store matching tensors lossily, and show the effect."
 )
-@click.option("--remember", metavar="RUN", default="", help="Record the result with this run, for relight ready.")
+@click.option(
+    "--remember", metavar="RUN", default="", help="Record the result with this run, for relight doctor --ready."
+)
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)

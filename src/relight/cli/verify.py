@@ -32,7 +32,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
     WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 for damage, which is listed
-    by file, chunk and tensor. The result is recorded with the run, if it can be written, for relight ready.
+    by file, chunk and tensor. The result is recorded with the run, if it can be written, for relight doctor --ready.
 
     \b
     Examples:
