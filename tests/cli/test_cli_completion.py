@@ -64,7 +64,10 @@ def script_of(place: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("typed", "answered"),
     [
-        (["ver"], ["verify", "version"]),
+        (["ver"], ["verify"]),
+        (["show", "--tr"], ["--trace"]),
+        (["show", "--trace", "--pl"], ["--plot"]),
+        (["config", "comp"], ["completion"]),
         (["prune", "--dry"], ["--dry-run"]),
         (["token", "n"], ["new"]),
         (["tag", "--stage", "runs/demo", "sta"], ["staging"]),

@@ -16,7 +16,7 @@ from tree import PAGES, PRODUCT, ROOT, SOURCES, files, page
 
 import relight
 from relight import errors
-from relight.cli import COMMANDS, cli
+from relight.cli import COMMANDS, FORMS, cli, form_of
 from relight.observe import EVENTS
 from relight.settings.environment import PROCESS_VARIABLES
 from relight.settings.registry import settings_by_variable
@@ -84,26 +84,25 @@ def test_every_symptom_can_be_diagnosed() -> None:
 def test_every_command_and_option_is_in_the_reference() -> None:
     """Each command has a row with all of its options."""
     commands: dict[str, click.Command] = {}
-    for name in COMMANDS:
+    for name in (*COMMANDS, *FORMS):
         command = cli.get_command(None, name)  # type: ignore[arg-type]
         commands |= (
             {f"{name} {key}": subcommand for key, subcommand in command.commands.items()}
             if isinstance(command, click.Group)
             else {name: command}
         )
-    pattern = re.compile(r"`relight (" + "|".join(sorted(commands, key=len, reverse=True)) + r")\b")
-    rows = {
-        match[1]: cell
-        for cell in first_cells(section(page("reference.md"), "Command line"))
-        if (match := pattern.match(cell))
-    }
-    assert rows.keys() == commands.keys()
-    for name, row in rows.items():
-        command = commands[name]
-        real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {
-            "--help"
-        }
-        assert set(re.findall(r"--[a-z-]+", row)) == real, f"relight {name}"
+    rows: dict[str, str] = {}
+    for cell in first_cells(section(page("reference.md"), "Command line")):
+        _, name, *words = cell.strip("`").split()
+        form, words = form_of(name, words) if name in COMMANDS else (name, words)
+        rows[f"{form} {words[0]}" if words and f"{form} {words[0]}" in commands else form] = cell
+    assert rows.keys() == commands.keys() | {"--version"}
+    flags = {form.partition(" ")[2] for form in FORMS}
+    for name, command in commands.items():
+        real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        own = set(re.findall(r"--[a-z-]+", rows[name])) - {name.partition(" ")[2]}
+        chosen = {flag for flag in flags if f"{name} {flag}" in FORMS}
+        assert own == real - {"--help"} - chosen, f"relight {name}"
 
 
 def test_every_setting_is_in_the_reference() -> None:
