@@ -162,7 +162,7 @@ def test_the_doctor_and_the_alerts_show_it(url: str, tmp_path: Path, monkeypatch
     hits, drives = seen()
     assert hits[0].where == drives[0][0] == f"{tmp_path}/n0/ck"
     assert drives[0][1].startswith("away: ")
-    assert "relight verify --repair" in hits[0].command
+    assert hits[0].command.endswith(" --repair")
     assert "mirror-degraded" in output_of("doctor", url, "--json", code=1)
     assert "set away" in output_of("doctor", url, code=1)
     assert "drives of the mirrored store" in CliRunner().invoke(cli, ["doctor", "--ready", url, "--json"]).output
