@@ -68,6 +68,8 @@ def script_of(place: Path, name: str) -> Path:
         (["show", "--tr"], ["--trace"]),
         (["show", "--trace", "--pl"], ["--plot"]),
         (["config", "comp"], ["completion"]),
+        (["plan", "sim"], ["simulate"]),
+        (["metrics", "al"], ["alerts"]),
         (["prune", "--dry"], ["--dry-run"]),
         (["token", "n"], ["new"]),
         (["tag", "--stage", "runs/demo", "sta"], ["staging"]),

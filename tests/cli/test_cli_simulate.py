@@ -13,7 +13,15 @@ FEW = ("--gpus", "1024", "--days", "3", "--seeds", "2", "--jobs", "1")
 def test_policies_side_by_side(relight, tmp_path: Path) -> None:
     """A comparison has a table, the losses by cause, the difference, JSON and a picture, all within 84 columns."""
     answer = relight(
-        "plan", "simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--plot", tmp_path / "fleet.png"
+        "plan",
+        "simulate",
+        *FEW,
+        "--policy",
+        "adaptive,last=2",
+        "--policy",
+        "6h,last=2",
+        "--plot",
+        tmp_path / "fleet.png",
     )
     assert answer.code == 0 and max(map(len, answer.out.splitlines())) <= 84
     assert "goodput" in answer.out and "adaptive,l…" in answer.out and "points of goodput" in answer.out

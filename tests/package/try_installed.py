@@ -54,7 +54,11 @@ def main() -> None:
     headers = metadata("relight")
     assert (headers["License-Expression"], headers["Requires-Python"]) == ("Apache-2.0", ">=3.11")
     venv = Path(sys.argv[1])
-    assert command(venv, "--version").splitlines()[0] == f"relight {relight.__version__}" == f"relight {headers['Version']}"
+    assert (
+        command(venv, "--version").splitlines()[0]
+        == f"relight {relight.__version__}"
+        == f"relight {headers['Version']}"
+    )
     print(f"all {len(relight.__all__)} public names, relight --version, the licence as metadata")
     whole, killed = job("whole", -1), job("killed", 6)
     assert whole.returncode == 0, whole.stderr

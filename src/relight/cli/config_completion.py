@@ -19,6 +19,8 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from relight.cli import FORMS
+
 VARIABLE = "_RELIGHT_COMPLETE"
 _PATIENCE_S = 1.0
 """Seconds to wait for a store's directory: a shell waits for its completions, and a network file system may hang."""
@@ -60,6 +62,10 @@ class _Paths(ShellComplete):
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         """Return commands, subcommands, options and choices; after a command, paths."""
         known = super().get_completions(args, incomplete)
+        if not known and incomplete and len(args) == 1:  # a word that chooses a form, such as plan simulate
+            known = [
+                CompletionItem(form.partition(" ")[2]) for form in FORMS if form.startswith(f"{args[0]} {incomplete}")
+            ]
         if known or not args or incomplete.startswith("-") or not self._takes_paths(args):
             return known
         return within(lambda: named_checkpoints(incomplete)) or [CompletionItem(incomplete, type="file")]
