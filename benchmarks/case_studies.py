@@ -141,7 +141,7 @@ def main() -> None:
     }  # fmt: skip
     for name, scenario in CASES.items():
         sides = {
-            side: output_of("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0]
+            side: output_of("plan", "simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0]
             for side in ("before", "after")
         }
         report["cases"][name] = {side: summary(policies_of_side) for side, policies_of_side in sides.items()}

@@ -124,7 +124,7 @@ def measure(megabytes: int, megabytes_s: float, rounds: int) -> dict[str, dict[s
                     words = {
                         "verify": ["verify", f"{url}/run", "--json"],
                         "export": ["export", f"{url}/run", str(target / "model.safetensors"), "--all"],
-                        "cp": ["cp", f"{url}/run", f"{target}/copy", "--all"],
+                        "cp": ["cp", f"{url}/run", f"{target}/copy"],
                     }[name]
                     command = [sys.executable, "-m", "relight", *words, "--engine", "ray", "--jobs", str(count)]
                     began = time.perf_counter()

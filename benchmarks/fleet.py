@@ -90,7 +90,7 @@ def _draw_learned(found: dict[str, Any], path: Path) -> None:
 
 
 def pictures(seeds: int) -> bool:
-    """What ``relight simulate --plot`` draws of shipped scenarios."""
+    """What ``relight plan simulate --plot`` draws of shipped scenarios."""
     for name in ("llama3-54-days", "meta-rsc"):
         scenario = read_scenario(name)
         texts = scenario.policy or USUAL

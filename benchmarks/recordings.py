@@ -1,4 +1,4 @@
-"""Record real failures of this machine. `relight predict eval --recordings` is tested on them and on synthetic runs.
+"""Record real failures of this machine. `relight plan predict eval --recordings` is tested on them and on synthetic runs.
 Needs root on Linux.
 
 Each life is a process that takes steps of numpy, in a memory group of its own of 512 MiB and with a file system of its own in memory.

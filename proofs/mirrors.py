@@ -3,7 +3,7 @@
 ``python -m proofs.mirrors --count 300``. A victim process saves to a store with each file on two ext4 file systems in image files. At one of
 its changing calls to the disks, a drive is *removed* (unmounted), its directory *moved*, all of its files filled with *zeros*, its file
 system made *read-only*, shut down (*dead*: what was not flushed is gone), or *slowed* to 1 MB/s. The victim must complete all saves. Then
-every byte is restored, first without the drive. The drive comes back with what it had, or an empty one in its place, and ``relight scrub``
+every byte is restored, first without the drive. The drive comes back with what it had, or an empty one in its place, and ``relight verify --repair``
 must make both equal to the byte. At the end the other drive is removed, and every byte is restored from the rebuilt one.
 
 Needs root, Linux and loop devices. A seed repeats lives, kinds and numbers of calls; which thread makes a call depends on the scheduler.
@@ -284,7 +284,7 @@ class MirrorTrial:
     def _scrubbed(self, replaced: bool) -> dict[str, Any]:
         more = ["--new-drive", self.roots[self.bad]] if replaced else []
         try:
-            done = CliRunner().invoke(cli, ["scrub", self.url, "--json", *more])
+            done = CliRunner().invoke(cli, ["verify", "--repair", self.url, "--json", *more])
             report = json.loads(done.output) if done.exit_code == 0 else None
         except ValueError:
             report = None

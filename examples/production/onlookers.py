@@ -135,12 +135,12 @@ class Onlookers:
                 break
         if status != 200 or not done["ok"]:
             raise Unexpected(f"a tag by who may make one: {status} {done}")
-        entries = json.loads(self.job.relight("audit", "show", self.audit, "--json"))
+        entries = json.loads(self.job.relight("log", "--audit", self.audit, "--json"))
         expect(
             any((entry["who"], entry["what"]) == ("operator", "tag") for entry in entries),
             "an operator's tag is in the audit log",
         )
-        self.job.relight("audit", "verify", self.audit)
+        self.job.relight("log", "--audit", "--check", self.audit)
 
     def wait_for_alert(self, word: str) -> None:
         """Wait for an alert that contains ``word``."""

@@ -1,3 +1,4 @@
-"""The version, where every room can read it."""
+"""The versions of Relight and of its format, where every room can read them."""
 
 VERSION = "0.1.0"
+FORMAT = 1

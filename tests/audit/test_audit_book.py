@@ -103,18 +103,20 @@ def test_two_books_of_one_store_write_one_chain(tmp_path: Path) -> None:
 
 
 def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
-    """``relight audit verify`` returns 0 and advances the anchor. For a cut log it returns 1 and keeps the anchor."""
+    """``relight log --audit --check`` returns 0 and advances the anchor. For a cut log it returns 1 and keeps the anchor."""
     store, anchor = tmp_path / "audit", tmp_path / "anchor"
     filled(store, 2)
     run = CliRunner()
     assert (
-        run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value
+        run.invoke(
+            cli, ["log", "--audit", "--check", str(store), "--anchor", str(anchor)], standalone_mode=False
+        ).return_value
         == 0
     )
     kept = anchor.read_text()
     max((store / "audit" / "log").iterdir()).unlink()
     answered = run.invoke(
-        cli, ["audit", "verify", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False
+        cli, ["log", "--audit", "--check", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False
     )
     assert answered.return_value == 1
     assert json.loads(answered.output)["ok"] is False
@@ -125,9 +127,9 @@ def test_exported_values_are_not_formulas(tmp_path: Path) -> None:
     """Values that a spreadsheet would evaluate, such as ``=cmd``, are exported with a leading quote."""
     with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
-    out = tmp_path / "audit.csv"
-    assert CliRunner().invoke(cli, ["audit", "export", str(tmp_path / "audit"), "--out", str(out)]).exit_code == 0
-    row = out.read_text().splitlines()[1]
+    done = CliRunner().invoke(cli, ["log", "--audit", "--csv", str(tmp_path / "audit")])
+    row = done.output.splitlines()[1]
+    assert done.exit_code == 0
     assert "'=HYPERLINK" in row and "'@x" in row and ",=" not in row
 
 
@@ -154,12 +156,12 @@ def test_commands_that_change_something_are_recorded(tmp_path: Path, monkeypatch
     assert run.invoke(cli, ["tag", f"{store}/run-000"]).exit_code == 0
     assert run.invoke(cli, ["ls", f"{store}/run-000"]).exit_code == 0
     assert run.invoke(cli, ["keys", "new", str(tmp_path / "key")]).exit_code == 0
-    assert run.invoke(cli, ["hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
+    assert run.invoke(cli, ["tag", "--hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(entry.what, entry.on, entry.how) for entry in entries] == [
         ("tag", f"{store}/run-000", "ok"),
         ("keys new", str(tmp_path / "key"), "ok"),
-        ("hold", f"{store}/run-000", "failed"),
+        ("tag --hold", f"{store}/run-000", "failed"),
     ]
 
 

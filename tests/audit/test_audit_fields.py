@@ -17,7 +17,7 @@ import relight
 from relight.audit import AuditEntry, AuditLog
 from relight.audit.effects import ACTIONS, EFFECTS
 from relight.audit.facts import FIELDS, VALUE_MAX, ActionFacts
-from relight.cli import COMMANDS, cli
+from relight.cli import COMMANDS, FORMS, cli
 from relight.cli.audited import WITH
 from relight.cli.audited_facts import facts_of
 from relight.format.records import NoteBody
@@ -116,7 +116,9 @@ def test_a_pasted_token_is_recorded_without_its_secret(server: Server) -> None:
 def test_every_command_that_changes_something_is_audited() -> None:
     """A command with an effect that is audited is in the table of audited commands, or writes its record itself."""
     changing = {
-        name for name, command in COMMANDS.items() if any(EFFECTS[effect].changes for effect in command.effects)
+        name
+        for name, command in (COMMANDS | FORMS).items()
+        if any(EFFECTS[effect].changes for effect in command.effects)
     }
     assert changing <= WITH.keys() | {"token"} and WITH.keys() <= changing
 
@@ -124,23 +126,21 @@ def test_every_command_that_changes_something_is_audited() -> None:
 SIMPLE = {
     "tag": ["{run}", "good", "200"],
     "note": ["{run}@200", "looks fine"],
-    "hold": ["{run}", "200", "--why", "for the paper"],
-    "promote": ["{run}@200", "production", "--why", "passed"],
+    "tag --hold": ["{run}@200", "--why", "for the paper"],
+    "tag --stage": ["{run}@200", "production", "--why", "passed"],
     "branch": ["{run}@200", "fork", "--why", "half the rate"],
     "prune": ["{run}", "--keep-last", "2", "-y"],
     "undelete": ["{run}", "all"],
     "verify": ["{run}", "200"],
     "cp": ["{run}@200", "{root}/other/"],
-    "push": ["{run}", "{root}/third/copy"],
-    "pull": ["{run}", "{root}/fourth/copy"],
     "repack": ["{run}"],
-    "recover": ["{run}", "-y"],
-    "scrub": ["{run}", "--no-repair"],
+    "log --rebuild": ["{run}", "-y"],
+    "verify --repair": ["{run}", "--dry-run"],
     "export": ["{run}@200", "{root}/out.safetensors"],
     "import": ["{root}/none.pt", "{root}/fifth/copy"],
-    "migrate": ["{root}/none", "{root}/sixth"],
+    "import --all": ["{root}/none", "{root}/sixth"],
     "keys": ["new", "{root}/a.key"],
-    "rekey": ["{root}/runs", "--all"],
+    "keys rekey": ["{root}/runs", "--all"],
     "doctor": ["{run}", "--fix", "-y", "--quick"],
     "save": ["{run}", "--why", "before the move", "--timeout", "1.0"],
     "drill": ["--copy", "{run}", "--deadline", "1.0", "--env", "API_TOKEN=swordfish"],
@@ -163,22 +163,22 @@ def test_every_audited_command_records_all_of_it(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(slow.command, "callback", lambda **given: 0)
     for name, words in SIMPLE.items():
         words = [word.format(run=f"{tmp_path}/runs/run-000", root=tmp_path) for word in words]
-        CliRunner().invoke(cli, [name, *words])
+        CliRunner().invoke(cli, [*name.split(), *words])
         record = first_record(book)
-        assert str(record["what"]).split()[0] == name and set(FIELDS) <= record.keys(), name
+        assert str(record["what"]) == ("keys new" if name == "keys" else name) and set(FIELDS) <= record.keys(), name
         given = [str(value) for key, value in record.items() if key.startswith("given.")]
         for word in words:
             if not word.startswith("-") and word != "new" and "swordfish" not in word:
                 assert any(word == value or word in value.split(", ") for value in given), (name, word, given)
         assert "swordfish" not in str(record)
         seen[name] = record
-    for name in ("tag", "note", "hold", "promote", "branch", "verify", "cp", "export"):
+    for name in ("tag", "note", "tag --hold", "tag --stage", "branch", "verify", "cp", "export"):
         assert seen[name]["run"] == "run-000" and len(seen[name]["checkpoint"]) == 10, name
     assert (
         seen["tag"]["after"] == seen["tag"]["checkpoint"]
-        and seen["promote"]["after"] == f"production: {seen['promote']['checkpoint']}"
+        and seen["tag --stage"]["after"] == f"production: {seen['tag --stage']['checkpoint']}"
     )
-    assert seen["hold"]["why"] == "for the paper" and seen["prune"]["before"].count(",") == 2
+    assert seen["tag --hold"]["why"] == "for the paper" and seen["prune"]["before"].count(",") == 2
 
 
 def test_tokens_of_the_command_line_are_recorded_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

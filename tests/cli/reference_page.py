@@ -12,36 +12,45 @@ from pathlib import Path
 
 import click
 
-from relight.cli import COMMANDS, cli
+from relight.cli import COMMANDS, FORMS, cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference-cli.md"
 BEGIN, END = "<!-- generated -->", "<!-- end -->"
 _BLOCK = re.compile(rf"{BEGIN}\n.*?\n{END}\n\n?", re.DOTALL)
-_SECTION = re.compile(r"^## relight (\w+)\n\n?", re.MULTILINE)
+_SECTION = re.compile(r"^###? relight (\w+(?: [\w-]+)?)\n\n?", re.MULTILINE)
+_ENTRIES = {
+    name: entry
+    for command in COMMANDS
+    for name, entry in [
+        (command, COMMANDS[command]),
+        *((form, FORMS[form]) for form in FORMS if form.startswith(f"{command} ")),
+    ]
+}
+"""The commands, each with its forms after it: those have a heading one level lower."""
 
 
 def put_in(text: str) -> str:
     """Return the page with generated parts of the present commands, in their order. A command without a section gets one."""
     preamble, *parts = _SECTION.split(text)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    if unknown := sections.keys() - COMMANDS.keys():
+    if unknown := sections.keys() - _ENTRIES.keys():
         raise SystemExit(f"{PAGE.name} has sections of commands that do not exist: {', '.join(sorted(unknown))}")
     groups = _marked(_groups())
     if BEGIN in preamble:
         preamble = _BLOCK.sub(lambda _: groups, preamble, count=1)
     else:
         preamble = preamble.rstrip() + "\n\n" + groups
-    return preamble + "".join(_section(name, sections.get(name)) for name in COMMANDS)
+    return preamble + "".join(_section(name, sections.get(name)) for name in _ENTRIES)
 
 
 def _section(name: str, by_hand: str | None) -> str:
     if by_hand is None:
-        help_line = COMMANDS[name].help
+        help_line = _ENTRIES[name].help
         by_hand = f"{help_line[0].upper()}{help_line[1:]}.\n"
     by_hand = _BLOCK.sub("", by_hand, count=1) if by_hand.startswith(BEGIN) else by_hand
-    while re.match(rf"`relight {name}\b[^\n]*`\n", by_hand):
+    while re.match(rf"`relight {name.split()[0]}\b[^\n]*`\n", by_hand):
         by_hand = by_hand.partition("\n")[2]
-    return f"## relight {name}\n\n{_marked(_usages(name))}{by_hand.strip()}\n\n"
+    return f"{'###' if name in FORMS else '##'} relight {name}\n\n{_marked(_usages(name))}{by_hand.strip()}\n\n"
 
 
 def _marked(text: str) -> str:
@@ -64,12 +73,14 @@ def _usages(name: str) -> str:
         assert command is not None
         with click.Context(command, above, info_name=name) as context:
             if isinstance(command, click.Group):
-                return "\n\n".join(_usages_of_group(command, context))
+                return "\n\n".join(_usages_of_group(command, context, name))
             return _usage(command, context)
 
 
-def _usages_of_group(group: click.Group, above: click.Context) -> Iterator[str]:
+def _usages_of_group(group: click.Group, above: click.Context, full: str) -> Iterator[str]:
     for name in group.list_commands(above):
+        if f"{full} {name}" in FORMS:
+            continue
         command = group.get_command(above, name)
         assert command is not None
         with click.Context(command, above, info_name=name) as context:

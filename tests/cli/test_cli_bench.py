@@ -176,7 +176,7 @@ def test_a_picture_without_matplotlib_is_refused_at_once(
     relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without matplotlib a picture is refused before measuring begins."""
-    monkeypatch.setattr("relight.cli.bench.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("relight.cli.common.importlib.util.find_spec", lambda name: None)
     answer = relight("bench", tmp_path / "runs", "--plot", tmp_path / "x.png")
     assert answer.code == 2
     assert "matplotlib" in answer.err and "pip install" in answer.err

@@ -34,11 +34,11 @@ def test_every_command_takes_the_run_s_own_best(lab: Path, relight) -> None:
     """The old code took the lowest loss, step 2, for all of them, and no output stated by what."""
     want = ids(lab, "named")[1]
     for words in (
-        ["show", "lab/named", "best"], ["show", "lab/named@best"], ["show", "lab/named@best:acc"], ["describe", "lab/named@best"],
+        ["show", "lab/named", "best"], ["show", "lab/named@best"], ["show", "lab/named@best:acc"], ["show", "lab/named@best"],
         ["show", "lab/bare", "best:acc"], ["show", "lab/bare", "best", "--metric", "acc"], ["show", "lab/bare@best:val/top:max"],
         ["export", "lab/named@best", "out.safetensors", "--dry-run"], ["verify", "lab/named", "best"], ["ls", "lab/named@best"],
-        ["tag", "lab/named", "top", "best"], ["hold", "lab/named", "best", "--why", "kept"], ["cp", "lab/named", "copy/", "--which", "best"],
-        ["branch", "lab/named@best", "twig"], ["promote", "lab/named@best", "candidate"],
+        ["tag", "lab/named", "top", "best"], ["tag", "--hold", "lab/named", "best", "--why", "kept"], ["cp", "lab/named", "copy/", "--which", "best"],
+        ["branch", "lab/named@best", "twig"], ["tag", "--stage", "lab/named@best", "candidate"],
     ):  # fmt: skip
         done = relight(*words)
         assert done.code == 0, (words, done.err)
@@ -61,7 +61,7 @@ def test_an_ambiguous_metric_is_an_error_that_lists_the_metrics(lab: Path, relig
     for words, shown in (
         (["show", "lab/bare", "best"], "the checkpoints have acc, loss, val/top"),
         (["tag", "lab/bare", "x", "best"], "best:acc:max"),
-        (["trace", "lab/bare@best"], ""),
+        (["show", "--trace", "lab/bare@best"], ""),
         (["show", "lab/bare", "best:los"], "did you mean loss?"),
         (["show", "lab/bare", "best", "--mode", "max"], "--metric NAME"),
         (["show", "lab/bare", "--metric", "acc"], "go with 'best'"),

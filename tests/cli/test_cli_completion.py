@@ -13,7 +13,7 @@ import pytest
 from at_hand import environment, in_child, request
 
 from relight.catalog import open_run
-from relight.cli.completion import within
+from relight.cli.config_completion import within
 from relight.commit import Attempt
 from relight.store import open_bytes
 
@@ -55,19 +55,24 @@ def shell(place: Path, command: list[str], **more: str) -> str:
 
 
 def script_of(place: Path, name: str) -> Path:
-    """``relight completion NAME``, as a file."""
+    """``relight config completion NAME``, as a file."""
     path = place / f"completion.{name}"
-    path.write_text(shell(place, ["relight", "completion", name]))
+    path.write_text(shell(place, ["relight", "config", "completion", name]))
     return path
 
 
 @pytest.mark.parametrize(
     ("typed", "answered"),
     [
-        (["ver"], ["verify", "version"]),
+        (["ver"], ["verify"]),
+        (["show", "--tr"], ["--trace"]),
+        (["show", "--trace", "--pl"], ["--plot"]),
+        (["config", "comp"], ["completion"]),
+        (["plan", "sim"], ["simulate"]),
+        (["metrics", "al"], ["alerts"]),
         (["prune", "--dry"], ["--dry-run"]),
         (["token", "n"], ["new"]),
-        (["promote", "runs/demo", "sta"], ["staging"]),
+        (["tag", "--stage", "runs/demo", "sta"], ["staging"]),
         (["token", "zz"], []),
         (["nothing-such", "x"], []),
         (["ls", "runs/de"], ["paths -o default"]),
@@ -151,6 +156,6 @@ def test_fish_completes(place: Path, typed: str, answered: list[str]) -> None:
 
 def test_a_shell_there_is_not_is_refused() -> None:
     """Bad usage, and which there are."""
-    answer = in_child("completion", "tcsh")
+    answer = in_child("config", "completion", "tcsh")
     assert answer.code == 2
     assert all(name in answer.err for name in ("bash", "zsh", "fish"))

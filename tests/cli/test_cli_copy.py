@@ -37,7 +37,7 @@ def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Pa
     The original is unchanged.
     """
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
-    answer = relight("cp", "runs/demo", "backup/copy")
+    answer = relight("cp", "runs/demo@latest", "backup/copy")
     assert answer.code == 0
     assert answer.out.startswith("copied 1 checkpoint, ")
     assert answer.out.endswith(" to backup/copy\n")
@@ -63,11 +63,11 @@ def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Pa
 def test_all_are_copied_in_order_and_a_second_time_none(relight, runs: Path) -> None:
     """A repeated ``cp`` copies only missing checkpoints."""
     relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "good")
-    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
+    answer = relight("cp", "runs/demo", "backup/demo", "--json")
     assert [entry["id"] for entry in answer.json["copied"]] == ids(runs)[2:]
     assert [entry["id"] for entry in answer.json["there"]] == ids(runs)[:2]
     assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 199, 249, 299]
-    assert relight("cp", "runs/demo", "backup/demo", "--all").out.startswith("nothing to copy: all 4 are in ")
+    assert relight("cp", "runs/demo", "backup/demo").out.startswith("nothing to copy: all 4 are in ")
     assert relight("verify", "backup", "--json").json["ok"] is True
 
 
@@ -81,7 +81,7 @@ def test_source_may_name_the_checkpoint(relight, runs: Path, source: str) -> Non
 
 def test_a_store_as_destination_takes_the_runs_name(relight, runs: Path) -> None:
     """The destination may be an existing store, or a new one with a slash at its end."""
-    assert relight("cp", "runs/demo", "backup/").code == 0
+    assert relight("cp", "runs/demo@latest", "backup/").code == 0
     assert relight("cp", "runs/baseline", "backup").code == 0
     assert [row["run"] for row in relight("ls", "backup", "--json").json] == ["baseline", "demo"]
 
@@ -91,7 +91,7 @@ def test_no_store_is_made_around_what_is_there(relight, runs: Path) -> None:
     Path("plain").mkdir()
     Path("file").write_text("x")
     for destination in ("plain", "file", "backup/log", "backup/a ", "backup/a\tb", "backup/..x/.y"):
-        answer = relight("cp", "runs/demo", destination)
+        answer = relight("cp", "runs/demo@latest", destination)
         assert (answer.code, answer.out) == (2, ""), destination
     assert not Path("relight.json").exists()
     assert not Path("backup").exists()
@@ -99,9 +99,9 @@ def test_no_store_is_made_around_what_is_there(relight, runs: Path) -> None:
 
 def test_dry_run_makes_nothing(relight, runs: Path) -> None:
     """A dry run does not create the store."""
-    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--dry-run", "--json")
+    answer = relight("cp", "runs/demo", "backup/demo", "--dry-run", "--json")
     assert [entry["step"] for entry in answer.json["copy"]] == [99, 199, 249, 299]
-    assert "4 checkpoints, " in relight("cp", "runs/demo", "backup/demo", "--all", "--dry-run").out
+    assert "4 checkpoints, " in relight("cp", "runs/demo", "backup/demo", "--dry-run").out
     assert not Path("backup").exists()
 
 
@@ -110,7 +110,7 @@ def test_training_at_the_destination_is_not_fenced(relight, runs: Path) -> None:
     store = open_bytes(runs.parent / "backup")
     attempt = Attempt.begin(store, "demo")
     attempt.save(request(9))
-    assert relight("cp", "runs/demo", "backup/demo", "--force").code == 0
+    assert relight("cp", "runs/demo@latest", "backup/demo", "--force").code == 0
     attempt.save(request(500))
     assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [9, 299, 500]
     assert open_run(store, "demo").history().live[1].epoch == attempt.epoch
@@ -166,10 +166,10 @@ def test_leftovers_of_an_interrupted_copy_are_not_written_into(relight, runs: Pa
     relight("cp", "runs/demo@99", "backup/demo")
     (runs.parent / "backup/demo" / name).mkdir()
     (runs.parent / "backup/demo" / name / PACK).write_bytes(b"half")
-    assert relight("cp", "runs/demo", "backup/demo").code == 0
+    assert relight("cp", "runs/demo@latest", "backup/demo").code == 0
     assert (runs.parent / "backup/demo" / name / PACK).read_bytes() == b"half"
     assert len(ids(runs.parent / "backup")) == 2
-    assert relight("cp", "runs/demo", "backup/demo").out.startswith("nothing to copy")
+    assert relight("cp", "runs/demo@latest", "backup/demo").out.startswith("nothing to copy")
     assert relight("verify", "backup").code == 0
 
 
@@ -177,7 +177,7 @@ def test_leftovers_of_an_interrupted_copy_are_not_written_into(relight, runs: Pa
 def test_damage_is_not_copied_and_does_not_stop_the_others(relight, runs: Path, file: str) -> None:
     """Exit code 1 names the damaged checkpoint. Sound ones are copied, and no partial copy is left."""
     flip(directory(runs, 1) / file)
-    answer = relight("cp", "runs/demo", "backup/demo", "--all")
+    answer = relight("cp", "runs/demo", "backup/demo")
     assert answer.code == 1
     assert f"DAMAGED  {ids(runs)[1]} was not copied: " in answer.out
     assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 249, 299]
@@ -191,7 +191,7 @@ def test_a_missing_or_longer_pack_is_damage(relight, runs: Path) -> None:
     with (directory(runs, 0) / PACK).open("ab") as pack:
         pack.write(b"x")
     (directory(runs, 1) / PACK).unlink()
-    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
+    answer = relight("cp", "runs/demo", "backup/demo", "--json")
     assert [damage["id"] for damage in answer.json["damaged"]] == ids(runs)[:2]
 
 
@@ -256,8 +256,7 @@ def test_large_packs_and_odd_chunks_arrive_whole(runs: Path, monkeypatch: pytest
 
 def test_contradictory_checkpoint_arguments_are_refused(relight, runs: Path) -> None:
     """Contradictory arguments are usage errors. A missing run or checkpoint is exit code 1."""
-    assert relight("cp", "runs/demo@good", "backup/demo", "--all").code == 2
-    assert relight("cp", "runs/demo", "backup/demo", "--all", "--which", "99").code == 2
+    assert relight("cp", "runs/demo@good", "backup/demo", "--which", "99").code == 2
     assert relight("cp", "runs", "backup/demo").code == 2
     assert relight("cp", "runs/demo@77", "backup/demo").code == 1
     assert relight("cp", "runs/none", "backup/demo").code == 1
@@ -266,7 +265,7 @@ def test_contradictory_checkpoint_arguments_are_refused(relight, runs: Path) -> 
 
 def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -> None:
     """A copy onto the same run copies nothing."""
-    assert relight("cp", "runs/demo", "runs/demo").out.startswith("nothing to copy: it is in ")
+    assert relight("cp", "runs/demo@latest", "runs/demo").out.startswith("nothing to copy: it is in ")
     source = Run(open_bytes(runs), "demo")
     with pytest.raises(ConfigError):
         plan_copy(
@@ -277,12 +276,12 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
 def test_a_checkpoint_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
     """Checkpoints that the destination pruned are not pushed again, because older ones after its newest would roll it
     back."""
-    assert relight("push", "runs/demo", "backup/demo").code == 0
+    assert relight("cp", "runs/demo", "backup/demo").code == 0
     assert relight("prune", "backup/demo", "--keep-last", "1", "--yes").code == 0
     store = open_bytes(runs.parent / "backup")
     left = [checkpoint.step for checkpoint in open_run(store, "demo").history().live]
     assert left and left[-1] == 299 and len(left) < 4
-    assert relight("push", "runs/demo", "backup/demo").code == 0
+    assert relight("cp", "runs/demo", "backup/demo").code == 0
     assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == left
 
 
@@ -316,8 +315,8 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
     mine = ids(runs)[-1]
     for command in (
         ("cp", "runs/other", "runs/demo"),
-        ("push", "runs/other", "runs/demo"),
-        ("pull", "runs/other", "runs/demo"),
+        ("cp", "runs/other", "runs/demo"),
+        ("cp", "runs/other", "runs/demo"),
     ):
         answer = relight(*command)
         assert answer.code == 2 and "holds another history" in answer.err and mine in answer.err, answer.err
@@ -335,9 +334,9 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
 
 def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(relight, runs: Path) -> None:
     """A run that went back to an earlier step continues its own history: its copy follows without --force."""
-    assert relight("push", "runs/demo", "backup/").code == 0
+    assert relight("cp", "runs/demo", "backup/").code == 0
     Attempt.begin(open_bytes(runs), "demo").save(request(250, parents=[ids(runs)[1]]))
-    answer = relight("push", "runs/demo", "backup/demo")
+    answer = relight("cp", "runs/demo", "backup/demo")
     assert (answer.code, answer.err) == (0, "")
     assert ids(runs.parent / "backup") == ids(runs)
 
@@ -352,11 +351,11 @@ def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, ru
 
 def test_histories_that_parted_are_not_joined(relight, runs: Path) -> None:
     """If two copies of a run both continued training, neither takes the other's checkpoints without --force."""
-    relight("push", "runs/demo", "backup/")
+    relight("cp", "runs/demo", "backup/")
     Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(399))
     Attempt.begin(open_bytes(runs), "demo").save(request(399))
-    for command in (("push", "runs/demo", "backup/demo"), ("pull", "backup/demo", "runs/demo")):
+    for command in (("cp", "runs/demo", "backup/demo"), ("cp", "backup/demo", "runs/demo")):
         answer = relight(*command)
         assert answer.code == 2 and "went its own way" in answer.err
-    answer = relight("push", "runs/demo", "backup/demo", "--force", "--json").json
+    answer = relight("cp", "runs/demo", "backup/demo", "--force", "--json").json
     assert answer["changes"]["relation"] == "apart" and len(answer["changes"]["only_there"]) == 1

@@ -1,4 +1,4 @@
-"""``relight hold``, and retention by time, size and age from the command line."""
+"""``relight tag --hold``, and retention by time, size and age from the command line."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_hold_list_release(tmp_path: Path) -> None:
     attempt = Attempt.begin(LocalStore(tmp_path), "run")
     ids = [save(attempt, step) for step in range(3)]
     run = tmp_path / "run"
-    assert "nothing is on hold" in relight("hold", run)
-    assert "reason" in relight("hold", run, "0", status=2)
-    assert "on hold: incident 42" in relight("hold", run, "0", "--why", "incident 42")
-    assert json.loads(relight("hold", run, "--json")) == [{"id": ids[0], "step": 0, "why": "incident 42"}]
+    assert "nothing is on hold" in relight("tag", "--hold", run)
+    assert "reason" in relight("tag", "--hold", run, "0", status=2)
+    assert "on hold: incident 42" in relight("tag", "--hold", run, "0", "--why", "incident 42")
+    assert json.loads(relight("tag", "--hold", run, "--json")) == [{"id": ids[0], "step": 0, "why": "incident 42"}]
     plan = json.loads(relight("prune", run, "--keep-last", "1", "--yes", "--json"))
     assert plan["retired"] == [ids[1]] and "incident 42" in plan["checkpoints"][0]["reason"]
-    assert "released" in relight("hold", run, "0", "--release")
-    relight("hold", run, "0", "--release", status=1)
+    assert "released" in relight("tag", "--hold", run, "0", "--release")
+    relight("tag", "--hold", run, "0", "--release", status=1)
     assert json.loads(relight("prune", run, "--keep-last", "1", "--yes", "--json"))["retired"] == [ids[0]]
 
 

@@ -1,4 +1,4 @@
-"""``relight keys`` and ``relight rekey``: what a schedule, a leak and a farewell need."""
+"""``relight keys`` and ``relight keys rekey``: what a schedule, a leak and a farewell need."""
 
 from __future__ import annotations
 
@@ -103,15 +103,15 @@ def test_a_key_is_taken_away_unless_it_is_the_last(store: Path, relight) -> None
 def test_rekey_all_encrypts_everything_again_or_only_counts(store: Path, relight) -> None:
     """``rekey --all --dry-run`` changes no byte and prints the size. ``--keep`` names the key that opens the store."""
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
-    planned = json.loads(relight("rekey", "runs", "--all", "--dry-run", "--json").out)
+    planned = json.loads(relight("keys", "rekey", "runs", "--all", "--dry-run", "--json").out)
     assert planned["dry_run"]
     assert planned["files"] >= 6
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
-    done = json.loads(relight("rekey", "runs", "--all", "--keep", "file:third.key", "--json").out)
+    done = json.loads(relight("keys", "rekey", "runs", "--all", "--keep", "file:third.key", "--json").out)
     assert (done["files"], done["bytes"], done["left"]) == (planned["files"], planned["bytes"], 0)
     assert steps_with("file:third.key") == [1, 2]
     changed = [path for path, data in before.items() if path.exists() and path.read_bytes() != data]
     assert len(changed) >= planned["files"]
     assert relight("ls", "runs/demo").code != 0
     assert relight("verify", "runs/demo").code != 0
-    assert relight("rekey", "runs", "--all", "--leaked", "x").code == 2
+    assert relight("keys", "rekey", "runs", "--all", "--leaked", "x").code == 2

@@ -1,4 +1,4 @@
-"""``relight explain schedule``, ``plan`` and ``preset``: output, errors, and the documented examples."""
+"""``relight log --why``, ``plan`` and ``preset``: output, errors, and the documented examples."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def test_a_schedule_is_shown_decision_by_decision(runs: Path, relight) -> None:
         note = SCHEDULE.note(encode(step, before))
         log.read()
         log.append(lambda view, note=note: (note, 1))
-    done = relight("explain", "schedule", "runs/demo")
+    done = relight("log", "--why", "runs/demo")
     assert done.code == 0
     assert "2 failures in 2 h" in done.out
     assert "Young" in done.out
     assert max(map(len, done.out.splitlines())) <= 84
-    result = json.loads(relight("explain", "schedule", "runs/demo", "--json").out)
+    result = json.loads(relight("log", "--why", "runs/demo", "--json").out)
     assert [decision["step"] for decision in result] == [0, 100]
     assert result[1]["interval_s"] == pytest.approx(2 * result[0]["interval_s"], rel=0.1)
-    assert len(json.loads(relight("explain", "schedule", "runs/demo", "--json", "--last", "1").out)) == 1
-    none = relight("explain", "schedule", "runs/baseline")
+    assert len(json.loads(relight("log", "--why", "runs/demo", "--json", "--last", "1").out)) == 1
+    none = relight("log", "--why", "runs/baseline")
     assert none.code == 1
     assert "relight.adaptive()" in none.err
 
@@ -146,17 +146,17 @@ def test_presets_as_file_as_reasons_and_as_json(tmp_path: Path, relight, monkeyp
     """``--out`` writes the printed text, and never over a file. ``--explain`` has a reason for every setting. Sizes
     differ in numbers."""
     monkeypatch.chdir(tmp_path)
-    printed = relight("preset", "medium").out
-    assert relight("preset", "medium", "--out", "relight.toml").code == 0
+    printed = relight("config", "preset", "medium").out
+    assert relight("config", "preset", "medium", "--out", "relight.toml").code == 0
     assert Path("relight.toml").read_text() == printed
-    again = relight("preset", "medium", "--out", "relight.toml")
+    again = relight("config", "preset", "medium", "--out", "relight.toml")
     assert again.code == 2
     assert "the file exists already" in again.err
-    result = json.loads(relight("preset", "medium", "--json").out)
+    result = json.loads(relight("config", "preset", "medium", "--json").out)
     assert result["toml"] == printed
-    explained = relight("preset", "medium", "--explain").out
+    explained = relight("config", "preset", "medium", "--explain").out
     assert all(setting["why"] in explained for setting in result["settings"])
-    other = tomllib.loads(relight("preset", "medium", "--model", "70B", "--gpus", "8192").out)
+    other = tomllib.loads(relight("config", "preset", "medium", "--model", "70B", "--gpus", "8192").out)
     assert other["checkpoint"]["adaptive"]["at_most"] != tomllib.loads(printed)["checkpoint"]["adaptive"]["at_most"]
-    assert len(json.loads(relight("preset", "--json").out)) == 8
-    assert relight("preset", "tiny").code == 2
+    assert len(json.loads(relight("config", "preset", "--json").out)) == 8
+    assert relight("config", "preset", "tiny").code == 2

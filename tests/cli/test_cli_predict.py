@@ -1,4 +1,4 @@
-"""``relight predict``: a model comes out, and what it is worth."""
+"""``relight plan predict``: a model comes out, and what it is worth."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ FEW = ("--runs", "5", "--seed", "2")
 def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: Path) -> None:
     """Training the rules needs only numpy. Results are a table, JSON or a picture. A recent model is kept."""
     path = tmp_path / "nodes.model"
-    answer = relight("predict", "train", path, *FEW, "--detectors", "rules")
+    answer = relight("plan", "predict", "train", path, *FEW, "--detectors", "rules")
     assert answer.code == 0 and "rules" in answer.out and max(map(len, answer.out.splitlines())) <= 84
     assert set(read_model(path).detectors) == {"rules"}
     before = path.read_bytes()
-    assert relight("predict", "train", path, *FEW, "--if-older", "24h", "--json").json == {
+    assert relight("plan", "predict", "train", path, *FEW, "--if-older", "24h", "--json").json == {
         "model": str(path),
         "trained": False,
     }
     assert path.read_bytes() == before
-    assert relight("predict", "train", path, *FEW, "--detectors", "rules", "--if-older", "0s", "--json").json["trained"]
-    answer = relight("predict", "eval", path, *FEW, "--json", "--plot", tmp_path / "worth.png")
+    assert relight("plan", "predict", "train", path, *FEW, "--detectors", "rules", "--if-older", "0s", "--json").json[
+        "trained"
+    ]
+    answer = relight("plan", "predict", "eval", path, *FEW, "--json", "--plot", tmp_path / "worth.png")
     rows = answer.json["simulated"]
     assert [row["detector"] for row in rows] == ["rules", "together"] and rows[0]["days"] > 0.2
     assert (tmp_path / "worth.png").read_bytes().startswith(b"\x89PNG")
-    answer = relight("predict", "eval", *FEW)
+    answer = relight("plan", "predict", "eval", *FEW)
     assert "node-days" in answer.out and "together" in answer.out and max(map(len, answer.out.splitlines())) <= 84
 
 
@@ -48,5 +50,5 @@ def test_invalid_arguments_are_reported(
 ) -> None:
     """Bad usage is 2, a model that is not there 1."""
     monkeypatch.chdir(tmp_path)
-    answer = relight("predict", *arguments)
+    answer = relight("plan", "predict", *arguments)
     assert answer.code == (1 if expected == "no model" else 2) and expected in answer.err

@@ -13,9 +13,10 @@ import pytest
 from at_hand import environment, in_child, on_terminal
 
 import relight.cli
-from relight.cli import COMMANDS, INSPECT, KEEP, MORE, RUN, SHARE
+from relight.cli import COMMANDS, FORMS, INSPECT, KEEP, MORE, RUN, SHARE
 from relight.cli import cli as relight_cli
 from relight.errors import CorruptCheckpoint, NoSpace
+from relight.version import VERSION
 
 HEAVY = (
     "torch",
@@ -59,15 +60,15 @@ def test_commands_into_a_pipe_need_neither_torch_nor_numpy_nor_rich(runs: Path) 
         assert not modules(*arguments) & {"torch", "numpy", "rich"}, arguments
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *FORMS])
 def test_help_of_each_command_has_an_example_and_fits_80_columns(relight, name: str) -> None:
     """``--help`` and ``-h`` show an example within 80 columns."""
-    answer = relight(name, "--help")
+    answer = relight(*name.split(), "--help")
     assert answer.code == 0
-    assert "Example" in answer.out
-    assert f"  relight {name}" in answer.out
+    examples = [line.split() for line in answer.out.partition("Example")[2].splitlines()[1:8]]
+    assert any(line[:2] == ["relight", name.split()[0]] and set(name.split()) <= set(line) for line in examples)
     assert max(map(len, answer.out.splitlines())) <= 80
-    assert relight(name, "-h").out == answer.out
+    assert relight(*name.split(), "-h").out == answer.out
 
 
 @pytest.mark.parametrize("name", ["run", "drill"])
@@ -91,7 +92,7 @@ def test_help_fits_one_screen_and_shows_groups(relight) -> None:
     assert shown == [name for name, command in COMMANDS.items() if command.group != MORE]
     headings = [line.rstrip(":") for line in lines if re.match(r"[A-Z][a-z ]+:$", line)]
     assert headings == [INSPECT, KEEP, SHARE, RUN]
-    assert "relight completion --help" in answer.out and "relight help --all" in answer.out
+    assert "relight config completion --help" in answer.out and "relight help --all" in answer.out
 
 
 def test_help_all_lists_every_command_and_option(relight) -> None:
@@ -99,10 +100,15 @@ def test_help_all_lists_every_command_and_option(relight) -> None:
     answer = relight("help", "--all")
     assert answer.code == 0
     assert all(f"  {name} " in answer.out for name in (*COMMANDS, "--debug", "--set", "-V,"))
+    assert all(f"    {form.partition(' ')[2]} " in answer.out for form in FORMS)
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("names", [["ls"], ["run"], ["drill"], ["keys", "new"], ["metrics"], []], ids=str)
+@pytest.mark.parametrize(
+    "names",
+    [["ls"], ["run"], ["drill"], ["keys", "new"], ["metrics"], ["show", "--trace"], ["plan", "predict", "eval"], []],
+    ids=str,
+)
 def test_help_of_a_command_by_name_equals_its_help_option(relight, names: list[str]) -> None:
     """``relight help keys new`` prints what ``relight keys new --help`` prints."""
     assert relight("help", *names) == relight(*names, "--help")
@@ -118,11 +124,11 @@ def test_help_of_an_unknown_command_suggests_the_nearest(relight) -> None:
 def test_shell_completion_knows_the_commands() -> None:
     """The shell's request for completions of ``relight ve`` is answered."""
     answer = in_child(_RELIGHT_COMPLETE="bash_complete", COMP_WORDS="relight ve", COMP_CWORD="1")
-    assert answer.out.split() == ["plain,verify", "plain,version"]
+    assert answer.out.split() == ["plain,verify"]
 
 
 def test_each_command_is_a_click_command_of_its_own_name() -> None:
-    """``COMMANDS`` and the files agree."""
+    """``COMMANDS``, ``FORMS`` and the files agree."""
     files = {re.sub("(?<!_)_$", "", path.stem) for path in Path(relight.cli.__file__).parent.glob("*.py")} - {
         "__init__",
         "audited",
@@ -132,10 +138,11 @@ def test_each_command_is_a_click_command_of_its_own_name() -> None:
         "ls_table",
         "output",
         "usage",
+        "versions",
     }
-    assert files == set(COMMANDS)
+    assert files == {re.sub(r"\W+", "_", name) for name in (*COMMANDS, *FORMS)}
     with click.Context(relight.cli.cli) as context:
-        for name in COMMANDS:
+        for name in (*COMMANDS, *FORMS):
             result = relight.cli.cli.get_command(context, name)
             assert result is not None
             assert result.name == name
@@ -158,7 +165,7 @@ def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) ->
         (["ls"], "the argument PATH is missing\n  → relight ls --help"),
         (["ls", "--tier", "runs"], "there is no option --tier\n  → did you mean --tiers?"),
         (["ls", "runs", "-n", "x"], "-n is invalid: 'x' is not a whole number\n  → relight ls --help"),
-        (["completion", "tcsh"], "bash|zsh|fish is invalid: 'tcsh' is not one of 'bash'"),
+        (["config", "completion", "tcsh"], "bash|zsh|fish is invalid: 'tcsh' is not one of 'bash'"),
         (["keys", "nw"], "no such command 'nw'"),
         (["run", "--set", "a=1", "x.py"], "--set stands before the command"),
     ],
@@ -277,9 +284,8 @@ def test_a_locale_without_unicode_breaks_nothing(runs: Path) -> None:
 
 
 def test_version_names_what_matters_for_a_report(relight) -> None:
-    """``version`` prints text or JSON without importing torch. ``--version`` is the short form."""
-    facts = relight("version", "--json").json
-    assert {"relight", "format", "python", "torch", "numpy", "system"} <= facts.keys()
-    assert f"relight   {facts['relight']}\n" in relight("version").out
-    assert relight("--version").out == f"relight {facts['relight']}\n"
-    assert not modules("version") & {"torch", "numpy"}
+    """``--version`` prints a line for each, and imports none of it."""
+    lines = dict(line.split(" ", 1) for line in relight("--version").out.splitlines())
+    assert {"relight", "format", "python", "torch", "numpy", "system"} <= lines.keys()
+    assert list(lines)[0] == "relight" and lines["relight"] == VERSION and lines["format"] == "1"
+    assert not modules("--version") & {"torch", "numpy"}

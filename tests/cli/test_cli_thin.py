@@ -47,25 +47,27 @@ def report(difference: FirstDifference | None) -> ProveReport:
 def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.MonkeyPatch) -> None:
     """All arguments after the script are the script's, even if they look like options. A first ``--`` is dropped."""
     asked: list[Any] = []
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: asked.append(options) or report(None))
-    answer = relight("prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x")
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: asked.append(options) or report(None))
+    answer = relight(
+        "drill", "--prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x"
+    )
     assert (answer.code, answer.json["ok"]) == (0, True)
-    relight("prove", "train.py", "--", "--lr", "1")
-    relight("prove", "--", "train.py", "--lr", "1")
+    relight("drill", "--prove", "train.py", "--", "--lr", "1")
+    relight("drill", "--prove", "--", "train.py", "--lr", "1")
     assert [(run_options.script, tuple(run_options.args)) for run_options in asked] == [
         ("train.py", ("--json", "-n", "9", "x")),
         ("train.py", ("--lr", "1")),
         ("train.py", ("--lr", "1")),
     ]
     assert (asked[0].n, asked[0].k, asked[0].keep) == (4, 2, "here")
-    assert relight("prove", "train.py").out.startswith("exact: 3 steps")
+    assert relight("drill", "--prove", "train.py").out.startswith("exact: 3 steps")
 
 
 def test_prove_names_what_differs_and_answers_1(relight, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first difference, its step and its reason are printed, escaped."""
     difference = FirstDifference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: report(difference))
-    answer = relight("prove", "train.py")
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: report(difference))
+    answer = relight("drill", "--prove", "train.py")
     assert answer.code == 1
     assert "NOT exact: model/\\x1b[31mx differs after step 7" in answer.out
     assert "the sampler has no state" in answer.out
@@ -77,11 +79,11 @@ def test_prove_and_demo_that_cannot_run_are_2(relight, monkeypatch: pytest.Monke
     def fail(options: Any) -> None:
         raise ConfigError("it ended early", details=["a \x1b[2J line"])
 
-    monkeypatch.setattr("relight.cli.prove.run", fail)
-    answer = relight("prove", "train.py")
+    monkeypatch.setattr("relight.cli.drill_prove.run", fail)
+    answer = relight("drill", "--prove", "train.py")
     assert (answer.code, answer.out) == (2, "")
     assert "a \\x1b[2J line" in answer.err
-    assert relight("prove", "-n", 0, "train.py").code == 2
-    assert relight("prove", "--typo", "train.py").code == 2
+    assert relight("drill", "--prove", "-n", 0, "train.py").code == 2
+    assert relight("drill", "--prove", "--typo", "train.py").code == 2
     assert relight("demo", "--seed", "x").code == 2
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""``relight drain`` and ``relight ls --tiers``."""
+"""``relight cp --tiers`` and ``relight ls --tiers``."""
 
 from __future__ import annotations
 
@@ -35,16 +35,19 @@ def test_drain_copies_what_is_lacking_and_reports_it(tmp_path: Path) -> None:
     attempt = begin(tmp_path)
     first = save(attempt, 0)
     hot = tmp_path / "hot" / "run"
-    assert "cold: lacks 1 checkpoint" in relight("drain", hot, "--dry-run")
-    assert {row["tier"] for row in json.loads(relight("drain", hot, "--dry-run", "--json"))["copy"]} == {"warm", "cold"}
-    assert "warm: copied 1 checkpoint" in relight("drain", hot)
-    assert "cold: nothing to copy" in relight("drain", hot)
+    assert "cold: lacks 1 checkpoint" in relight("cp", "--tiers", hot, "--dry-run")
+    assert {row["tier"] for row in json.loads(relight("cp", "--tiers", hot, "--dry-run", "--json"))["copy"]} == {
+        "warm",
+        "cold",
+    }
+    assert "warm: copied 1 checkpoint" in relight("cp", "--tiers", hot)
+    assert "cold: nothing to copy" in relight("cp", "--tiers", hot)
     second = save(attempt, 1)
     rows = {row["id"]: row["tiers"] for row in json.loads(relight("ls", hot, "--tiers", "--json"))}
     assert rows == {first: ["hot", "warm", "cold"], second: ["hot"]}
     table = relight("ls", hot, "--tiers")
     assert "warm" in table and table.splitlines()[-1] == "hot: 2, warm: 1, cold: 1"
-    result = json.loads(relight("drain", hot, "--json"))
+    result = json.loads(relight("cp", "--tiers", hot, "--json"))
     assert (
         [row["id"] for row in result["copied"]] == [second, second]
         and result["owed"] == {"warm": [], "cold": []}
@@ -57,14 +60,14 @@ def test_a_tier_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     attempt = begin(tmp_path)
     save(attempt, 0)
     (tmp_path / "warm").write_text("no directory")
-    assert "FAILED" in relight("drain", tmp_path / "hot" / "run", status=1)
-    assert json.loads(relight("drain", tmp_path / "hot" / "run", "--json", status=1))["errors"]["warm"]["kind"]
+    assert "FAILED" in relight("cp", "--tiers", tmp_path / "hot" / "run", status=1)
+    assert json.loads(relight("cp", "--tiers", tmp_path / "hot" / "run", "--json", status=1))["errors"]["warm"]["kind"]
     assert len(json.loads(relight("ls", tmp_path / "cold" / "run", "--json"))) == 1
 
 
 def test_a_run_without_tiers(tmp_path: Path) -> None:
     """For a run without tiers, the hint explains how to add some. For a store, a run is requested."""
     save(Attempt.begin(LocalStore(tmp_path), "run"), 0)
-    assert "relight.Tiers" in relight("drain", tmp_path / "run", status=2)
+    assert "relight.Tiers" in relight("cp", "--tiers", tmp_path / "run", status=2)
     assert "needs a run" in relight("ls", tmp_path, "--tiers", status=2)
     assert "here" in relight("ls", tmp_path / "run", "--tiers")

@@ -95,8 +95,8 @@ def test_metrics_are_printed_and_generated(ask: Any, runs: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "arguments",
     [["metrics"], ["metrics", "RUNS", "--listen", "nowhere"], ["metrics", "RUNS", "--once", "--listen", "1"], ["metrics", "RUNS", "--alerts"],
-     ["metrics", "RUNS", "--alerts", "--listen", "127.0.0.1:0"], ["alerts", "test"], ["metrics", "--grafana", "FILE/x"], ["top"],
-     ["alerts", "list", "--settings", "none.toml"], ["top", "RUNS", "--every", "0"]],
+     ["metrics", "RUNS", "--alerts", "--listen", "127.0.0.1:0"], ["metrics", "alerts", "test"], ["metrics", "--grafana", "FILE/x"], ["top"],
+     ["metrics", "alerts", "list", "--settings", "none.toml"], ["top", "RUNS", "--every", "0"]],
     ids=" ".join,
 )  # fmt: skip
 def test_invalid_arguments_are_reported_without_a_traceback(
@@ -116,37 +116,37 @@ def test_a_trace_is_shown_by_step_id_and_tag(ask: Any, runs: Path, tmp_path: Pat
     second = ids(runs)[1]
     keep(tmp_path, runs, "demo", *way("lost000000", 150), *way(second, 199))
     for which in ("", "@199", f"@{second}", "@good", f"@{second[:5]}"):
-        shown = ask("trace", f"{runs}/demo{which}")
+        shown = ask("show", "--trace", f"{runs}/demo{which}")
         assert shown.code == 0, shown.err
         assert f"{second}, step 199" in shown.out and max(map(len, shown.out.splitlines())) <= 84
         assert "write" in shown.out and "50 %" in shown.out
-    assert "step 150" in ask("trace", f"{runs}/demo@lost000000").out
-    value = ask("trace", f"{runs}/demo", "--json", "--plot", tmp_path / "trace.png").json
+    assert "step 150" in ask("show", "--trace", f"{runs}/demo@lost000000").out
+    value = ask("show", "--trace", f"{runs}/demo", "--json", "--plot", tmp_path / "trace.png").json
     assert value["durable_s"] == pytest.approx(2.0) and [leg["part"] for leg in value["critical_path"]][2] == "write"
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_no_trace_is_exit_code_1(ask: Any, runs: Path, tmp_path: Path) -> None:
     """Without a trace the exit code is 1, and the message names the saves that have one."""
-    shown = ask("trace", f"{runs}/demo")
+    shown = ask("show", "--trace", f"{runs}/demo")
     assert shown.code == 1 and "no process has kept events" in shown.err
     keep(tmp_path, runs, "demo", *way("aaaaaaaaaa", 5))
-    shown = ask("trace", f"{runs}/demo@99")
+    shown = ask("show", "--trace", f"{runs}/demo@99")
     assert shown.code == 1 and "aaaaaaaaaa (step 5)" in shown.err
 
 
 def test_alerts_are_checked_listed_and_tried(ask: Any, runs: Path, tmp_path: Path) -> None:
     """``alerts check`` exits with 1 if a rule holds, else 0. No secret is printed."""
-    assert ask("alerts", "check", runs).code == 0
+    assert ask("metrics", "alerts", "check", runs).code == 0
     keep(tmp_path, runs, "demo", *[{"event": "save.failed", "step": 1, "kind": "no_space"}] * 3)
-    shown = ask("alerts", "check", runs)
+    shown = ask("metrics", "alerts", "check", runs)
     assert shown.code == 1 and "saves_failing" in shown.out and "3 saves in a row have failed" in shown.out
-    assert ask("alerts", "check", runs, "--json").json[0]["kind"] == "saves_failing"
+    assert ask("metrics", "alerts", "check", runs, "--json").json[0]["kind"] == "saves_failing"
     (tmp_path / "relight.toml").write_text(
         '[alerts]\nto = ["nosuch://hunter2/x"]\n[alerts.rules.saves_failing]\ncount = 4\n'
     )
-    assert ask("alerts", "check", runs).code == 0
-    shown = ask("alerts", "list")
+    assert ask("metrics", "alerts", "check", runs).code == 0
+    shown = ask("metrics", "alerts", "list")
     assert "count = 4" in shown.out and "nosuch://…" in shown.out and "hunter2" not in shown.out
 
 
@@ -158,25 +158,25 @@ def test_damage_found_by_verify_is_an_alert_until_verify_succeeds(ask: Any, runs
     shown = ask("verify", f"{runs}/demo")
     flush_events(10)
     assert shown.code == 1 and shown.err == ""
-    alerts = ask("alerts", "check", runs)
+    alerts = ask("metrics", "alerts", "check", runs)
     assert alerts.code == 1 and "damaged" in alerts.out and ids(runs)[-1] in alerts.out
     (run,) = [run for run in ask("top", runs, "--json").json["runs"] if run["run"] == "demo"]
     assert (run["step"], run["good_step"]) == (299, 249)
     flip(pack)
     assert ask("verify", f"{runs}/demo").code == 0
     flush_events(10)
-    assert ask("alerts", "check", runs).code == 0
+    assert ask("metrics", "alerts", "check", runs).code == 0
     flip(pack)
-    assert ask("scrub", f"{runs}/demo").code == 1
+    assert ask("verify", "--repair", f"{runs}/demo").code == 1
     flush_events(10)
-    assert "no tier has it whole" in ask("alerts", "check", runs).out
+    assert "no tier has it whole" in ask("metrics", "alerts", "check", runs).out
 
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 def test_a_test_message_that_cannot_go_is_a_no(ask: Any, tmp_path: Path) -> None:
     """If a test message cannot be sent, the exit code is 1. The address is not printed."""
     (tmp_path / "relight.toml").write_text('[alerts]\nto = ["nosuch://hunter2/x"]\n')
-    shown = ask("alerts", "test")
+    shown = ask("metrics", "alerts", "test")
     assert shown.code == 1 and "not sent" in shown.out and "hunter2" not in shown.out + shown.err
 
 
@@ -184,6 +184,11 @@ def test_texts_of_events_reach_the_terminal_escaped(ask: Any, runs: Path, tmp_pa
     """Control characters in names and reasons are escaped."""
     hostile = {"event": "prune.failed", "kind": HOSTILE, "message": HOSTILE, "tier": HOSTILE}
     keep(tmp_path, runs, "demo", *[hostile] * 3, *way("aaaaaaaaaa", 5))
-    for arguments in (("top", runs, "--once"), ("alerts", "check", runs), ("trace", f"{runs}/demo"), ("metrics", runs)):
+    for arguments in (
+        ("top", runs, "--once"),
+        ("metrics", "alerts", "check", runs),
+        ("show", "--trace", f"{runs}/demo"),
+        ("metrics", runs),
+    ):
         shown = ask(*arguments)
         assert "\x1b" not in shown.out + shown.err and "\u202e" not in shown.out, arguments

@@ -222,7 +222,7 @@ def test_every_entry_point_applies_the_environment_of_the_file() -> None:
         with pytest.raises(ConfigError) as raised:
             call()
         assert raised.value.where == "relight.toml:2:1"
-    assert ask("config", "check")[0] == 1 and ask("version")[1]
+    assert ask("config", "check")[0] == 1 and ask("--version")[1]
     Path("relight.toml").write_text('[environment]\nnode = "here"\n')
     with pytest.raises(RelightError):
         relight.open("none/here")

@@ -65,8 +65,8 @@ def test_files_of_the_examples_follow_the_schema(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["one-node", "slurm"])
 def test_presets_follow_the_schema(kind: str) -> None:
-    """What ``relight preset`` prints is accepted."""
-    answer = CliRunner().invoke(cli, ["preset", kind])
+    """What ``relight config preset`` prints is accepted."""
+    answer = CliRunner().invoke(cli, ["config", "preset", kind])
     if answer.exit_code == 0:
         assert mistakes(tomllib.loads(answer.output), schema()) == []
 

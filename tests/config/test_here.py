@@ -19,7 +19,7 @@ print(json.dumps([RetryTimes.usual().deadline_s, float(subprocess.check_output(c
 """
 
 
-@pytest.mark.parametrize("command", ["ls", "run", "prove"])
+@pytest.mark.parametrize("command", ["ls", "run", "drill"])
 @pytest.mark.parametrize(("variable", "found"), [("", [20.0, 120.0]), ("7", [7.0, 7.0])])
 def test_a_command_waits_less_than_the_jobs_it_starts(command: str, variable: str, found: list[float]) -> None:
     """A command has a short deadline, its jobs the usual one. A variable sets both."""

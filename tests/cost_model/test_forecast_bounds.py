@@ -186,6 +186,7 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
     wrong = CliRunner().invoke(cli, [*asked, "--at-least", "2h", "--at-most", "1h"])
     assert wrong.exit_code != 0
     command = [
+        "plan",
         "simulate",
         "--gpus",
         "4096",

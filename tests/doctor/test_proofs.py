@@ -1,4 +1,4 @@
-"""Proofs: ``relight verify`` and ``relight prove`` record them with a run, and ``relight ready`` uses them."""
+"""Proofs: ``relight verify`` and ``relight drill --prove`` record them with a run, and ``relight doctor --ready`` uses them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def line(call: Any, path: Path, name: str) -> Any:
-    """Return the line ``name`` of ``relight ready``."""
-    return next(row for row in call("ready", path, "--json").json["list"] if row["name"] == name)
+    """Return the line ``name`` of ``relight doctor --ready``."""
+    return next(row for row in call("doctor", "--ready", path, "--json").json["list"] if row["name"] == name)
 
 
 def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, call: Any) -> None:
@@ -62,16 +62,16 @@ def test_a_proof_is_recorded_in_the_given_run(place: Path, call: Any, monkeypatc
     name = "proof of an exact resume"
     for difference, score in ((None, 1.0), (FirstDifference(7, "after step 7", "model/x", "why", []), 0.0)):
         report = ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
-        monkeypatch.setattr("relight.cli.prove.run", lambda options, report=report: report)
-        call("prove", "train.py")
+        monkeypatch.setattr("relight.cli.drill_prove.run", lambda options, report=report: report)
+        call("drill", "--prove", "train.py")
         before = len(proofs_of(open_bytes(place), "demo"))
-        call("prove", "--remember", place / "demo", "train.py")
+        call("drill", "--prove", "--remember", place / "demo", "train.py")
         assert len(proofs_of(open_bytes(place), "demo")) == before + 1
         row = line(call, place / "demo", name)
         assert row["score"] == score
         assert "train.py" in row["evidence"]
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: pytest.fail("it was run"))
-    assert call("prove", "--remember", place / "none", "train.py").code == 1
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: pytest.fail("it was run"))
+    assert call("drill", "--prove", "--remember", place / "none", "train.py").code == 1
 
 
 def test_the_newest_proofs_stay_and_invalid_files_are_skipped(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_store_that_cannot_be_written_is_verified_all_the_same(
 
     monkeypatch.setattr(LocalStore, "put_once", refuse)
     assert call("verify", place / "demo").code == 0
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: ProveReport(True, 5, 3, 3, 42, None, 1.0))
-    answer = call("prove", "--remember", place / "demo", "train.py")
+    monkeypatch.setattr("relight.cli.drill_prove.run", lambda options: ProveReport(True, 5, 3, 3, 42, None, 1.0))
+    answer = call("drill", "--prove", "--remember", place / "demo", "train.py")
     assert answer.code == 0
     assert "could not be recorded" in answer.err
     assert not os.path.exists(place / "demo" / DIRECTORY)

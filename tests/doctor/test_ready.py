@@ -1,4 +1,4 @@
-"""``relight ready``: lines are graded by measurements, weights add up, and unmeasured lines earn nothing and are reported."""
+"""``relight doctor --ready``: lines are graded by measurements, weights add up, and unmeasured lines earn nothing and are reported."""
 
 from __future__ import annotations
 
@@ -196,12 +196,12 @@ def drill(ok: bool) -> DrillReport:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """``relight ready`` on a real store measures the restore's rate, uses a recorded drill, and exits by grade."""
+    """``relight doctor --ready`` on a real store measures the restore's rate, uses a recorded drill, and exits by grade."""
     at_hand.fill(tmp_path / "runs")
     path = str(tmp_path / "runs" / "demo")
 
     def ready(*more: str) -> at_hand.Answer:
-        return at_hand.in_process(monkeypatch, capfd, ["ready", path, *more])
+        return at_hand.in_process(monkeypatch, capfd, ["doctor", "--ready", path, *more])
 
     def line(answer: Any, name: str) -> Any:
         (row,) = [row for row in answer.json["list"] if row["name"] == name]
@@ -222,7 +222,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     )
     assert "4.38 kB in " in line(after, "time of a restore")["evidence"]
     assert after.json["score"] > before.json["score"]
-    of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
+    of_store = at_hand.in_process(monkeypatch, capfd, ["doctor", "--ready", str(tmp_path / "runs"), "--json"])
     assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second
     shown = ready("--measure").out
     assert all(f"  {part}\n" in shown for part in PARTS) and "with nothing to do" in shown

@@ -176,7 +176,7 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
         began = time.monotonic()
     finally:
         undo()
-    output = CliRunner().invoke(cli, ["explain", "schedule", str(tmp_path / "hot" / "run")]).output
+    output = CliRunner().invoke(cli, ["log", "--why", str(tmp_path / "hot" / "run")]).output
     assert "tier cold: one in" in output
     assert "since then every save" in output
     near, far = (Run(open_bytes(str(tmp_path / name)), "run").history().live for name in ("hot", "cold"))

@@ -156,12 +156,12 @@ def test_the_command(tmp_path: Path) -> None:
     pack.write_bytes(data)
 
     def relight(*arguments: str, status: int = 0) -> str:
-        command = [sys.executable, "-m", "relight", "scrub", str(tmp_path / "hot" / RUN), *arguments]
+        command = [sys.executable, "-m", "relight", "verify", "--repair", str(tmp_path / "hot" / RUN), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == status, (done.stdout, done.stderr)
         return done.stdout
 
-    assert "DAMAGED" in relight("--no-repair", status=1)
+    assert "DAMAGED" in relight("--dry-run", status=1)
     result = json.loads(relight("--json"))
     assert result["ok"] and result["damage"][0]["repaired_from"] in ("warm", "cold")
     assert "as committed" in relight("--rate", "10MB")

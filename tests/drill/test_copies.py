@@ -10,7 +10,7 @@ import pytest
 from tests.cli.at_hand import directory, fill, flip, request
 
 from relight.catalog.run import Run
-from relight.cli.ready import _drills
+from relight.cli.doctor_ready import _drills
 from relight.commit import Attempt
 from relight.drill import DrillOptions, DrillReport, copies, run
 from relight.drill.record import drills_of, remember
@@ -53,7 +53,7 @@ def test_an_undamaged_run_passes_all_rehearsals_unchanged(store: Path, tmp_path:
     assert files(store) == before and done.copies and "only copies of its checkpoints" in markdown(done)
     remember(open_bytes(store), "demo", done)
     assert drills_of(open_bytes(store), "demo") == [done]
-    assert _drills(open_bytes(store), "demo") == [], "relight ready asks whether the job came back"
+    assert _drills(open_bytes(store), "demo") == [], "relight doctor --ready asks whether the job came back"
 
 
 def test_with_one_checkpoint_rehearsals_that_need_two_are_skipped(store: Path) -> None:

@@ -53,7 +53,7 @@ def command(name: str, store: Path, target: Path, engine: str) -> list[str]:
     words = {
         "verify": ["verify", str(store / "run"), "--json"],
         "export": ["export", str(store / "run"), str(target / "model.safetensors"), "--all"],
-        "cp": ["cp", str(store / "run"), f"{target}/copy", "--all"],
+        "cp": ["cp", str(store / "run"), f"{target}/copy"],
     }[name]
     return [sys.executable, "-m", "relight", *words, "--engine", engine, "--jobs", "2"]
 

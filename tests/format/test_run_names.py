@@ -124,7 +124,7 @@ def test_the_command_line_shows_and_takes_names(
     for arguments in (
         ["ls", "runs"], ["ls", f"runs/{name}"], ["ls", "runs", "--json"], ["show", f"runs/{name}@5"], ["verify", f"runs/{name}@latest"],
         ["cp", f"runs/{name}", f"backup/{other}"], ["ls", "backup", "--json"], ["branch", f"runs/{name}", other], ["log", f"runs/{name}"],
-        ["doctor", "runs", "--json"], ["push", f"runs/{name}", "third/"], ["describe", f"runs/{other}"], ["show", f"runs/{name}@99"],
+        ["doctor", "runs", "--json"], ["cp", f"runs/{name}", "third/"], ["show", f"runs/{other}"], ["show", f"runs/{name}@99"],
     ):  # fmt: skip
         answer = in_process(monkeypatch, capfd, arguments)
         assert answer.code in (0, 1), answer

@@ -189,7 +189,7 @@ def test_python_m_relight_drops_the_working_directory(trap: Path) -> None:
     for name in ("typing", "runpy", "json", "msgspec", "click", "socket", "multiprocessing", "random", "uuid"):
         (trap.parent / "trap" / name / "__init__.py").unlink()  # before Relight's first line runs, Python's rule holds
         (trap.parent / "trap" / name).rmdir()
-    done = subprocess.run([sys.executable, "-m", "relight", "version"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "relight", "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not trap.exists(), done.stderr
 
 

@@ -25,7 +25,7 @@ import click
 from tree import PRODUCT, ROOT
 
 import relight
-from relight.cli import COMMANDS, cli
+from relight.cli import COMMANDS, cli, form_of
 
 GOLDEN = ROOT / "tests" / "importers" / "golden"
 
@@ -197,16 +197,16 @@ def unknown_commands(text: str) -> list[str]:
         if name not in COMMANDS:
             unknown.append(f"relight {name}")
             continue
-        command = cli.get_command(None, name)  # type: ignore[arg-type]
+        form, arguments = form_of(name, rest.split())
+        command = cli.get_command(None, form)  # type: ignore[arg-type]
         if isinstance(command, click.Group):
-            inner = command.commands.get((rest.split() or [""])[0])
+            inner = command.commands.get((arguments or [""])[0])
             if inner is None:
                 unknown.append(f"relight {name} {rest}")
                 continue
             command = inner
         options = {opt for parameter in command.params for opt in parameter.opts} if command is not None else set()
-        if name not in ("run", "prove", "drill"):  # further options belong to torchrun or to a script
-            unknown += [
-                f"relight {name} {option}" for option in re.findall(r"(?<= )--[a-z-]+", rest) if option not in options
-            ]
+        if name not in ("run", "drill"):  # further options belong to torchrun or to a script
+            named = re.findall(r"(?<= )--[a-z-]+", f" {' '.join(arguments)}")
+            unknown += [f"relight {form} {option}" for option in named if option not in options]
     return unknown

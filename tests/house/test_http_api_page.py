@@ -150,7 +150,7 @@ def written() -> str:
         "changes. With the plan's `digest` as `confirm` it is done if it is still the same, and the answer is [ActionOutcome](#actionoutcome).", "",
         "| verb | role | fields, all of them text |", "|---|---|---|", *verbs, "",
         "## Audit entries", "",
-        "`fields` of an [AuditRow](#auditrow), and each record of `relight audit export`, has these names, and each argument of the action as",
+        "`fields` of an [AuditRow](#auditrow), and each record of `relight log --audit --csv`, has these names, and each argument of the action as",
         "`given.NAME`. Values of more than 200 bytes are cut in the API; secrets are masked.", "",
         "| name | |", "|---|---|", *audited, "",
         "## Errors", "",

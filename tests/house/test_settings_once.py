@@ -35,7 +35,7 @@ READERS = {
 takes most of them out of the environment, so that the ranks' own children do not inherit them."""
 OTHER_LISTS = {
     "checkpointer/option_names.py": "names of other frameworks' options, and what each is here",
-    "cli/alerts.py": "the keys of the command's JSON",
+    "cli/metrics_alerts.py": "the keys of the command's JSON",
     "doctor/ready_operations.py": "the settings of keep that keep no older version",
     "monitoring/rules.py": "the check of each kind of alert: a test compares the kinds with the structs",
     "policy/keep.py": "the fields of Keep that are rules, and the reason that each gives",

@@ -47,7 +47,7 @@ _OF_A_PAPER = "a label with the numbers of the paper that the row is compared wi
 _SETTING = "the value of a setting, which a parser reads"
 EXCEPTIONS: dict[str, str] = {
     "cli/keys.py: f'a key is older than {max_age:g} days: relight keys rotate'": "the option's own number",
-    "cli/simulate.py: f'{scenario.name}: {count_text(scenario.gpus)} GPUs, {scenario.days:g} days'": _OWN_DAYS,
+    "cli/plan_simulate.py: f'{scenario.name}: {count_text(scenario.gpus)} GPUs, {scenario.days:g} days'": _OWN_DAYS,
     "cost_model/interval.py: f'the bounds of the interval are {at_least_s!r} and {at_most_s!r} s'": _OWN_NUMBER,
     "cost_model/schedule.py: f'the bounds of the interval are {self.at_least_s!r} and {self.at_most_s!r} s'": _OWN_NUMBER,
     "cost_model/rates.py: f'{failures!r} failures in {seconds!r} s are impossible'": _OWN_NUMBER,

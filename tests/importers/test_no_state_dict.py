@@ -23,7 +23,7 @@ from relight.importers.detect import detect
     ids=["tensor", "sparse", "list", "int", "storage"],
 )
 def test_the_error_names_what_the_file_holds(tmp_path: Path, value: object, words: str) -> None:
-    """``relight import`` and ``relight migrate`` show this error."""
+    """``relight import`` and ``relight import --all`` show this error."""
     torch.save(value, tmp_path / "one.pt")
     with pytest.raises(IncompatibleState) as refused:
         detect(tmp_path / "one.pt")

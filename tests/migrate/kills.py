@@ -23,7 +23,20 @@ from relight.migrate import plan_migration
 
 def command(old: Path, new: Path, engine: str, *more: str) -> list[str]:
     """Return the command line of a migration."""
-    return [sys.executable, "-m", "relight", "migrate", str(old), str(new), "--jobs", "2", "--engine", engine, *more]
+    return [
+        sys.executable,
+        "-m",
+        "relight",
+        "import",
+        "--all",
+        str(old),
+        str(new),
+        "--jobs",
+        "2",
+        "--engine",
+        engine,
+        *more,
+    ]
 
 
 def packs(folder: Path) -> set[Path]:

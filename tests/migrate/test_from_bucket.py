@@ -179,7 +179,7 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
 
 
 def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
-    """``relight import`` takes an object's URL, ``relight migrate`` an empty place, with right output and exit
+    """``relight import`` takes an object's URL, ``relight import --all`` an empty place, with right output and exit
     codes."""
     torch.save({"model": {"w": torch.ones(3)}, "step": 4}, tmp_path / "one.pt")
     upload(tmp_path, f"{s3}/old")
@@ -191,7 +191,7 @@ def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["path"], result["step"], result["tensors"], result["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
-    done = relight_("migrate", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
+    done = relight_("import", "--all", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
     assert done.returncode and f"this path does not exist [{s3}/none]" in done.stderr
 
 

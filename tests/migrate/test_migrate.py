@@ -206,7 +206,7 @@ def test_the_command_reports_what_it_does(tmp_path: Path) -> None:
     make(tmp_path / "old", 4)
 
     def call(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "relight", "migrate", "old", "new", *more]
+        command = [sys.executable, "-m", "relight", "import", "--all", "old", "new", *more]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ))
 
     assert "4 checkpoints, " in call("--dry-run").stdout and not (tmp_path / "new").exists()
@@ -220,7 +220,7 @@ def test_the_command_reports_what_it_does(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "thing").write_text("x")
     refused = subprocess.run(
-        [sys.executable, "-m", "relight", "migrate", "old", "some"],
+        [sys.executable, "-m", "relight", "import", "--all", "old", "some"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -240,7 +240,7 @@ def test_a_migration_that_died_at_its_start_begins_again(tmp_path: Path, monkeyp
         patched.setattr("relight.migrate.execute.Attempt.begin", dies)
         execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")))
     assert [entry.name for entry in (tmp_path / "new").iterdir() if entry.name == "relight.json"]
-    command = [sys.executable, "-m", "relight", "migrate", "old", "new", "--jobs", "1"]
+    command = [sys.executable, "-m", "relight", "import", "--all", "old", "new", "--jobs", "1"]
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 0 and "2 checkpoints" in again.stdout, again.stderr
 
@@ -252,7 +252,7 @@ def test_a_store_whose_creation_was_interrupted_is_accepted(tmp_path: Path) -> N
     temporary = f"{TMP_PREFIX}relight.json-0123456789abcdef"
     (tmp_path / "new" / temporary).write_bytes(b"")
     assert temporary_of(temporary) == "relight.json"
-    command = [sys.executable, "-m", "relight", "migrate", "old", "new", "--jobs", "1"]
+    command = [sys.executable, "-m", "relight", "import", "--all", "old", "new", "--jobs", "1"]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
 

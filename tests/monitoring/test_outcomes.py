@@ -72,7 +72,7 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(
     }
     # by the whole command: a group called by itself would keep its help option without -h
     assert (
-        cli.main(["alerts", "check", str(run)], standalone_mode=False) == 1
+        cli.main(["metrics", "alerts", "check", str(run)], standalone_mode=False) == 1
         and "job_given_up" in capsys.readouterr().out
     )
     append(run, FenceBody(attempt="second", reason="resumed"), 60, epoch=2)

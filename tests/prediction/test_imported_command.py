@@ -1,4 +1,4 @@
-"""``relight predict train`` with histories that other tools have measured."""
+"""``relight plan predict train`` with histories that other tools have measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from exported import BEGIN, END, FAILS, exposition, prometheus_stub
 
 from relight.cli import cli
-from relight.cli.predict import _failures
+from relight.cli.plan_predict import _failures
 from relight.errors import RelightError
 from relight.prediction.model import read_model
 from relight.supervise.incidents import Incident
@@ -19,7 +19,19 @@ from relight.supervise.incidents import Incident
 
 def train(model: Path, *arguments: object) -> Result:
     """Run the command with five simulated runs and the rules alone."""
-    words = ["predict", "train", str(model), "--runs", "5", "--seed", "2", "--detectors", "rules", *map(str, arguments)]
+    words = [
+        "plan",
+        "predict",
+        "train",
+        str(model),
+        "--runs",
+        "5",
+        "--seed",
+        "2",
+        "--detectors",
+        "rules",
+        *map(str, arguments),
+    ]
     return CliRunner().invoke(cli, words)
 
 

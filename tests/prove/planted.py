@@ -1,4 +1,4 @@
-"""A training script with a bug planted in its resume, chosen by its first argument. ``relight prove`` has to name each."""
+"""A training script with a bug planted in its resume, chosen by its first argument. ``relight drill --prove`` has to name each."""
 
 import random
 import sys

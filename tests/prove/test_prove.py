@@ -1,4 +1,4 @@
-"""``relight prove`` on a right script and on six with a planted bug."""
+"""``relight drill --prove`` on a right script and on six with a planted bug."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_inexact_values_do_to_the_loss() -> None:
     both."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "relight", "prove", "-n", "4", "-k", "3", "--json",
+            sys.executable, "-m", "relight", "drill", "--prove", "-n", "4", "-k", "3", "--json",
             "--lossy", "optimizer/*/exp_avg=int8", "--lossy", "optimizer/*/exp_avg_sq=bfloat16", SCRIPT, "none",
         ],
         capture_output=True, text=True, check=True,
@@ -85,6 +85,6 @@ def test_what_inexact_values_do_to_the_loss() -> None:
     rows = json.loads(done.stdout)["drift"]
     assert [row["step"] for row in rows if row["metric"] == "loss"] == [4, 5, 6]
     assert 0 < max(row["relative"] for row in rows) < 0.05
-    command = [sys.executable, "-m", "relight", "prove", "--lossy", "nonsense", SCRIPT, "none"]
+    command = [sys.executable, "-m", "relight", "drill", "--prove", "--lossy", "nonsense", SCRIPT, "none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "PATTERN=WAY" in done.stderr

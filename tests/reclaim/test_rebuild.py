@@ -80,7 +80,7 @@ def test_a_missing_log_stops_a_start_and_nothing_is_swept(tmp_path: Path) -> Non
     ):
         with pytest.raises(CorruptCheckpoint, match="log is missing, and 8 checkpoint directories are there") as caught:
             act()
-        assert "relight recover" in caught.value.hint
+        assert "--rebuild" in caught.value.hint
     assert list_runs(store) == ["run"]
     assert sorted(str(path) for path in tmp_path.glob("run/0*/*")) == before
 
@@ -222,7 +222,7 @@ def test_a_tool_appends_nothing_to_a_log_that_lost_its_newest_records(tmp_path: 
     ):
         with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing") as caught:
             act()
-        assert "relight recover" in caught.value.hint
+        assert "--rebuild" in caught.value.hint
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
@@ -243,7 +243,7 @@ def test_readers_and_copies_refuse_a_log_that_lost_its_newest_records(tmp_path: 
         with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
             act()
     findings = verify_log(store, Log(store, "run").read())
-    assert [finding.file for finding in findings] == ["run/log"] and "relight recover" in findings[0].detail
+    assert [finding.file for finding in findings] == ["run/log"] and "--rebuild" in findings[0].detail
     facts = collect_run(store, "run", str(tmp_path / "a" / "run"))
     assert facts.error is not None and "newest records" in facts.error.what
 

@@ -79,7 +79,7 @@ def test_repaired_damage_is_no_longer_shown(relight, runs: Path) -> None:
     assert not damage(history(runs)) and "DAMAGED" not in relight("ls", "runs/demo").out
     flip(directory(runs, 2) / PACK)
     scrub(open_bytes(runs), "demo")
-    assert damage(history(runs))[bad].by.startswith("relight scrub on ")
+    assert damage(history(runs))[bad].by.startswith("relight verify --repair on ")
 
 
 def test_a_restore_has_its_next_attempt_record_what_it_skipped(tmp_path: Path) -> None:

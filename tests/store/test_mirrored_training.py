@@ -64,7 +64,7 @@ def test_training_continues_without_a_drive_and_the_drive_is_rebuilt(
     assert torch.equal(relight.load(url)["value"]["x"], value["x"])
     (tmp_path / "gone").rename(tmp_path / lost)
     assert torch.equal(relight.load(url)["value"]["x"], value["x"]), "not from the old contents"
-    assert "REBUILT" in output_of("scrub", url)
+    assert "REBUILT" in output_of("verify", "--repair", url)
     assert files(tmp_path / "n0") == files(tmp_path / "n1")
     (tmp_path / ("n1" if lost == "n0" else "n0")).rename(tmp_path / "gone")
     assert torch.equal(relight.load(url)["value"]["x"], value["x"])
@@ -83,19 +83,19 @@ def test_scrub_of_a_new_drive(url: str, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "n1")
     (tmp_path / "n1" / "ck").mkdir(parents=True)
     save(url, 3)
-    text = output_of("scrub", url)
+    text = output_of("verify", "--repair", url)
     assert f"AWAY  {tmp_path}/n1/ck" in text
     assert "--new-drive" in text
-    report = json.loads(output_of("scrub", url, "--new-drive", str(tmp_path / "n1" / "ck"), "--json"))
+    report = json.loads(output_of("verify", "--repair", url, "--new-drive", str(tmp_path / "n1" / "ck"), "--json"))
     mirrors = report["mirrors"]["here"]
     assert (report["ok"], mirrors["rebuilt"]) == (True, [str(tmp_path / "n1" / "ck")])
     assert [drive["status"] for drive in mirrors["drives"]] == ["good", "good"]
     assert mirrors["files"] == len(files(tmp_path / "n1")) - 1, "all but the record of this scrub"
     assert files(tmp_path / "n0") == files(tmp_path / "n1")
-    assert json.loads(output_of("scrub", url, "--json"))["mirrors"]["here"]["files"] == 0
+    assert json.loads(output_of("verify", "--repair", url, "--json"))["mirrors"]["here"]["files"] == 0
     plain = str(tmp_path / "plain" / "demo")
     save(plain, 1)
-    done = CliRunner().invoke(cli, ["scrub", plain, "--new-drive", "/x"])
+    done = CliRunner().invoke(cli, ["verify", "--repair", plain, "--new-drive", "/x"])
     assert isinstance(done.exception, relight.ConfigError)
 
 
@@ -113,8 +113,8 @@ def test_scrub_repairs_each_drive_from_the_other(url: str, tmp_path: Path) -> No
     root.unlink()
     record = tmp_path / "n0" / "ck/demo/log/000000000001.json"
     record.write_bytes(bytes(100))
-    output_of("scrub", url, "--no-repair", code=1)
-    text = output_of("scrub", url)
+    output_of("verify", "--repair", url, "--dry-run", code=1)
+    text = output_of("verify", "--repair", url)
     assert text.count("REPAIRED") >= 3
     after = [files(tmp_path / name) for name in ("n0", "n1")]
     assert after[0] == after[1]
@@ -124,7 +124,7 @@ def test_scrub_repairs_each_drive_from_the_other(url: str, tmp_path: Path) -> No
         data = bytearray(path.read_bytes())
         data[9000] ^= 1
         path.write_bytes(data)
-    text = output_of("scrub", url, code=1)
+    text = output_of("verify", "--repair", url, code=1)
     assert "DAMAGED" in text
     assert [drive.status for drive in open_bytes(split_run(url)[0]).statuses()] == ["good", "good"]  # type: ignore[attr-defined]
 
@@ -143,7 +143,7 @@ def test_a_lying_drive_is_read_around_and_noted(url: str, tmp_path: Path) -> Non
             path.write_bytes(data)
     else:
         pytest.fail("no drive that was read from is doubted")
-    assert "REBUILT" in output_of("scrub", url)
+    assert "REBUILT" in output_of("verify", "--repair", url)
 
 
 def test_the_doctor_and_the_alerts_show_it(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +162,10 @@ def test_the_doctor_and_the_alerts_show_it(url: str, tmp_path: Path, monkeypatch
     hits, drives = seen()
     assert hits[0].where == drives[0][0] == f"{tmp_path}/n0/ck"
     assert drives[0][1].startswith("away: ")
-    assert "relight scrub" in hits[0].command
+    assert hits[0].command.endswith(" --repair")
     assert "mirror-degraded" in output_of("doctor", url, "--json", code=1)
     assert "set away" in output_of("doctor", url, code=1)
-    assert "drives of the mirrored store" in CliRunner().invoke(cli, ["ready", url, "--json"]).output
+    assert "drives of the mirrored store" in CliRunner().invoke(cli, ["doctor", "--ready", url, "--json"]).output
 
 
 def test_encrypted_and_incremental_checkpoints(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ def test_encrypted_and_incremental_checkpoints(url: str, tmp_path: Path, monkeyp
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     assert torch.equal(relight.load(url)["value"]["x"], value["x"])
-    assert "REPAIRED" in output_of("scrub", url)
+    assert "REPAIRED" in output_of("verify", "--repair", url)
     after = [files(tmp_path / name) for name in ("n0", "n1")]
     assert after[0] == after[1]
     assert {name: after[0][name] for name in before} == before
-    assert json.loads(output_of("scrub", url, "--json"))["damage"] == []
+    assert json.loads(output_of("verify", "--repair", url, "--json"))["damage"] == []

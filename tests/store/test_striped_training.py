@@ -127,9 +127,9 @@ def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
         assert "step 2" in output_of("show", way)
     assert "COMMIT" in output_of("log", url)
     output_of("tag", url, "good", "1")
-    output_of("hold", url, "1", "--why", "a test")
+    output_of("tag", "--hold", url, "1", "--why", "a test")
     output_of("verify", url)
-    output_of("scrub", url)
+    output_of("verify", "--repair", url)
     output_of("prune", url, "--keep-last", "1", "--yes")
     assert same(relight.load(url), 3)
     assert same(relight.load(url, "good"), 1)
@@ -145,7 +145,7 @@ def test_copies_both_ways(url: str, tmp_path: Path) -> None:
     A store that is named with a trailing slash gets the run's name.
     """
     plain, other = str(tmp_path / "plain" / "copy"), url_of(tmp_path, "m0", "m1")
-    output_of("cp", url, plain, "--all")
+    output_of("cp", url, plain)
     output_of("cp", plain, f"{other}/")
     output_of("verify", plain)
     assert output_of("verify", f"{other}/copy")
@@ -178,7 +178,7 @@ def test_a_missing_drive_is_reported_by_every_command(url: str, tmp_path: Path) 
     before = sorted(path for path in tmp_path.rglob("*"))
     for words in (
         ["ls", store_url], ["ls", url], ["show", f"{url}@2"], ["log", url], ["verify", url], ["prune", url, "--keep-last", "1", "--yes"],
-        ["tag", url, "good", "1"], ["hold", url, "1", "--why", "a test"], ["scrub", url], ["drain", url], ["cp", url, plain], ["cp", plain, url],
+        ["tag", url, "good", "1"], ["tag", "--hold", url, "1", "--why", "a test"], ["verify", "--repair", url], ["cp", "--tiers", url], ["cp", url, plain], ["cp", plain, url],
     ):  # fmt: skip
         done = CliRunner().invoke(cli, words)
         assert isinstance(done.exception, relight.StoreUnavailable), (words, done.output)

@@ -204,7 +204,7 @@ with relight.Checkpointer(sys.argv[1], model=model, save=relight.adaptive(at_lea
 def test_a_real_job_under_relight_run_saves_more_often_once_something_is_foreseen(tmp_path: Path) -> None:
     """The disk of a job of one minute fills up after 25 s.
 
-    The unchanged script saves more often, and ``relight explain schedule`` shows it.
+    The unchanged script saves more often, and ``relight log --why`` shows it.
     """
     (tmp_path / "train.py").write_text(SCRIPT)
     store = tmp_path / "store" / "demo"
@@ -214,7 +214,7 @@ def test_a_real_job_under_relight_run_saves_more_often_once_something_is_foresee
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    explain = [sys.executable, "-m", "relight", "explain", "schedule", str(store), "--last", "100"]
+    explain = [sys.executable, "-m", "relight", "log", "--why", str(store), "--last", "100"]
     result = json.loads(subprocess.run([*explain, "--json"], capture_output=True, check=True).stdout)
     foreseen = [decision["numbers"]["foreseen"] > 0 for decision in result]
     assert any(foreseen), done.stdout + done.stderr

@@ -171,8 +171,10 @@ def test_what_describes_it(tmp_path: Path) -> None:
         "run@good+2",
     ]
     branch(run, second, "other")
-    facts = describe(run, second)
-    assert (facts["name"], facts["branches"], facts["lies_in"]) == ("run@good+1", ["other"], "run")
-    assert facts["parents"] == [{"id": first.id, "step": 0}] and facts["children"] == [third.id]
+    facts = describe(run.view(), run.history(), "run", run.open(second))
+    assert (facts["name"], facts["branches"], facts["run"]) == ("run@good+1", ["other"], "run")
+    assert facts["origin"] == [{"id": first.id, "step": 0}] and facts["children"] == [third.id]
     assert facts["data"] == {"loader/position": 7}
-    assert describe(run_at(tmp_path / "other"), run_at(tmp_path / "other").history().live[0])["lies_in"] == "run"
+    other = run_at(tmp_path / "other")
+    facts = describe(other.view(), other.history(), "other", other.open(other.history().live[0]))
+    assert (facts["name"], facts["children"]) == ("other@1", [])

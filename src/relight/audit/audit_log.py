@@ -177,7 +177,8 @@ def check(store: ByteStore, anchor: str = "") -> AuditCheck:
         parsed = _ANCHOR.match(anchor.strip())
         if parsed is None:
             raise ConfigError(
-                f"{anchor.strip()[:80]!r} is not an anchor", hint="give NUMBER-HASH, as relight audit verify prints it"
+                f"{anchor.strip()[:80]!r} is not an anchor",
+                hint="give NUMBER-HASH, as relight log --audit --check prints it",
             )
         seq = int(parsed[1])
         hashes = {record.seq: record.file_hash for record in view.records}

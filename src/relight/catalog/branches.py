@@ -82,7 +82,8 @@ def check_free(name: str) -> str:
         )
     if name in STAGES:
         raise ConfigError(
-            f"{name!r} is a stage, and a tag cannot move it", hint=f"relight promote RUN@WHICH {name}; --back, --clear"
+            f"{name!r} is a stage, and a tag cannot move it",
+            hint=f"relight tag RUN@WHICH --stage {name}; --back, --clear",
         )
     return name
 

@@ -174,7 +174,7 @@ class Checkpointer(ObjectView):
                 tensor on an accelerator synchronises the device at every call.
             metrics: Metrics by name: numbers, or tensors of one element. Names of any form, such as ``{"val/loss":
                 0.3}``. They are read (which synchronises the device) only if a save or a trigger needs them.
-            samples: The samples that the step trained on, which ``relight prove`` compares. Not saved.
+            samples: The samples that the step trained on, which ``relight drill --prove`` compares. Not saved.
             micro_step: The number of the micro-batch that ended, within an unfinished step. A save then includes the
                 gradients. None: the step is over.
             **named_metrics: The same as ``metrics``, for names that can be keywords: ``loss=loss``.

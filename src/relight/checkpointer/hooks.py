@@ -65,7 +65,7 @@ class Hook:
 
 
 class ObserverHook(Hook):
-    """Forwards to the observers of this process, such as ``relight prove`` and the heartbeat."""
+    """Forwards to the observers of this process, such as ``relight drill --prove`` and the heartbeat."""
 
     def __init__(self, owner: object) -> None:
         self._ref = weakref.ref(owner)

@@ -45,7 +45,7 @@ class ObservedCheckpointer(Protocol):
 
 
 class Observer(Protocol):
-    """Observer of the training loop, such as ``relight prove``. Its methods are called in the training thread.
+    """Observer of the training loop, such as ``relight drill --prove``. Its methods are called in the training thread.
 
     ``ckpt`` is the ``Checkpointer``.
     """

@@ -167,7 +167,7 @@ class TierReplicator(Hook):
             names = "; ".join(f"{tier} lacks {', '.join(ids)}" for tier, ids in self.missing.items())
             emit(
                 "drain.unfinished",
-                f"the run ends before its copies are made: {names}; relight drain copies them",
+                f"the run ends before its copies are made: {names}; relight cp --tiers copies them",
                 missing=self.missing,
             )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, NoReturn
@@ -18,7 +19,6 @@ import click
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.observe.console import be_command
-from relight.version import VERSION
 
 INSPECT, KEEP, SHARE, RUN, MORE = "Inspect", "Keep safe", "Branch and share", "Run", "More"
 """Groups of commands, in the order of the help. ``relight --help`` leaves out the last one."""
@@ -33,65 +33,67 @@ class CommandEntry:
 
 COMMANDS = {
     "ls": CommandEntry(INSPECT, "list the checkpoints of a run, or the runs of a store"),
-    "show": CommandEntry(INSPECT, "show one checkpoint: facts, tensors, statistics"),
+    "show": CommandEntry(INSPECT, "show one checkpoint: origin, notes, tensors, statistics"),
     "log": CommandEntry(INSPECT, "show a run's history, record by record"),
     "diff": CommandEntry(INSPECT, "compare two checkpoints"),
     "top": CommandEntry(INSPECT, "watch runs live in the terminal"),
     "serve": CommandEntry(INSPECT, "serve a dashboard and an API for the runs of stores", "run job"),
-    "verify": CommandEntry(KEEP, "check every byte against what was committed", "verify"),
+    "verify": CommandEntry(KEEP, "check every byte against what was committed; repair it", "verify"),
     "doctor": CommandEntry(KEEP, "diagnose machine, store, run and settings", "repair"),
     "prune": CommandEntry(KEEP, "remove checkpoints that no rule keeps, with the reasons", "retire"),
     "undelete": CommandEntry(KEEP, "bring back retired checkpoints whose bytes still exist", "undelete"),
-    "cp": CommandEntry(KEEP, "copy checkpoints to another store or run", "create run", "add checkpoints"),
-    "tag": CommandEntry(KEEP, "name a checkpoint; a tag also keeps it", "tag"),
+    "cp": CommandEntry(
+        KEEP, "copy a run, or some of its checkpoints, to another store", "create run", "add checkpoints", "tag"
+    ),
+    "tag": CommandEntry(KEEP, "name a checkpoint, hold it, or move a stage to it", "tag"),
     "branch": CommandEntry(SHARE, "fork a run from a checkpoint without copying bytes", "create run"),
     "export": CommandEntry(SHARE, "export a checkpoint's model for other tools", "take out"),
-    "import": CommandEntry(SHARE, "import a checkpoint of another framework", "create run", "add checkpoints"),
-    "push": CommandEntry(
-        SHARE, "copy a run's missing checkpoints to another store", "create run", "add checkpoints", "tag"
-    ),
-    "pull": CommandEntry(
-        SHARE, "copy missing checkpoints from another store to a run", "create run", "add checkpoints", "tag"
-    ),
+    "import": CommandEntry(SHARE, "import checkpoints of other frameworks", "create run", "add checkpoints"),
     "run": CommandEntry(RUN, "run a training job as torchrun does, and keep it alive", "run job"),
     "save": CommandEntry(RUN, "request a save from a training job on any machine", "request save"),
     "incidents": CommandEntry(RUN, "show a run's failures, the decisions and their costs"),
     "goodput": CommandEntry(RUN, "show where the time of a run's jobs went, by cause"),
     "demo": CommandEntry(RUN, "train, kill, resume, compare: see it work in two minutes", "run job"),
-    "recover": CommandEntry(MORE, "rebuild a run's log from its checkpoint directories", "repair"),
-    "describe": CommandEntry(MORE, "describe a checkpoint: name, origin, notes, metadata"),
     "note": CommandEntry(MORE, "write a note about a checkpoint", "note"),
-    "promote": CommandEntry(MORE, "move a stage (candidate, staging, production) to a checkpoint", "stage"),
-    "hold": CommandEntry(MORE, "keep a checkpoint whatever the retention rules are", "hold"),
-    "migrate": CommandEntry(
-        MORE, "import a whole directory of other frameworks' checkpoints", "create run", "add checkpoints", "retire"
-    ),
     "repack": CommandEntry(MORE, "make checkpoints that need others' bytes self-contained", "add checkpoints"),
-    "drain": CommandEntry(MORE, "copy missing checkpoints to a run's further tiers", "run job"),
-    "scrub": CommandEntry(MORE, "read every byte again, and repair damage from another tier", "repair"),
     "keys": CommandEntry(MORE, "manage an encrypted store's keys: new, status, add, rotate …", "change keys"),
-    "rekey": CommandEntry(MORE, "encrypt again what a leaked key could open", "change keys"),
-    "explain": CommandEntry(MORE, "explain why a run saved when it did"),
     "plan": CommandEntry(MORE, "compute what saving costs, how often to save, how much is lost"),
-    "preset": CommandEntry(MORE, "print a relight.toml for a kind of machine"),
+    "config": CommandEntry(MORE, "show and check settings; presets, shell completion"),
     "metrics": CommandEntry(MORE, "serve or print metrics for Prometheus; dashboards, alert rules"),
-    "trace": CommandEntry(MORE, "show where the time of a save went, and its critical path"),
-    "alerts": CommandEntry(MORE, "check what would fire, list the rules, send a test"),
-    "predict": CommandEntry(MORE, "train and evaluate the prediction of failures", "run job"),
-    "simulate": CommandEntry(MORE, "simulate months of a fleet in seconds, with several policies", "run job"),
-    "config": CommandEntry(MORE, "show each setting and its source; check a settings file"),
-    "ready": CommandEntry(MORE, "grade how ready store and run are for an important job"),
     "drill": CommandEntry(MORE, "break a job on purpose, and check that it recovers", "drill"),
-    "token": CommandEntry(MORE, "manage access tokens of relight serve", "make token", "revoke token"),
-    "audit": CommandEntry(MORE, "show and verify who did what to which checkpoint", "read audit"),
-    "prove": CommandEntry(MORE, "check whether a training script resumes bit-exactly", "run job"),
     "bench": CommandEntry(MORE, "measure what saving costs here, and recommend settings", "run job"),
+    "token": CommandEntry(MORE, "manage access tokens of relight serve", "make token", "revoke token"),
     "help": CommandEntry(MORE, "show the help of a command; --all lists every command"),
-    "completion": CommandEntry(MORE, "print shell completion for bash, zsh or fish"),
-    "version": CommandEntry(MORE, "print the versions of Relight and of its main dependencies"),
 }
 """All commands by name, in the order of the help. The command NAME is in ``cli/NAME.py``."""
-_ASKED_ALL_THE_SAME = ("completion", "config", "doctor", "help", "ready", "preset", "version")
+FORMS = {
+    "show --trace": CommandEntry(INSPECT, "show where the time of a save went"),
+    "log --why": CommandEntry(INSPECT, "explain why a run saved when it did"),
+    "log --audit": CommandEntry(INSPECT, "show who did what to which checkpoint", "read audit"),
+    "log --rebuild": CommandEntry(INSPECT, "rebuild a lost log", "repair"),
+    "verify --repair": CommandEntry(KEEP, "repair damage from another tier", "repair"),
+    "doctor --ready": CommandEntry(KEEP, "state what an important job lacks"),
+    "cp --tiers": CommandEntry(KEEP, "copy what a run's further tiers lack", "run job"),
+    "tag --hold": CommandEntry(KEEP, "keep a checkpoint whatever the rules are", "hold"),
+    "tag --stage": CommandEntry(KEEP, "move candidate, staging or production", "stage"),
+    "import --all": CommandEntry(SHARE, "import a whole directory", "create run", "add checkpoints", "retire"),
+    "keys rekey": CommandEntry(MORE, "encrypt again what a leaked key could open", "change keys"),
+    "plan simulate": CommandEntry(MORE, "simulate months of a fleet", "run job"),
+    "plan predict": CommandEntry(MORE, "train the prediction of failures", "run job"),
+    "config preset": CommandEntry(MORE, "print a relight.toml for a kind of machine"),
+    "config completion": CommandEntry(MORE, "print shell completion for bash, zsh or fish"),
+    "metrics alerts": CommandEntry(MORE, "check what would fire, list the rules, send a test"),
+    "drill --prove": CommandEntry(MORE, "check whether a script resumes bit-exactly", "run job"),
+}
+"""Forms of commands that have arguments of their own, and so a help of their own. ``show --trace`` is in ``cli/show_trace.py``."""
+RENAMED = {
+    "alerts": "metrics alerts", "audit": "log --audit", "completion": "config completion", "describe": "show", "drain": "cp --tiers",
+    "explain": "log --why", "hold": "tag --hold", "migrate": "import --all", "predict": "plan predict", "preset": "config preset",
+    "promote": "tag --stage", "prove": "drill --prove", "pull": "cp", "push": "cp", "ready": "doctor --ready", "recover": "log --rebuild",
+    "rekey": "keys rekey", "scrub": "verify --repair", "simulate": "plan simulate", "trace": "show --trace", "version": "--version",
+}  # fmt: skip
+"""What does the work of commands that no longer exist, for the error that an old name gets."""
+_ASKED_ALL_THE_SAME = ("config", "doctor", "help")
 """Commands that run in spite of mistakes in the settings file: they report the mistakes, or need no settings."""
 NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)
 """Errors that are an answer (exit code 1). Other errors mean that the command could not run (exit code 2)."""
@@ -105,10 +107,11 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
-        if cmd_name not in COMMANDS:
+        """Import and return a command, or a form of one."""
+        if cmd_name not in COMMANDS and cmd_name not in FORMS:
             return None
-        command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
+        command = _imported(cmd_name)
+        _offer_forms(cmd_name, command)
         from relight.settings.environment import environment
 
         if environment().audit:
@@ -120,18 +123,17 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command. For an unknown name, suggest the nearest one."""
+        """Resolve a command, or the form of it that the arguments choose. For an unknown name, suggest the right or the nearest one."""
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, COMMANDS, n=1)
-            near = f"did you mean {close[0]}? " if close else ""
-            _show(ConfigError(f"there is no command {name!r}", hint=f"{near}relight help --all lists the commands"))
-            ctx.exit(2)
-        if name in COMMANDS and not ctx.resilient_parsing:
+        if name not in COMMANDS:
+            if not name.startswith("-") and not ctx.resilient_parsing:
+                _show(no_command(name, COMMANDS))
+                ctx.exit(2)
+            return super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing:
             _apply_settings(name, ctx.params.get("given", ()))
-        return super().resolve_command(ctx, args)
+        form, rest = form_of(name, args[1:])
+        return form, self.get_command(ctx, form), rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in their groups, without importing them."""
@@ -160,14 +162,75 @@ class Commands(click.Group):
             _end_without_reader()
 
 
-def write_groups(formatter: click.HelpFormatter, groups: Sequence[str]) -> None:
-    """Write the commands of ``groups``, a section for each group."""
+def form_of(name: str, args: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the form of command ``name`` that ``args`` choose, or ``name``, and the arguments without the word that chose it.
+
+    A flag may stand anywhere, but not within the arguments of a script that the command starts. Another word stands first.
+    """
+    for number, word in enumerate(args):
+        if word == "--" or (name == "drill" and not word.startswith("-")):
+            break
+        if f"{name} {word}" in FORMS and (number == 0 or word.startswith("--")):
+            return f"{name} {word}", [*args[:number], *args[number + 1 :]]
+    return name, list(args)
+
+
+def _imported(name: str) -> click.Command:
+    module = re.sub(r"\W+", "_", name) + ("_" if iskeyword(name) else "")
+    command: click.Command = import_module(f"relight.cli.{module}").command
+    return command
+
+
+def _offer_forms(name: str, command: click.Command) -> None:
+    """Add the forms of command ``name`` to its help and to its completions: flags as options, words as subcommands or at the end."""
+    forms = {full.removeprefix(f"{name} "): entry.help for full, entry in FORMS.items() if full.startswith(f"{name} ")}
+    known = {option for param in command.params for option in param.opts}
+    for word, text in forms.items():
+        if isinstance(command, click.Group):
+            command.add_command(_imported(f"{name} {word}"), word)
+        elif word.startswith("--") and word not in known:
+            about = f"{text[0].upper()}{text[1:]}: see relight {name} {word} --help."
+            flag = click.Option([word], is_flag=True, expose_value=False, callback=_stands_first, help=about)
+            command.params.append(flag)
+    words = [f"  relight {name} {word:<10}{text}" for word, text in forms.items() if not word.startswith("--")]
+    if words and not isinstance(command, click.Group):
+        command.epilog = "\b\nAlso, each with a --help of its own:\n" + "\n".join(words)
+
+
+def _stands_first(context: click.Context, option: click.Parameter, value: bool) -> None:
+    """Refuse a form's flag that ``form_of`` did not find: it stands after another option's value."""
+    if value and not context.resilient_parsing:
+        raise click.UsageError(
+            f"{option.opts[0]} stands first: relight {context.info_name} {option.opts[0]} …", context
+        )
+
+
+def no_command(name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for an unknown command: it has the new form of an old name, or the nearest of the ``known`` names."""
+    if name in RENAMED:
+        return ConfigError(f"there is no command {name!r}", hint=f"relight {RENAMED[name]}")
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1)
+    near = f"did you mean {close[0]}? " if close else ""
+    return ConfigError(f"there is no command {name!r}", hint=f"{near}relight help --all lists the commands")
+
+
+def write_groups(formatter: click.HelpFormatter, groups: Sequence[str], *, forms: bool = False) -> None:
+    """Write the commands of ``groups``, a section for each group, with their forms if requested."""
     width = max(len(name) for name, command in COMMANDS.items() if command.group in groups)
     for group in groups:
         with formatter.section(group):
-            formatter.write_dl(
-                [(name.ljust(width), command.help) for name, command in COMMANDS.items() if command.group == group]
-            )
+            rows = []
+            for name, command in COMMANDS.items():
+                if command.group == group:
+                    rows.append((name.ljust(width), command.help))
+                    rows += [
+                        (f"  {full.partition(' ')[2]}", FORMS[full].help)
+                        for full in FORMS
+                        if forms and full.startswith(f"{name} ")
+                    ]
+            formatter.write_dl(rows)
 
 
 def _apply_settings(name: str, given: tuple[str, ...]) -> None:
@@ -186,6 +249,14 @@ def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     set_default("store_patience_s", "20")
 
 
+def _print_versions(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from relight.cli.versions import versions
+
+        click.echo("\n".join(f"{name} {text or 'not installed'}" for name, text in versions().items()))
+        context.exit()
+
+
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -195,10 +266,13 @@ def _apply_settings(name: str, given: tuple[str, ...]) -> None:
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error; so does RELIGHT_DEBUG=1.")
 @click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="Override a setting: see relight config.")
-@click.version_option(VERSION, "-V", "--version", prog_name="relight", message="%(prog)s %(version)s")
+@click.option(
+    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_versions,
+    help="Print the versions of Relight and of what it uses, for bug reports.",
+)  # fmt: skip
 def cli(debug: bool, given: tuple[str, ...]) -> None:
     """Keep a training run alive. A command's first argument is a store (runs), a run (runs/demo) or a checkpoint (runs/demo@step=400,
-    runs/demo@best:loss). To complete names in your shell: relight completion --help.
+    runs/demo@best:loss). To complete names in your shell: relight config completion --help.
     """
     if debug:
         from relight.settings.file import give
@@ -231,7 +305,7 @@ def _run() -> NoReturn:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
     if "_RELIGHT_COMPLETE" in os.environ:  # a shell requests completions
-        from relight.cli.completion import teach_shells
+        from relight.cli.config_completion import teach_shells
 
         teach_shells()
     try:

@@ -9,12 +9,11 @@ import click
 from relight.settings.environment import environment
 
 WITH = {
-    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "undelete": "which",
-    "recover": "", "cp": "",
-    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "",
-    "drill": "", "verify": "", "doctor": "fix",
+    "tag": "name", "tag --hold": "why let_go", "tag --stage": "", "branch": "name", "note": "text", "prune": "", "undelete": "which",
+    "log --rebuild": "", "cp": "", "export": "", "import": "", "import --all": "", "repack": "", "keys": "", "keys rekey": "", "save": "",
+    "verify": "", "verify --repair": "", "drill": "", "doctor": "fix",
 }  # fmt: skip
-"""The audited commands. The value is the argument without which the command only reads; empty: it always changes something."""
+"""The audited commands. The value names arguments: without any of them the command only reads. Empty: it always changes something."""
 _READ_ONLY_FLAGS = ("dry_run", "listed", "history")
 
 
@@ -26,9 +25,9 @@ def audited(name: str, command: click.Command) -> click.Command:
 
     def invoke(context: click.Context) -> Any:
         words = [name, *[word for word in _words(context) if not word.startswith("-")]]
-        needed, given = WITH[name], context.params
+        needed, given = WITH[name].split(), context.params
         only_reads = any(given.get(flag) for flag in _READ_ONLY_FLAGS) or (
-            needed and given.get(needed) in (None, False, ())
+            needed and not any(given.get(argument) for argument in needed)
         )
         if only_reads or not environment().audit:
             return plain(context)

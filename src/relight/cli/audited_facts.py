@@ -17,7 +17,7 @@ from relight.versions.stages import earlier_in, next_stage
 
 Given = Mapping[str, Any]
 _PATHS = ("path", "source", "run", "old")
-_ONE = ("tag", "branch", "note", "hold", "promote", "cp", "export")
+_ONE = ("tag", "tag --hold", "tag --stage", "branch", "note", "export")
 """Commands that act on one checkpoint."""
 
 
@@ -28,7 +28,7 @@ def facts_of(name: str, given: Given) -> ActionFacts:
         given={key: value for key, value in given.items() if value is not None},
     )
     path = next((str(given[key]) for key in _PATHS if given.get(key)), "")
-    if not path or name in ("import", "migrate", "pull", "keys", "rekey"):  # these name no run that is read
+    if not path or name in ("import", "import --all", "keys", "keys rekey"):  # these name no run that is read
         return replace(plain, run=path)
     try:
         place = locate(path)
@@ -96,5 +96,5 @@ def _undelete(given: Given, history: History, view: LogView, checkpoint: Checkpo
 
 
 _VALUES: dict[str, Callable[[Given, History, LogView, Checkpoint | None], tuple[str, str]]] = {
-    "tag": _tag, "promote": _promote, "hold": _hold, "branch": _branch, "prune": _live, "undelete": _undelete,
+    "tag": _tag, "tag --stage": _promote, "tag --hold": _hold, "branch": _branch, "prune": _live, "undelete": _undelete,
 }  # fmt: skip

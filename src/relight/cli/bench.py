@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import click
 
 from relight.bench import BenchOptions, BenchReport, Figure, run
 from relight.bench.plan import state_size
-from relight.cli.common import json_option
+from relight.cli.common import drawn, json_option, plot_option
 from relight.cli.output import emit_json, escape, facts_list, paint, table, warn
-from relight.errors import ConfigError
 from relight.observe.progress_bar import progress_bar
 from relight.units import duration_text, rate_text, size_text
 
@@ -34,12 +32,7 @@ from relight.units import duration_text, rate_text, size_text
     show_default=True,
     help="Number of rounds; each measures everything once.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="PNG",
-    help="Draw how near the floors Relight is.",
-)
+@plot_option("Draw how near the floors Relight is.")
 @json_option
 def command(store: str, size: str | None, tensors: int | None, rounds: int, plot: Path | None, as_json: bool) -> None:
     """Measure this machine and STORE, a directory on the disk to measure, and recommend settings.
@@ -53,8 +46,6 @@ def command(store: str, size: str | None, tensors: int | None, rounds: int, plot
       relight bench
       relight bench /scratch/runs --size 4GB --tensors 1000
     """
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     report = run(BenchOptions(store, None if size is None else state_size(size), tensors, rounds, progress_bar))
     if as_json:
         emit_json(report.to_dict())
@@ -64,7 +55,7 @@ def command(store: str, size: str | None, tensors: int | None, rounds: int, plot
         from relight.bench.plot import draw
 
         draw(report, plot)
-        click.echo(f"the picture is in {escape(plot)}", err=True)
+        drawn(plot)
 
 
 def _print(report: BenchReport) -> None:

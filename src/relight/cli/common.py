@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -18,6 +21,31 @@ from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def plot_option(help: str) -> Callable[[Any], Any]:
+    """Return the decorator that adds ``--plot PNG`` to a command, for ``drawn``. Without matplotlib the option is refused at once."""
+    return click.option(
+        "--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", callback=_needs_matplotlib, help=help
+    )
+
+
+def _needs_matplotlib(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
+    return path
+
+
+def drawn(path: Path) -> None:
+    """Report on stderr that the chart of ``--plot`` is in ``path``."""
+    click.echo(f"the picture is in {escape(path)}", err=True)
+
+
+def confirmed(question: str, effect: str, yes: bool, as_json: bool, instead: str) -> bool:
+    """Ask the user, unless ``yes``. Raise ``ConfigError`` where no user can answer; ``instead`` is the hint about the other option."""
+    if not yes and (as_json or not sys.stdin.isatty()):
+        raise ConfigError(f"this {effect}, and cannot ask here", hint=f"give --yes{instead}")
+    return yes or click.confirm(question, err=True)
 
 
 def engine_options(default: str = "local") -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""``relight cp``: copy checkpoints to another store or run."""
+"""``relight cp``: copy a run, or some of its checkpoints, to another store or run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from relight.cli.common import engine_of, engine_options, json_option, open_run_
 from relight.cli.output import emit_json, escape, paint, warn
 from relight.errors import ConfigError
 from relight.observe.progress_bar import progress_bar
-from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
+from relight.transfer import CopyPlan, plan_copy
+from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_push
 from relight.units import count_text, size_text
 
 
 @click.command("cp")
-@click.argument("source", metavar="SOURCE[@WHICH]")
+@click.argument("source", metavar="RUN[@WHICH]")
 @click.argument("destination")
 @click.option(
     "--which", multiple=True, help="A checkpoint: id, step, tag, 'latest', 'best' or 'best:METRIC'. Repeatable."
 )
-@click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
-@click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
+@click.option("--force", is_flag=True, help="Also into a run with another history, which will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
 @engine_options()
 @json_option
@@ -31,53 +31,50 @@ def command(
     source: str,
     destination: str,
     which: tuple[str, ...],
-    everything: bool,
     force: bool,
     dry_run: bool,
     engine: str | None,
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
+    """Copy a run to DESTINATION: the checkpoints that it lacks, with their tags. RUN@WHICH and --which copy only the named checkpoints.
 
-    Every byte is verified on the way. A copy keeps its id if that is free, and its root records its origin. A job that trains
-    at the destination is not disturbed. After an interruption, repeat the command to continue. Exit code 1 if a checkpoint
-    was damaged: it is skipped, the others are copied.
+    DESTINATION is a store/run, which is made if needed, or a store. Either side may be a bucket. Every byte is verified on the way. A copy
+    keeps its id if that is free, and its root records its origin. A job that trains at the destination is not disturbed. After an
+    interruption, repeat the command to continue. A tag that names another checkpoint there stays, unless --force. Exit code 1 if a
+    checkpoint was damaged, which is skipped, or a tag was not moved.
 
     \b
     Examples:
+      relight cp runs/demo s3://bucket/runs/
+      relight cp s3://bucket/runs/demo runs/demo
       relight cp runs/demo@best /backup/demo
-      relight cp runs/demo /backup/ --all
     """
     opened = open_run_at(source)
-    if sum((everything, bool(which), opened.which is not None)) > 1:
-        raise ConfigError("@WHICH, --which and --all exclude each other")
-    chosen = (
-        opened.history.live if everything else [opened.choose(selector) for selector in which] or [opened.choose(None)]
-    )
+    if which and opened.which is not None:
+        raise ConfigError("@WHICH and --which exclude each other")
     place = locate_destination(destination, opened.run.name)
     assert place.run is not None
-    plan = plan_copy(
-        opened.run,
-        list({checkpoint.id: checkpoint for checkpoint in chosen}.values()),
-        place.store,
-        place.run,
-        as_newest=force,
-    )
-    warn_of_change(plan)
+    if which or opened.which is not None:
+        chosen = {checkpoint.id: checkpoint for checkpoint in map(opened.choose, which or (None,))}
+        copy = plan_copy(opened.run, list(chosen.values()), place.store, place.run, as_newest=force)
+        plan = PushPlan(copy, [], force)
+    else:
+        plan = plan_push(opened.run, place.store, place.run, force=force)
+    _warn_of_change(plan.copy)
     if dry_run:
         _print_plan(plan, as_json)
         return 0
-    with engine_of(engine, jobs) as workers, progress_bar("copying", plan.bytes) as meter:
-        report = execute_copy(plan, progress=meter, engine=workers)
+    with engine_of(engine, jobs) as workers, progress_bar("copying", plan.copy.bytes) as meter:
+        report = execute_push(plan, progress=meter, engine=workers)
     if as_json:
-        emit_json({"to": _destination(plan), **_to_dict(report), "changes": changes_of(plan)})
+        emit_json({"to": _destination(plan.copy), **_to_dict(report), "changes": _changes(plan.copy)})
     else:
-        _print_report(plan, report)
-    return 1 if report.damaged else 0
+        _print_report(plan.copy, report)
+    return 1 if report.copy.damaged or report.refused else 0
 
 
-def warn_of_change(plan: CopyPlan) -> None:
+def _warn_of_change(plan: CopyPlan) -> None:
     """Report on stderr, before anything is copied, what a forced copy changes at the destination."""
     change = plan.changes
     if change is None:
@@ -92,7 +89,7 @@ def warn_of_change(plan: CopyPlan) -> None:
     )
 
 
-def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
+def _changes(plan: CopyPlan) -> dict[str, Any] | None:
     """Return, for JSON, what a forced copy changes at the destination; None if its history continues."""
     change = plan.changes
     if change is None:
@@ -103,53 +100,59 @@ def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _print_plan(plan: CopyPlan, as_json: bool) -> None:
+def _print_plan(plan: PushPlan, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes}
-        for checkpoint in plan.checkpoints
+        for checkpoint in plan.copy.checkpoints
     ]
     if as_json:
+        facts = {"there": _pairs(plan.copy.there), "tags": [move._asdict() for move in plan.tags]}
         emit_json(
-            {
-                "dry_run": True,
-                "to": _destination(plan),
-                "copy": rows,
-                "there": _pairs(plan.there),
-                "changes": changes_of(plan),
-            }
+            {"dry_run": True, "to": _destination(plan.copy), "copy": rows, **facts, "changes": _changes(plan.copy)}
         )
         return
     for row in rows:
         click.echo(f"{row['id']}  step {row['step']:<9}  {size_text(row['bytes']):>9}")
     click.echo(
-        f"{count_text(len(rows), 'checkpoint')}, {size_text(plan.bytes)}, would be copied "
-        f"to {_destination_text(plan)}{_already_there(plan.there)}"
+        f"{count_text(len(rows), 'checkpoint')}, {size_text(plan.copy.bytes)}{_tags(len(plan.tags) - len(plan.refused))}, would be copied "
+        f"to {_destination_text(plan.copy)}{_already_there(plan.copy.there)}"
     )
 
 
-def _print_report(plan: CopyPlan, report: CopyReport) -> None:
-    for old, new in report.copied:
+def _print_report(plan: CopyPlan, report: PushReport) -> None:
+    for old, new in report.copy.copied:
         if old != new:
             click.echo(f"{old} is {new} there: its own id was taken")
-    for old, error in report.damaged:
+    for old, error in report.copy.damaged:
         click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
-    if report.there and not report.copied and not report.damaged:
-        what = "it is" if len(report.there) == 1 else f"all {len(report.there)} are"
+    for move in report.refused:
+        warn(f"tag {escape(move.name)} is on {move.there} there, and stays: --force moves it")
+    if not (report.copy.copied or report.copy.damaged or report.tagged):
+        what = "it is" if len(report.copy.there) == 1 else f"all {len(report.copy.there)} are"
         click.echo(f"nothing to copy: {what} in {_destination_text(plan)} already")
         return
-    copied = {old for old, _ in report.copied}
+    copied = {old for old, _ in report.copy.copied}
     count = sum(checkpoint.body.alone_bytes for checkpoint in plan.checkpoints if checkpoint.id in copied)
     click.echo(
-        f"copied {count_text(len(report.copied), 'checkpoint')}, {size_text(count)}, "
-        f"to {_destination_text(plan)}{_already_there(report.there)}"
+        f"copied {count_text(len(report.copy.copied), 'checkpoint')}, {size_text(count)}{_tags(len(report.tagged))}, "
+        f"to {_destination_text(plan)}{_already_there(report.copy.there)}"
     )
 
 
-def _to_dict(report: CopyReport) -> dict[str, Any]:
+def _tags(count: int) -> str:
+    return f", {count_text(count, 'tag')}" if count else ""
+
+
+def _to_dict(report: PushReport) -> dict[str, Any]:
     damaged = [
-        {"id": old, "kind": error.kind, "where": error.where, "detail": error.what} for old, error in report.damaged
+        {"id": old, "kind": error.kind, "where": error.where, "detail": error.what}
+        for old, error in report.copy.damaged
     ]
-    return {"copied": _pairs(report.copied), "there": _pairs(report.there), "damaged": damaged}
+    return {
+        "copied": _pairs(report.copy.copied), "there": _pairs(report.copy.there), "damaged": damaged,
+        "tags": [{"name": name, "id_there": id_there} for name, id_there in report.tagged],
+        "refused": [move._asdict() for move in report.refused],
+    }  # fmt: skip
 
 
 def _pairs(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.catalog.locate import locate
-from relight.cli.common import json_option
+from relight.cli.common import confirmed, json_option
 from relight.cli.output import Styled, emit_json, escape, paint, table
 from relight.doctor import (
     Coverage,
@@ -254,13 +254,8 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
             [[what, Styled("goes", "red"), why] for what, why in plan.rows],
             wrap=("leftover", "because"),
         )
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError(
-                "this removes leftovers, and cannot ask here", hint="give --yes; without --fix nothing is removed"
-            )
-        if not click.confirm("Remove them?", err=True):
-            return None
+    if not confirmed("Remove them?", "removes leftovers", yes, as_json, "; without --fix nothing is removed"):
+        return None
     report = execute_fix(plan, store)
     if not as_json:
         click.echo(f"removed {count_text(len(report.removed), 'leftover')}; checking again\n")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import click
 import msgspec
 
-from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, facts_list, table
-from relight.errors import CheckpointNotFound, ConfigError
+from relight.cli.common import drawn, json_option, open_run_at, plot_option
+from relight.cli.output import emit_json, facts_list, table
+from relight.errors import CheckpointNotFound
 from relight.supervise.goodput import Account, merged
 from relight.supervise.incidents import read_accounts
 from relight.units import count_text, duration_text, percent_text
@@ -19,9 +18,7 @@ from relight.units import count_text, duration_text, percent_text
 @click.command("goodput")
 @click.argument("path", metavar="RUN")
 @click.option("--jobs", is_flag=True, help="Show each job of the run separately.")
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went."
-)
+@plot_option("Draw where the time went.")
 @json_option
 def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
     """Show where the time of a run's jobs went, by cause.
@@ -34,8 +31,6 @@ def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
       relight goodput runs/demo
       relight goodput runs/demo --plot goodput.png
     """
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     opened = open_run_at(path, warnings=False)
     accounts = read_accounts(opened.run.store, opened.run.name)
     if not accounts:
@@ -45,7 +40,7 @@ def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
         from relight.supervise.plot import draw
 
         draw(accounts, plot)
-        click.echo(f"the picture is in {escape(plot)}", err=True)
+        drawn(plot)
     if as_json:
         emit_json([{**msgspec.to_builtins(account), "goodput": round(account.goodput, 4)} for account in shown])
         return 0

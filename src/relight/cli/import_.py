@@ -25,7 +25,7 @@ from relight.units import count_text, duration_text, size_text
 def command(
     source: str, run: str, dry_run: bool, step: int | None, force: bool, only: tuple[str, ...], as_json: bool
 ) -> None:
-    """Import a checkpoint of another framework as a checkpoint of RUN.
+    """Import a checkpoint of another framework as a checkpoint of RUN; with --all, every checkpoint below a directory.
 
     SOURCE is a local file or folder, or one in a bucket: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate,
     DeepSpeed, Megatron, torchsnapshot, Orbax. It is recognised by its content, and nothing in it is executed. State that
@@ -35,6 +35,7 @@ def command(
     Examples:
       relight import out/checkpoint-500 runs/tuned --dry-run
       relight import model.safetensors runs/base --only 'model/*'
+      relight import --all /old/checkpoints runs
     """
     from relight.importers import detect, import_checkpoint
     from relight.importers.found import plant

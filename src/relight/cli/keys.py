@@ -118,7 +118,7 @@ def rotate_key(
 ) -> None:
     """Replace a key: NEW opens what OLD (an id or a label) opened, and OLD opens nothing. No data is encrypted again.
 
-    If OLD leaked, its finder may have a copy of the store's key slots: relight rekey encrypts again what OLD could open.
+    If OLD leaked, its finder may have a copy of the store's key slots: relight keys rekey encrypts again what OLD could open.
     """
     inner = store_at(path)
     if older_than is not None:

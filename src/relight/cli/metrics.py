@@ -70,7 +70,7 @@ def command(
         raise ConfigError("--listen serves, --once and --json print: choose one")
     if alerts and listen is None:
         raise ConfigError(
-            "--alerts needs --listen: a single check sends nothing", hint="relight alerts check checks once"
+            "--alerts needs --listen: a single check sends nothing", hint="relight metrics alerts check checks once"
         )
     if grafana is not None or rules is not None:
         _generate(grafana, rules, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import drawn, json_option, open_run_at, plot_option
 from relight.cli.output import emit_json, escape, facts_list, paint, table
 from relight.cost_model import PUBLISHED, Belief, prior
 from relight.cost_model.planned import JobPlan, KnownNumber, MeasuredTime, ParallelLayout, Question, fit, plan
@@ -86,15 +85,9 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
     metavar="JSON",
     help="Output of relight bench --json. Repeatable.",
 )
-@click.option(
-    "--plot",
-    "png",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="PNG",
-    help="Draw goodput against the interval.",
-)
+@plot_option("Draw goodput against the interval.")
 @json_option
-def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: bool, **given: Any) -> int:
+def command(model: str, measured: tuple[Path, ...], plot: Path | None, as_json: bool, **given: Any) -> int:
     """Compute what saving a model costs: bytes, bandwidth, memory, stall, how often to save, how much time is lost.
 
     MODEL is a number of parameters (8B, 405B, 1T), a Hugging Face config.json or its folder, or a run or checkpoint of Relight. Every
@@ -108,18 +101,16 @@ def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: b
       relight plan 70B --gpus 512 --store-price 20 --stored runs/demo
       relight plan 70B --gpus 4096 --stall 30m --at-most 1h
     """
-    if png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     made, description = plan_for(model, measured=measured, **given)
     if as_json:
         emit_json(to_dict(made, description))
     else:
         show(made, description)
-    if png is not None:
+    if plot is not None:
         from relight.bench.plan_plot import draw
 
-        draw(made, png)
-        click.echo(f"the picture is in {escape(png)}", err=True)
+        draw(made, plot)
+        drawn(plot)
     return 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Literal
 
 import click
 
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import confirmed, json_option, open_run_at
 from relight.cli.output import Styled, emit_json, escape, table
 from relight.errors import ConfigError
 from relight.observe.progress_bar import progress_bar
@@ -103,12 +102,9 @@ def command(
     if not as_json:
         _print(plan, swept)
     doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
-    if doing and not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError(
-                "this removes checkpoints, and cannot ask here", hint="give --yes, or --dry-run to see what would go"
-            )
-        doing = click.confirm("Remove them?", err=True)
+    doing = doing and confirmed(
+        "Remove them?", "removes checkpoints", yes, as_json, ", or --dry-run to see what would go"
+    )
     report = execute(plan, store) if doing else None
     swept_report = execute_sweep(swept, store) if doing else None
     deleted = [*report.deleted, *swept_report.deleted] if report and swept_report else []

@@ -1,4 +1,4 @@
-"""``relight show``: show one checkpoint: facts, tensors, statistics."""
+"""``relight show``: show one checkpoint: origin, notes, tensors, statistics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from relight.catalog.branches import PREFIX
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import (
@@ -19,6 +20,7 @@ from relight.cli.output import (
     escape,
     facts_list,
     metrics_text,
+    number,
     paint,
     since,
     table,
@@ -36,6 +38,7 @@ from relight.reader.spread import Pieces, numbers_of, pieces_named
 from relight.reader.storage_stats import StoredAs, stored_as
 from relight.run_records.verification import checked
 from relight.units import count_text, percent_text, size_text
+from relight.versions.describing import describe
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
 ODD = ("nan", "inf")
@@ -103,7 +106,10 @@ def command(
     mode: str | None,
     as_json: bool,
 ) -> None:
-    """Show one checkpoint, by default the newest. WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'.
+    """Show one checkpoint, by default the newest: its origin, branches, stages, notes, position in the data, and tensors.
+
+    WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'. The name is RUN@TAG, or RUN@TAG+N for N checkpoints after the nearest
+    tag.
 
     \b
     Examples:
@@ -127,9 +133,11 @@ def command(
     if with_stats:
         _read(opened, rows)
     root, known = opened.root, checked(run_opened.history).get(checkpoint.id)
+    origin = describe(run_opened.view, run_opened.history, run_opened.run.name, opened)
     if as_json:
         facts = {
             **entry(run_opened.history, checkpoint, known),
+            **origin,
             "world": root.world,
             "components": root.components,
             "environment": root.environment,
@@ -142,16 +150,19 @@ def command(
         return
     click.echo(paint(f"checkpoint {root.id}: step {root.step} of {escape(run_opened.run.name)}", "bold"))
     facts_shown = [
+        ("name", origin["name"]),
         ("saved", f"{since(root.created)}, {root.created}, by attempt {root.epoch}"),
         ("after", _after(checkpoint, root)),
         ("because", root.reason),
         ("metrics", metrics_text(root.metrics)),
-        ("tags", " ".join(run_opened.history.tags_of(root.id))),
-        ("parents", " ".join(root.parents)),
+        ("tags", " ".join(tag for tag in run_opened.history.tags_of(root.id) if not tag.startswith(PREFIX))),
+        *_origin(origin, checkpoint.body.home),
         ("needs", " ".join(root.requires)),
         ("size", _sizes(root)),
         ("made with", _software(root.environment)),
         ("made on", _machine(root.environment, root.world)),
+        ("started as", _command_line(root.environment.get("argv"))),
+        ("data at", ", ".join(f"{name}={_cut(value)}" for name, value in list(origin["data"].items())[:8])),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
         ("suspect", (SUSPECT.read(root.user) or "") if checkpoint.body.suspect else ""),
         (
@@ -184,6 +195,35 @@ def command(
     if values:
         click.echo()
         table(["value", "is"], [[name, repr(value)[:400]] for name, value in plain], wrap=("value", "is"))
+
+
+def _origin(facts: dict[str, Any], home: str | None) -> list[tuple[str, str]]:
+    """Return the rows about where the checkpoint comes from, what it led to, and what people recorded about it."""
+    parents = [
+        f"{parent['id']} (step {parent['step']})" if parent["step"] is not None else parent["id"]
+        for parent in facts["origin"]
+    ]
+    moves = [f"{move['stage']} {since(move['time'])}" + _by(move["by"], move["why"]) for move in facts["promotions"]]
+    return [
+        ("from", " ".join(parents) or "nothing: a fresh run"),
+        ("stored in", home if home and home != facts["run"] else ""),
+        ("branches", ", ".join(facts["branches"])),
+        ("promoted", "; ".join(moves)),
+        *(("note", f"{note['text']}{_by(note['by'], '')}, {since(note['time'])}") for note in facts["notes"]),
+    ]
+
+
+def _command_line(argv: object) -> str:
+    return " ".join(map(str, argv)) if isinstance(argv, list) else ""
+
+
+def _by(who: str, why: str) -> str:
+    return (f" by {who}" if who else "") + (f": {why}" if why else "")
+
+
+def _cut(value: Any) -> str:
+    text = number(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:

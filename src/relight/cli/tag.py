@@ -25,6 +25,8 @@ def command(path: str, name: str | None, which: str | None, delete: bool, as_jso
       relight tag runs/demo good 500
       relight tag runs/demo good --delete
       relight tag runs/demo
+      relight tag runs/demo@500 --hold --why "incident 42"
+      relight tag runs/demo@500 --stage production
     """
     opened = open_run_at(path)
     if name is None:

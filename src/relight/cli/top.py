@@ -153,7 +153,7 @@ def _lines(watcher: Watcher, seen: Sequence[RunSeen], alerts: Sequence[Alert]) -
         style = "red" if alert.severity == "critical" else "yellow"
         lines.append((f"{alert.severity}: {escape(alert.run or alert.store)}: {escape(alert.reason)}", style))
     if len(alerts) > ALERTS_SHOWN:
-        lines.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
+        lines.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight metrics alerts check", "yellow"))
     runs = [run for run in seen if run.run]
     active = sum(run.active and not run.error for run in runs)
     lines.append((f"{count_text(len(runs), 'run')}, {active} active; {count_text(len(alerts), 'alert')}", ""))

@@ -32,12 +32,13 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
     WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 for damage, which is listed
-    by file, chunk and tensor. The result is recorded with the run, if it can be written, for relight ready.
+    by file, chunk and tensor. The result is recorded with the run, if it can be written, for relight doctor --ready.
 
     \b
     Examples:
       relight verify runs/demo
       relight verify runs/demo latest --json
+      relight verify runs/demo --repair
     """
     place = locate(path)
     whole = place.run is None and place.which is None and not which

@@ -122,7 +122,7 @@ class Preset:
         plan = self.plan
         layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
         head = [
-            f"# relight preset {self.name}: {self.summary}",
+            f"# relight config preset {self.name}: {self.summary}",
             f"# Expected: goodput {percent_text(plan.goodput, 2)}; {size_text(self.memory_bytes)} of each node's memory for snapshots.",
             f"# Computed by: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
@@ -291,7 +291,7 @@ def _guarding(scenario: PresetScenario, copies: str, keys: str) -> list[PresetLi
         PresetLine(
             "environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"
         ),
-        PresetLine("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight alerts test sends one"),
+        PresetLine("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight metrics alerts test sends one"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Diagnose a machine, a store, a run and their settings, and state what to do: ``relight doctor``, ``relight ready``.
+"""Diagnose a machine, a store, a run and their settings, and state what to do: ``relight doctor``, ``relight doctor --ready``.
 
 Invariants:
 

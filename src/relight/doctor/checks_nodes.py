@@ -70,7 +70,7 @@ def _versions(facts: DoctorFacts) -> Iterator[CheckHit]:
             seen,
             "ranks may fail to communicate, or train differently",
             "install the same version on all nodes",
-            "relight version",
+            "relight --version",
         )
 
 

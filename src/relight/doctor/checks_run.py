@@ -79,7 +79,9 @@ def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
                 f"step {bad[-1].step}: {bad[-1].damage[0]}",
                 "a resume skips it, and continues from the previous checkpoint" if newest else "it cannot be restored",
                 "repair it from another tier, if the run has one; otherwise check the disk",
-                f"relight scrub {quote(run.path)}" if run.tiers else f"relight verify {quote(run.path)} {bad[-1].id}",
+                f"relight verify {quote(run.path)} --repair"
+                if run.tiers
+                else f"relight verify {quote(run.path)} {bad[-1].id}",
             )
 
 
@@ -275,7 +277,7 @@ def _tier_behind(facts: DoctorFacts) -> Iterator[CheckHit]:
                     f"it lacks {count_text(tier.lacks, 'checkpoint')}, the oldest for {duration_text(tier.lacks_s)}",
                     "if this disk fails, these checkpoints are lost",
                     "copy them now",
-                    f"relight drain {quote(run.path)}",
+                    f"relight cp {quote(run.path)} --tiers",
                 )
 
 

@@ -380,7 +380,7 @@ def _mirror(facts: DoctorFacts) -> Iterator[CheckHit]:
                 f"{since}{drive.why}",
                 "if the other drive fails as well, checkpoints are lost",
                 f"mount the drive and rebuild it; if it is a new drive, add --new-drive {quote(drive.path)}",
-                f"relight scrub {quote(run)}",
+                f"relight verify {quote(run)} --repair",
             )
 
 

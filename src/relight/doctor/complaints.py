@@ -43,8 +43,8 @@ PROGRAM_MESSAGES: tuple[Complaint, ...] = (
         r"|File is not a zip file|Error while deserializing header",
         PROGRAMS,
         "a file of torch.save or safetensors is truncated: its writer was killed, or the disk was full",
-        "use an older file; relight import and relight migrate name truncated files. A Relight checkpoint is committed whole or not at all",
-        "relight migrate OLD STORE --dry-run",
+        "use an older file; relight import names truncated files. A Relight checkpoint is committed whole or not at all",
+        "relight import --all OLD STORE --dry-run",
     ),
     _complaint(
         r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit|Out of memory: Kill|"
@@ -154,7 +154,7 @@ USER_DESCRIPTIONS: tuple[Complaint, ...] = (
         SEEN,
         "reading a checkpoint is bound by the store, or each rank reads all of it",
         "RELIGHT_CACHE caches reads on a local disk; peers and further tiers restore from memory or a near disk",
-        "relight ready RUN --measure",
+        "relight doctor RUN --ready --measure",
     ),
     _complaint(
         r"(lost|lose|losing).*(hours|days|progress|work|steps)|starts? (over|again from|from (scratch|zero|step 0))",
@@ -168,8 +168,8 @@ USER_DESCRIPTIONS: tuple[Complaint, ...] = (
         r"|(resum|restor|restart)\w*.*loss.*(jump|spike|higher|different)|not (exact|reproducible|deterministic)",
         SEEN,
         "a part of the state is not restored: generators, the loader's position, a scheduler, an optimizer",
-        "relight prove names the first value that differs after a resume",
-        "relight prove SCRIPT",
+        "relight drill --prove names the first value that differs after a resume",
+        "relight drill --prove SCRIPT",
     ),
     _complaint(
         r"(training|job|it) (hangs|is stuck|does not (move|continue|progress))|stuck (at|in|on)|no progress",

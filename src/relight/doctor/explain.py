@@ -130,7 +130,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "This run's log is missing, and … checkpoint directories are there",
         "log/ is missing, or older than the checkpoint directories: the run was copied without it, or it was deleted",
         "copy log/ back from where the run came from, or rebuild it from the checkpoint directories",
-        "relight recover RUN",
+        "relight log RUN --rebuild",
     ),
     _entry(
         r"this run has no valid checkpoint: \d+ records",
@@ -231,14 +231,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "newer",
         "a newer Relight wrote it, in a format that this version cannot read",
         "upgrade Relight",
-        "relight version",
+        "relight --version",
     ),
     _entry(
         r"\bUnsafeContent\b|a symbolic link(,| where)|invalid name in a store",
         "unsafe",
         "a file asks for something that no reader may do",
         "do not trust that store",
-        "relight version",
+        "relight --version",
     ),
     _entry(
         r"\bRunRemoved\b|the run's log is gone",

@@ -25,7 +25,7 @@ from relight.units import count_text, duration_text, rate_text, size_text
 PARTS = ("reliability", "security", "performance", "scalability", "operations")
 _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
 _DAY_S = 86400.0
-_NEED = ("relight ls ", "relight prune ", "relight push ")
+_NEED = ("relight ls ", "relight prune ", "relight cp ")
 """Commands that do nothing for a run without checkpoints."""
 
 
@@ -70,10 +70,27 @@ class Readiness:
         """Lines that could not be measured here."""
         return [line for line in self.lines if line.score is None]
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the grade is C or better."""
+        return self.grade() in ("A", "B", "C")
+
+    @property
+    def lacking(self) -> list[str]:
+        """Names of the lines that lose half of their weight or more, the largest loss first. Unmeasured lines are none of them."""
+        lost = {
+            line.name: line.weight * (1.0 - line.score)
+            for line in self.lines
+            if line.score is not None and line.score <= 0.5
+        }
+        return sorted(lost, key=lambda name: -lost[name])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for ``--json``."""
         return {
             "run": self.run,
+            "ready": self.is_ready,
+            "lacks": self.lacking,
             "grade": self.grade(),
             "score": round(self.score(), 4),
             "lines": len(self.lines),
@@ -126,7 +143,9 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     else:
         assert run is not None
         score, evidence = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
-        yield named("restore of the newest checkpoint", 10, score, evidence, f"relight ready {quote(path)} --measure")
+        yield named(
+            "restore of the newest checkpoint", 10, score, evidence, f"relight doctor {quote(path)} --ready --measure"
+        )
     good = sum(not checkpoint.damage for checkpoint in run.checkpoints) if run is not None else 0
     yield named(
         "older checkpoints to fall back on",
@@ -140,12 +159,12 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         8,
         _tiers(run),
         _tiers_text(run),
-        f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
+        f"relight cp {quote(path)} REMOTE" if run is None or not run.tiers else f"relight cp {quote(path)} --tiers",
     )
     yield named("rehearsal of recovery", 8, *drilled(facts, run, path))
     yield from more.reliability(facts, run, named)  # type: ignore[misc] # they are lines
     exact, shown = exactness(facts, run)
-    yield named("proof of an exact resume", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
+    yield named("proof of an exact resume", 4, exact, shown, f"relight drill --prove --remember {quote(path)} SCRIPT")
     every = run.interval_s if run is not None else None
     yield named(
         "training lost by a failure",
@@ -187,7 +206,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             f"{bad_drives[0].path} is {bad_drives[0].status}"
             if bad_drives
             else f"each file is on two of {len(drives)} drives",
-            f"relight scrub {quote(path)}",
+            f"relight verify {quote(path)} --repair",
         )
     if run is not None:
         yield named(
@@ -219,7 +238,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             True: f"{count_text(len(store.keys), 'key')} for it",
             False: "the store is not encrypted",
         }[store.encrypted],
-        f"relight rekey {quote(url)} --plain",
+        f"relight keys rekey {quote(url)} --plain",
     )
     if store.encrypted:
         yield named(
@@ -334,7 +353,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             6,
             None,
             "not measured: --measure reads the newest checkpoint",
-            f"relight ready {run.path if run is not None else store.url} --measure",
+            f"relight doctor {run.path if run is not None else store.url} --ready --measure",
         )
     if store.kind == "disk":
         yield named(

@@ -1,4 +1,4 @@
-"""Lines of ``relight ready`` for production: drills of this script, alerts, audit, roles, copies, saves, versions. Pure."""
+"""Lines of ``relight doctor --ready`` for production: drills of this script, alerts, audit, roles, copies, saves, versions. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
             f"{same_device[0].name} is on the same device as the store"
             if len(same_device) == len(far)
             else f"{far[0].name}: {far[0].url}",
-            f"relight push {quote(path)} REMOTE",
+            f"relight cp {quote(path)} REMOTE",
         )
     if run is not None and run.newest is not None:
         good = sum(
@@ -130,7 +130,7 @@ def operations(facts: DoctorFacts, named: Named) -> Iterator[object]:
         6,
         1.0 if is_set else 0.0,
         "[alerts] names receivers" if is_set else "[alerts] names no receiver",
-        "relight alerts test",
+        "relight metrics alerts test",
     )
 
 

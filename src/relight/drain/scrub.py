@@ -104,10 +104,10 @@ def scrub(
         damage = _verify_all(targets, engine if mirror is None else IN_PROCESS, bytes_per_second, pace)
         for target in targets:
             if stop():
-                record_checked(reach.store, reach.run, results, "relight scrub")
+                record_checked(reach.store, reach.run, results, "relight verify --repair")
                 return report
             results[target.checkpoint.id] = _scrub_one(target, next(damage), report, pace, repair, notify)
-        record_checked(reach.store, reach.run, results, "relight scrub")
+        record_checked(reach.store, reach.run, results, "relight verify --repair")
         if mirror is not None:
             report.mirrors[reach.name] = _end_mirror(mirror, reach, report, pace, notify)
     return report

@@ -228,5 +228,6 @@ def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
 
 def _wrong(what: str) -> CorruptCheckpoint:
     return CorruptCheckpoint(
-        f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy"
+        f"a chunk cannot be decoded: {what}",
+        hint="relight verify --repair repairs it from another tier with an undamaged copy",
     )

@@ -102,5 +102,6 @@ def decompress(body: memoryview, into: memoryview) -> None:
 
 def _wrong(what: str) -> CorruptCheckpoint:
     return CorruptCheckpoint(
-        f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy"
+        f"a chunk cannot be decoded: {what}",
+        hint="relight verify --repair repairs it from another tier with an undamaged copy",
     )

@@ -24,7 +24,7 @@ TAG_MAX = 128
 BRANCH_TAGS = "branches/"
 """Prefix of a tag that keeps a checkpoint for a branch; the branch's directory follows."""
 STAGES = ("candidate", "staging", "production")
-"""Tags that only ``relight promote`` moves, from the first to the last."""
+"""Tags that only ``relight tag --stage`` moves, from the first to the last."""
 
 _ID = re.compile(r"[0-9a-z]{10}\Z")
 _DIR = re.compile(r"([0-9]{10,16})-([0-9a-z]{10})-e(0|[1-9][0-9]{0,11})\Z")

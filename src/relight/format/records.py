@@ -12,8 +12,9 @@ from relight.format.digest import hexdigest, is_hex
 from relight.format.signed import apart
 from relight.format.strict import convert, seal, to_json, unseal
 from relight.save_reason import SaveReason, of_record
+from relight.version import FORMAT
 
-VERSION = 1
+VERSION = FORMAT
 EPOCH_MAX = 10**12 - 1
 RUN, FENCE, COMMIT, RETIRE, RECALL, SWEEP, TAG, NOTE = (
     "RUN",

@@ -96,14 +96,14 @@ class RepackNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebuildingNote(msgspec.Struct, frozen=True, kw_only=True):
-    """``relight recover`` is about to append records: of so many checkpoints, or a FENCE of an epoch."""
+    """``relight log --rebuild`` is about to append records: of so many checkpoints, or a FENCE of an epoch."""
 
     checkpoints: int | None = None
     epoch: int | None = None
 
 
 class RebuiltNote(msgspec.Struct, frozen=True, kw_only=True):
-    """``relight recover`` has appended its records."""
+    """``relight log --rebuild`` has appended its records."""
 
     checkpoints: int = 0
 
@@ -215,7 +215,7 @@ TIER_PACE = Topic(
     "tiers' pace",
     Free,
     written_by="checkpointer.adaptive_schedule checkpointer.tier_replication",
-    read_by="catalog.tiers checkpointer.tier_replication cli.explain",
+    read_by="catalog.tiers checkpointer.tier_replication cli.log_why",
 )
 """Seconds between copies of scheduled saves to each further tier, by its name, and as ``NAME.why`` the reason."""
 COPIED = Topic("drained", CopiedNote, written_by="drain.outwards", read_by="catalog.tiers")
@@ -224,7 +224,7 @@ SCHEDULE = Topic(
     "schedule",
     Free,
     written_by="checkpointer.adaptive_schedule",
-    read_by="checkpointer.adaptive_schedule cli.explain",
+    read_by="checkpointer.adaptive_schedule cli.log_why",
 )
 """The save interval from a step on, and the reason, as ``cost_model.schedule_note`` encodes them."""
 USER_NOTE = Topic("note", UserNote, written_by="versions.stages", read_by="versions.stages log.summary")

@@ -108,6 +108,10 @@ def _nothing(files: Files) -> IncompatibleState:
         return IncompatibleState(_no_format(files), where=files.path, hint=f"known are {KNOWN}")
     shown = sorted({name.split("/")[0] for name in (*files.stamps, *files.folders, *files.others)})
     below = [name for name in shown if re.search(r"\d", name) and name in files.folders]
-    hint = f"is it one of those below: {', '.join(below[-4:])}?" if below else f"known are {KNOWN}"
+    hint = (
+        f"is it one of those below: {', '.join(below[-4:])}? relight import --all takes them all"
+        if below
+        else f"known are {KNOWN}"
+    )
     listed = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
     return IncompatibleState(f"a folder of no known format: {listed or 'it is empty'}", where=files.path, hint=hint)

@@ -60,7 +60,7 @@ def read_store(store: ByteStore) -> StoreRecord:
         raise WrongKey(
             "this store is not encrypted, and a key was given",
             where=store.url,
-            hint="relight rekey STORE encrypts what is there; or save to another store",
+            hint="relight keys rekey STORE encrypts what is there; or save to another store",
         )
     return record
 

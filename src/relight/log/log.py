@@ -168,7 +168,7 @@ class Log:
             f"this run's log is missing, and {len(names)} checkpoint directories are there",
             where=where,
             details=[*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])],
-            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: relight recover {where}",
+            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: relight log {where} --rebuild",
         )
 
     def begin_rebuilt(self, run_id: str) -> LogView:

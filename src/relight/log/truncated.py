@@ -50,7 +50,7 @@ def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
 
 
 def is_being_rebuilt(view: LogView) -> bool:
-    """Return whether ``relight recover`` is appending missing records, or was interrupted while it did."""
+    """Return whether ``relight log --rebuild`` is appending missing records, or was interrupted while it did."""
     for record in reversed(view.records):
         for topic in (REBUILDING, REBUILT):
             if topic.read(record.body) is not None:
@@ -85,7 +85,7 @@ def refuse_truncated(store: ByteStore, log: Log, view: LogView | None = None) ->
         else "this run's log is being rebuilt, or that was interrupted",
         where=where,
         details=[*lost[:NAMES_SHOWN], *(["…"] if len(lost) > NAMES_SHOWN else [])],
-        hint=f"copy the directory log/ again from where the run came from; or add what it lacks: relight recover {where}",
+        hint=f"copy the directory log/ again from where the run came from; or add what it lacks: relight log {where} --rebuild",
     )
 
 

@@ -91,7 +91,7 @@ def plan_messages(
 
 
 def trial_message() -> Message:
-    """Return the message of ``relight alerts test``."""
+    """Return the message of ``relight metrics alerts test``."""
     return Message("Relight: this is a test", "Alerts of Relight arrive here. Nothing is wrong.", "info")
 
 
@@ -118,7 +118,7 @@ def _message(alerts: Sequence[Alert]) -> Message:
     order = sorted(alerts, key=lambda alert: (alert.state == RESOLVED, -SEVERITIES.index(alert.severity), alert.key))
     lines = [line_of(alert) for alert in order[:LINES_MAX]]
     if len(order) > LINES_MAX:
-        lines.append(f"… and {len(order) - LINES_MAX} more: relight alerts check shows them")
+        lines.append(f"… and {len(order) - LINES_MAX} more: relight metrics alerts check shows them")
     runs = sorted({run_name(alert.run) for alert in alerts if alert.run})
     named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     first = firing[0] if len(firing) == 1 else None

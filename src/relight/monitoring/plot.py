@@ -1,4 +1,4 @@
-"""The chart of ``relight trace``: a row for each rank and process, and below them the critical path."""
+"""The chart of ``relight show --trace``: a row for each rank and process, and below them the critical path."""
 
 from __future__ import annotations
 

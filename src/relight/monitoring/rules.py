@@ -253,7 +253,7 @@ _KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str, str]
         "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1", "relight doctor RUN",
     ),
     "saves_failing": ("saves fail in a row", _failing, "relight_saves_failed_in_a_row >= LIMIT", "relight doctor RUN"),
-    "slow_save": ("a save took too long", _slow, "relight_save_last_seconds > LIMIT", "relight trace RUN"),
+    "slow_save": ("a save took too long", _slow, "relight_save_last_seconds > LIMIT", "relight show RUN --trace"),
     "tier_full": ("a tier is nearly full", _full, "relight_tier_full_ratio > LIMIT", "relight ls RUN --tiers"),
     "tier_behind": (
         "a further tier lacks new checkpoints", _lagging,
@@ -267,7 +267,7 @@ _KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str, str]
     "hardware_failure": ("hardware has failed", _hardware, "relight_recent_hardware_failures >= LIMIT", "relight incidents RUN latest"),
     "crash_loop": ("failures within an hour", _loops, "relight_recent_failures >= LIMIT", "relight incidents RUN"),
     "drive_degraded": (
-        "a drive of a mirrored store failed", _degraded, "relight_mirror_drives_degraded >= LIMIT", "relight scrub RUN",
+        "a drive of a mirrored store failed", _degraded, "relight_mirror_drives_degraded >= LIMIT", "relight verify RUN --repair",
     ),
     "retention_blocked": (
         "old checkpoints cannot be removed", _blocked, "relight_retention_failed >= LIMIT", "relight doctor RUN",

@@ -105,8 +105,8 @@ def adaptive(
     """Return a trigger that minimises lost time: its interval follows from the measured costs of saves and restarts, and
     the failure rate.
 
-    Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight explain
-    schedule`` reads them.
+    Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight log --why``
+    reads them.
 
     >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'

@@ -99,7 +99,7 @@ def read_model(path: Path) -> DetectorModel:
     stored = read_sealed(path, _ModelFile, "model")
     if stored.features != tuple(FEATURES):
         raise IncompatibleState(
-            "this model uses other features", where=str(path), hint="train a new one with relight predict train"
+            "this model uses other features", where=str(path), hint="train a new one with relight plan predict train"
         )
     try:
         worth = {}

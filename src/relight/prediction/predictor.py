@@ -167,7 +167,7 @@ class FailurePredictor:
         hours: float = HOURS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``model``: a file of ``relight predict train``, read again when it changes.
+        """``model``: a file of ``relight plan predict train``, read again when it changes.
 
         If it cannot be read, an event reports it, and the rules still count.
         """
@@ -227,7 +227,7 @@ class FailurePredictor:
         ]
 
     def write(self, directory: Path, **metadata: str) -> Path:
-        """Write the recording, for ``relight predict train --recordings``, and begin a new one.
+        """Write the recording, for ``relight plan predict train --recordings``, and begin a new one.
 
         No second is in two recordings. The newest fifty recordings in the directory are kept.
         """

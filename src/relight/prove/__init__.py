@@ -1,4 +1,4 @@
-"""``relight prove``: tests whether a script resumes to the bit. Compares an uninterrupted run with a killed and resumed one.
+"""``relight drill --prove``: tests whether a script resumes to the bit. Compares an uninterrupted run with a killed and resumed one.
 
 Reports the first difference. May import everything below it. The comparison is pure; only ``recorder`` runs in the script's process.
 """

@@ -1,4 +1,4 @@
-"""Runs the script and writes the trace: ``python -m relight.prove.recorder CONFIG SCRIPT ARGS…``, started by ``relight prove``."""
+"""Runs the script and writes the trace: ``python -m relight.prove.recorder CONFIG SCRIPT ARGS…``, started by ``relight drill --prove``."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class _OpenPack(NamedTuple):
         """Emit, once per store, that some of the pack was read from another store."""
         if store.url not in self.reported:
             self.reported.append(store.url)
-            message = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
+            message = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight verify --repair repairs it"
             emit("restore.repaired", message, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 

@@ -94,7 +94,7 @@ def plan_rebuild(
 
     A directory counts as whole if its root and parts are well formed, of this store and run, and its packs have their sizes. With
     ``verify`` every byte is read as well. ``CheckpointNotFound`` if there is neither log nor checkpoint directory; ``CorruptCheckpoint``
-    if the log has damaged records: ``relight scrub`` repairs those. Cost: reading the root and the parts of each such directory.
+    if the log has damaged records: ``relight verify --repair`` repairs those. Cost: reading the root and the parts of each such directory.
     """
     where = f"{store.url.rstrip('/')}/{run}"
     names = checkpoint_dirs(store, run)
@@ -112,7 +112,7 @@ def plan_rebuild(
             f"the log is there, and {len(view.faults)} of its records are damaged: only a missing log is rebuilt",
             where=where,
             details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:5]],
-            hint="relight scrub repairs records from another tier; relight verify shows all damage",
+            hint="relight verify --repair repairs records from another tier; relight verify shows all damage",
         )
     history = fold(view) if view is not None else History()
     known = (

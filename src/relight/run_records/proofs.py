@@ -1,6 +1,6 @@
-"""Store the results of ``relight verify`` and ``relight prove`` with the run: one small file each, in ``<run>/proofs/``.
+"""Store the results of ``relight verify`` and ``relight drill --prove`` with the run: one small file each, in ``<run>/proofs/``.
 
-Only ``relight ready`` reads them, with their age. The newest 32 are kept.
+Only ``relight doctor --ready`` reads them, with their age. The newest 32 are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Result of one ``relight verify`` or ``relight prove``."""
+    """Result of one ``relight verify`` or ``relight drill --prove``."""
 
     kind: str
     """``verify`` or ``prove``."""

@@ -252,7 +252,7 @@ class Actions:
             _planned(
                 "Pin" if hold_reason is None else "Release",
                 summary,
-                f"relight hold {_at(fields)} {checkpoint.id}" + (" --release" if hold_reason is not None else ""),
+                f"relight tag {_at(fields)}@{checkpoint.id} --hold" + (" --release" if hold_reason is not None else ""),
                 (checkpoint.id, hold_reason),
             ),
             do,
@@ -349,7 +349,7 @@ class Actions:
             _planned(
                 "Promote",
                 summary,
-                f"relight promote {_at(fields)}@{checkpoint.id} {stage}",
+                f"relight tag {_at(fields)}@{checkpoint.id} --stage {stage}",
                 (checkpoint.id, stage, before),
             ),
             do,

@@ -102,7 +102,7 @@ def short_task(shown: dict[str, Any]) -> dict[str, Any]:
 
 
 def short_audit(row: AuditRow) -> AuditRow:
-    """Return an audit entry for a list: long values are shortened. ``relight audit show`` prints the whole entry."""
+    """Return an audit entry for a list: long values are shortened. ``relight log --audit`` prints the whole entry."""
     fields, bytes_left = dict[str, str](), AUDIT_FIELDS_BYTES
     for name, value in row.fields.items():
         if not value:

@@ -41,7 +41,7 @@ class SuperviseSettings(SuperviseRules, frozen=True):
     ] = 0.0
     notices: Annotated[kinds.Notices, about("sources of the cloud's preemption notices")] = ()
     predict: Annotated[kinds.YesNo, about("whether the node is monitored each second to predict failures")] = True
-    model: Annotated[kinds.Path, about("a file of relight predict train", "rules alone", named=True)] = ""
+    model: Annotated[kinds.Path, about("a file of relight plan predict train", "rules alone", named=True)] = ""
     recordings: Annotated[kinds.Path, about("a directory for the measurements of the newest fifty jobs", "nowhere", named=True)] = ""
     pause: Annotated[kinds.PauseShare, about("share of the time that ranks pause while this node is too hot or under pressure")] = 0.2
     lower_power: Annotated[kinds.YesNo, about("whether accelerators' power limits are lowered under heat; needs root")] = False

@@ -1,4 +1,4 @@
-"""Chart of ``relight simulate``: each policy's use of time, and its stored bytes."""
+"""Chart of ``relight plan simulate``: each policy's use of time, and its stored bytes."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ class DriveStates(StripedStore):
             f"no whole copy is left: {', '.join(bad)}",
             where=self.url,
             details=details,
-            hint="mount the drives; if one was rebuilt only in part, relight scrub completes it",
+            hint="mount the drives; if one was rebuilt only in part, relight verify --repair completes it",
         )
 
     def is_place(self, number: int) -> bool:
@@ -408,8 +408,8 @@ def is_own(name: str, *, states: bool = True) -> bool:
 
 
 _THEN = {
-    AWAY: "is set away; saves continue with one copy: relight doctor shows it, relight scrub rebuilds it",
-    DOUBTED: "is doubted, and read last: relight scrub compares and repairs it",
+    AWAY: "is set away; saves continue with one copy: relight doctor shows it, relight verify --repair rebuilds it",
+    DOUBTED: "is doubted, and read last: relight verify --repair compares and repairs it",
     GOOD: "is whole again",
 }
 

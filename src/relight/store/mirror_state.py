@@ -67,7 +67,7 @@ def read_states(places: Mapping[int, LocalStore], stripe_id: str, where: str) ->
                 raise CorruptCheckpoint(
                     f"{places[first].url} and {places[second].url} were each written while the other was missing",
                     where=where,
-                    hint="choose the drive to keep, empty the other, and rebuild it: relight scrub RUN --new-drive DIRECTORY",
+                    hint="choose the drive to keep, empty the other, and rebuild it: relight verify RUN --repair --new-drive DIRECTORY",
                 )
     return newest
 

@@ -1,8 +1,8 @@
 """Several local directories as one store in which each file is on two of them (mirroring), so that any one drive may be lost.
 
 A file of place p is also at place p + 1. *Good* drives have every file. A drive that fails is set *away*, durably on the others, before
-anything is written without it; it then counts as empty until ``relight scrub`` has rebuilt it. A drive that gave wrong bytes, or is being
-rebuilt, is *doubted*: it is written, and read last. The last good copy of anything is never set away.
+anything is written without it; it then counts as empty until ``relight verify --repair`` has rebuilt it. A drive that gave wrong bytes,
+or is being rebuilt, is *doubted*: it is written, and read last. The last good copy of anything is never set away.
 
 *Orders of the two calls.* A power cut may prevent the second one. A name is created (``put_once``) at p first, and exists once it
 is at p + 1: a reader that finds it at p alone completes it. Files are written at p + 1 first and deleted at p first, so no reader

@@ -381,7 +381,7 @@ def _put(inner: ByteStore, store_id: str, generation: int, key: Secret, provider
     reread = [entry for entry in slots_in(inner) if entry.file == slot.file]
     if not reread or reread[0].ring != ring_id(key).hex() or not _opens(reread[0], provider):
         what = "the new slot does not open, or another process made a slot of the same name"
-        hint = "no slot was removed; relight rekey --all makes one of two rings of a generation"
+        hint = "no slot was removed; relight keys rekey --all makes one of two rings of a generation"
         raise WrongKey(what, where=f"{KEYS_DIR}/{slot.file}", hint=hint)
     return _named(reread[0])
 

@@ -1,7 +1,7 @@
-"""Copy a run's missing checkpoints and their tags to another run, for ``relight push`` and ``relight pull``.
+"""Copy a run's missing checkpoints and their tags to another run, for ``relight cp`` of a whole run.
 
 ``copying`` copies: verified, resumable, without fencing. Tags are copied with their checkpoints. A tag that the destination has on another
-checkpoint stays there, unless ``force``. Stages are not copied: ``relight promote`` moves them.
+checkpoint stays there, unless ``force``. Stages are not copied: ``relight tag --stage`` moves them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Describe a checkpoint: a name relative to the nearest tag, its origin, and its metadata."""
+"""Describe a checkpoint: a name relative to the nearest tag, its origin, stages, notes, and its position in the data."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from relight.catalog.branches import PREFIX
-from relight.catalog.run import Run
 from relight.format.tree import join_path
-from relight.log import Checkpoint, History
+from relight.log import Checkpoint, History, LogView
 from relight.reader.merged_parts import whole_of
 from relight.reader.opened import Opened
 from relight.versions.stages import notes_of, promotions, stages_of
@@ -30,40 +29,20 @@ def name_of(history: History, run: str, one: Checkpoint) -> str:
     return f"{run}@{one.step}"
 
 
-def describe(run: Run, one: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint's origin, metadata, branches, stages and notes. Reads root and parts, no tensor."""
-    view = run.view()
-    history = run.history()
-    opened = run.open(one)
+def describe(view: LogView, history: History, run: str, opened: Opened) -> dict[str, Any]:
+    """Return where an open checkpoint of ``run`` comes from, what it led to, and what people recorded about it."""
     root = opened.root
     known = {**history.retired, **history.by_id}
-    children = [other.id for other in history.live if one.id in other.body.parents]
-    moves = [move._asdict() for move in promotions(view.records) if move.id == one.id]
     return {
-        "name": name_of(history, run.name, one),
-        "id": one.id,
-        "step": one.step,
-        "run": run.name,
-        "lies_in": one.body.home or run.name,
-        "created": root.created,
-        "reason": root.reason,
-        "parents": [{"id": parent, "step": known[parent].step if parent in known else None} for parent in root.parents],
-        "children": children,
-        "branches": [tag.removeprefix(PREFIX) for tag in history.tags_of(one.id) if tag.startswith(PREFIX)],
-        "tags": [tag for tag in history.tags_of(one.id) if not tag.startswith(PREFIX)],
-        "stages": stages_of(history, one.id),
-        "promotions": moves,
-        "notes": [note._asdict() for note in notes_of(history, one.id)],
-        "metrics": root.metrics,
-        "metadata": root.user,
-        "code": root.environment.get("code"),
-        "arguments": root.environment.get("argv"),
-        "environment": {key: value for key, value in root.environment.items() if key not in ("code", "argv")},
-        "world": root.world,
+        "name": name_of(history, run, known[root.id]),
+        "run": run,
+        "origin": [{"id": parent, "step": known[parent].step if parent in known else None} for parent in root.parents],
+        "children": [other.id for other in history.live if root.id in other.body.parents],
+        "branches": [tag.removeprefix(PREFIX) for tag in history.tags_of(root.id) if tag.startswith(PREFIX)],
+        "stages": stages_of(history, root.id),
+        "promotions": [move._asdict() for move in promotions(view.records) if move.id == root.id],
+        "notes": [note._asdict() for note in notes_of(history, root.id)],
         "data": data_position(opened),
-        "exact": root.exact,
-        "suspect": one.body.suspect,
-        "bytes": root.logical_bytes,
     }
 
 

@@ -191,7 +191,7 @@ ckpt.close()
         "-",
         "a drive of a mirrored store is unmounted while it trains",
         "Warns, and continues with the other drive: every save becomes a checkpoint.",
-        "Mount it, and rebuild it with `relight scrub`.",
+        "Mount it, and rebuild it with `relight verify --repair`.",
         _MIRRORED
         + """
 os.rename("d0", "gone")
@@ -206,8 +206,8 @@ print("weight", float(relight.load(URL)["model"]["w"][0]))
         "mirror-back",
         "-",
         "a drive of a mirrored store comes back with old contents",
-        "Takes the newest checkpoint from the other drive. `relight scrub` makes both equal.",
-        "Run `relight scrub`.",
+        "Takes the newest checkpoint from the other drive. `relight verify --repair` makes both equal.",
+        "Run `relight verify --repair`.",
         _MIRRORED
         + """
 os.rename("d0", "gone")
@@ -215,7 +215,7 @@ train(ckpt, model, optimizer, 4, 8)
 ckpt.close()
 os.rename("gone", "d0")
 print("weight", float(relight.load(URL)["model"]["w"][0]))
-command("scrub", URL)
+command("verify", "--repair", URL)
 os.rename("d1", "gone")
 print("rebuilt", float(relight.load(URL)["model"]["w"][0]))
 """,
@@ -227,7 +227,7 @@ print("rebuilt", float(relight.load(URL)["model"]["w"][0]))
         "-",
         "a drive of a mirrored store is replaced by an empty one",
         "Trains with the other drive, and writes nothing to the empty directory: it may be the mount point of a missing drive.",
-        "Name the new drive: `relight scrub RUN --new-drive DIRECTORY`.",
+        "Name the new drive: `relight verify RUN --repair --new-drive DIRECTORY`.",
         _MIRRORED
         + """
 ckpt.close()
@@ -237,8 +237,8 @@ ckpt = Checkpointer(URL, model=model, optimizer=optimizer, save=every(steps=1))
 train(ckpt, model, optimizer, ckpt.restore(), 8)
 ckpt.close()
 print("files", os.listdir("d0"))
-command("scrub", URL)
-command("scrub", URL, "--new-drive", "d0")
+command("verify", "--repair", URL)
+command("verify", "--repair", URL, "--new-drive", "d0")
 """,
         shows=(r"files \[\]", r"mount it; if it is a new drive, repeat with --new-drive", r"REBUILT"),
         quote="(?m)^AWAY.*",
@@ -268,7 +268,7 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         "-",
         "the store is copied with `cp -r` or `rsync` while it trains",
         "The copy restores; so does the original.",
-        "Nothing; `relight push` copies whole checkpoints.",
+        "Nothing; `relight cp` copies whole checkpoints.",
         _TRAIN
         + """
 shutil.copytree("runs", "copy")
@@ -287,7 +287,7 @@ with Checkpointer("copy/demo", model=model, optimizer=optimizer, save=every(step
         "-",
         "the copy was made during a save: the newest checkpoint is there only in part",
         "Takes the newest whole one.",
-        "Nothing; `relight push` copies whole checkpoints.",
+        "Nothing; `relight cp` copies whole checkpoints.",
         _TRAIN
         + """
 import glob

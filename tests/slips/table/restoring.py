@@ -316,7 +316,7 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         "2",
         "a run was copied without its `log/`, or the log was cleaned up",
         "Refuses to start. Deletes nothing.",
-        "Rebuild the log with `relight recover STORE/RUN`.",
+        "Rebuild the log with `relight log STORE/RUN --rebuild`.",
         """
 import shutil
 shutil.rmtree("runs/demo/log")
@@ -326,7 +326,7 @@ for turn in range(2):
         train(ckpt, model, optimizer, ckpt.restore(), 4)
 """,
         refused=True,
-        shows=("CorruptCheckpoint", "relight recover"),
+        shows=("CorruptCheckpoint", "relight log .* --rebuild"),
         takes="refused",
         removes=(2, 5, 8),
         hides=("Deleted",),
@@ -334,7 +334,7 @@ for turn in range(2):
     Slip(
         "missing-log-recovered",
         "2",
-        "the same, then `relight recover --yes`",
+        "the same, then `relight log --rebuild --yes`",
         "Rebuilds the log from the checkpoints, which are all there.",
         "Start the training again.",
         """
@@ -346,10 +346,10 @@ try:
         train(ckpt, model, optimizer, ckpt.restore(), 4)
 except relight.RelightError as error:
     print(error)
-code, text = command("recover", "runs/demo", "--yes")
+code, text = command("log", "--rebuild", "runs/demo", "--yes")
 assert code == 0, text
 """,
-        shows=("relight recover",),
+        shows=("relight log .* --rebuild",),
         takes=(9, 1),
     ),
     Slip(

@@ -1,4 +1,4 @@
-"""``relight promote``: move a stage (candidate, staging, production) to a checkpoint."""
+"""``relight tag --stage``: move a stage (candidate, staging, production) to a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relight.errors import ConfigError
 from relight.versions.stages import STAGES, clear, promote, promotions, take_back
 
 
-@click.command("promote")
+@click.command("tag --stage")
 @click.argument("path", metavar="RUN[@WHICH]")
 @click.argument("stage", required=False, type=click.Choice(STAGES))
 @click.option("--why", default="", help="The reason; recorded in the log, with author and time.")
@@ -25,11 +25,11 @@ def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, l
 
     \b
     Examples:
-      relight promote runs/demo@2000 --why "passed the evaluation"
-      relight promote runs/demo@staging production
-      relight promote runs/demo production --back
-      relight promote runs/demo staging --clear
-      relight promote runs/demo --list
+      relight tag runs/demo@2000 --stage --why "passed the evaluation"
+      relight tag runs/demo@staging --stage production
+      relight tag runs/demo --stage production --back
+      relight tag runs/demo --stage staging --clear
+      relight tag runs/demo --stage --list
     """
     opened = open_run_at(path)
     if listed:

@@ -1,4 +1,4 @@
-"""``relight drain``: copy missing checkpoints to a run's further tiers."""
+"""``relight cp --tiers``: copy missing checkpoints to a run's further tiers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relight.store.wrapper import guard_of
 from relight.units import count_text, size_text
 
 
-@click.command("drain")
+@click.command("cp --tiers")
 @click.argument("path")
 @click.option("--dry-run", is_flag=True, help="Only list what each tier lacks.")
 @json_option
@@ -30,12 +30,14 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
 
     \b
     Examples:
-      relight drain /nvme/ckpts/demo
-      relight drain /nvme/ckpts/demo --dry-run --json
+      relight cp /nvme/ckpts/demo --tiers
+      relight cp /nvme/ckpts/demo --tiers --dry-run --json
     """
     place = locate(path)
     if place.run is None or place.which is not None:
-        raise ConfigError("drain needs a run, not a store or a checkpoint", where=path, hint="relight drain STORE/RUN")
+        raise ConfigError(
+            "tiers belong to a run, not to a store or a checkpoint", where=path, hint="relight cp STORE/RUN --tiers"
+        )
     history = fold(Log(place.store, place.run).read())
     tiers = tiers_of(history)
     if not tiers:

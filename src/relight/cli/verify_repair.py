@@ -1,4 +1,4 @@
-"""``relight scrub``: read every byte again, and repair damage from another tier."""
+"""``relight verify --repair``: read every byte again, and repair damage from another tier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relight.store.mirror_rebuild import mirrored_in
 from relight.units import count_text, size_text
 
 
-@click.command("scrub")
+@click.command("verify --repair")
 @click.argument("path")
 @click.option("--rate", metavar="SIZE", help="Largest rate of reading, in bytes a second: 50MB.")
 @click.option(
@@ -32,7 +32,7 @@ from relight.units import count_text, size_text
     metavar="DIRECTORY",
     help="A mirrored store's directory on a drive that replaces a lost one. Repeatable.",
 )
-@click.option("--no-repair", is_flag=True, help="Only list what is damaged.")
+@click.option("--dry-run", "no_repair", is_flag=True, help="Only list what is damaged.")
 @engine_options()
 @json_option
 def command(
@@ -47,17 +47,20 @@ def command(
     """Read every byte of a run again, in all of its tiers, and repair damage in one tier from another.
 
     Repaired bytes are checked against the committed hashes; nothing else of the run changes. Exit code 1 if bytes are damaged in all tiers,
-    or were not repaired because of --no-repair. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its drives are rebuilt.
+    or were not repaired because of --dry-run. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its drives are rebuilt.
 
     \b
     Examples:
-      relight scrub /nvme/ckpts/demo
-      relight scrub /nvme/ckpts/demo --rate 50MB
-      relight scrub stripe:mirrors=2,/nvme0,/nvme1,/demo --new-drive /nvme1
+      relight verify /nvme/ckpts/demo --repair
+      relight verify /nvme/ckpts/demo --repair --rate 50MB
+      relight verify stripe:mirrors=2,/nvme0,/nvme1,/demo --repair \\
+        --new-drive /nvme1
     """
     place = locate(path)
     if place.run is None or place.which is not None:
-        raise ConfigError("scrub needs a run, not a store or a checkpoint", where=path, hint="relight scrub STORE/RUN")
+        raise ConfigError(
+            "a repair needs a run, not a store or a checkpoint", where=path, hint="relight verify STORE/RUN --repair"
+        )
     _, merged, _ = residency(place.store, place.run)
     total = sum(copy.checkpoint.body.stored_bytes for copies in merged.copies.values() for copy in copies)
     if new_drives and mirrored_in(place.store) is None:

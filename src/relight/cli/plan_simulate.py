@@ -1,8 +1,7 @@
-"""``relight simulate``: simulate months of a fleet in seconds, with several policies."""
+"""``relight plan simulate``: simulate months of a fleet in seconds, with several policies."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relight.cli.common import engine_of, engine_options, json_option
+from relight.cli.common import drawn, engine_of, engine_options, json_option, plot_option
 from relight.cli.output import Styled, emit_json, escape, table
 from relight.engines import Engine
 from relight.errors import ConfigError
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 
 
-@click.command("simulate")
+@click.command("plan simulate")
 @click.argument("scenario", metavar="[FILE|NAME]", required=False)
 @click.option("--gpus", type=click.IntRange(1, 1_000_000), help="Number of GPUs; by default the scenario's.")
 @click.option("--days", type=click.FloatRange(0, 3650, min_open=True), help="Days to simulate.")
@@ -46,12 +45,7 @@ _SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 )
 @engine_options("processes")
 @click.option("--replay", metavar="RUN", help="Use this run's recorded failures instead of random ones.")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="PNG",
-    help="Draw where the time went, and storage.",
-)
+@plot_option("Draw where the time went, and storage.")
 @click.option("--list", "listed", is_flag=True, help="List the shipped scenarios.")
 @json_option
 def command(
@@ -86,16 +80,14 @@ def command(
 
     \b
     Examples:
-      relight simulate
-      relight simulate --gpus 4096 --days 30 --policy adaptive --policy 1h
-      relight simulate a-hundred-thousand --seeds 20 --plot fleet.png
-      relight simulate mine.toml --sweep spares=0,2,8
-      relight simulate --replay runs/demo --policy 10m --policy adaptive
+      relight plan simulate
+      relight plan simulate --gpus 4096 --days 30 --policy adaptive --policy 1h
+      relight plan simulate a-hundred-thousand --seeds 20 --plot fleet.png
+      relight plan simulate mine.toml --sweep spares=0,2,8
+      relight plan simulate --replay runs/demo --policy 10m --policy adaptive
     """
     if listed:
         return _list(as_json)
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", hint="pip install 'relight[demo]', or leave --plot out")
     cases = _cases(scenario, {"gpus": gpus, "days": days}, policies, settings, sweep, replay)
     with engine_of(engine, jobs, "processes" if len(cases) * seeds > 1 else "local") as workers:
         summaries = _simulate(cases, seeds, workers)
@@ -107,7 +99,7 @@ def command(
             cases[0].scenario.days,
             plot,
         )
-        click.echo(f"the picture is in {escape(plot)}", err=True)
+        drawn(plot)
     if as_json:
         emit_json([_to_dict(case, summaries_of_case) for case, summaries_of_case in zip(cases, summaries, strict=True)])
     else:

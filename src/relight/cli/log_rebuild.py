@@ -1,13 +1,11 @@
-"""``relight recover``: rebuild a run's log from its checkpoint directories."""
+"""``relight log --rebuild``: rebuild a run's log from its checkpoint directories."""
 
 from __future__ import annotations
-
-import sys
 
 import click
 
 from relight.catalog.locate import locate
-from relight.cli.common import json_option
+from relight.cli.common import confirmed, json_option
 from relight.cli.output import emit_json, escape, table, warn
 from relight.errors import ConfigError
 from relight.observe.progress_bar import progress_bar
@@ -15,7 +13,7 @@ from relight.reclaim import RebuildPlan, execute_rebuild, plan_rebuild
 from relight.units import count_text
 
 
-@click.command("recover")
+@click.command("log --rebuild")
 @click.argument("path")
 @click.option("--verify", is_flag=True, help="Read every byte of the checkpoints to list again, not only sizes.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be appended.")
@@ -30,25 +28,22 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
 
     \b
     Examples:
-      relight recover runs/demo --dry-run
-      relight recover runs/demo --verify --yes
+      relight log runs/demo --rebuild --dry-run
+      relight log runs/demo --rebuild --verify --yes
     """
     place = locate(path)
     if place.run is None or place.which:
         raise ConfigError(
-            "recover needs a run, not a store or a checkpoint", where=path, hint="relight recover STORE/RUN"
+            "a log belongs to a run, not to a store or a checkpoint", where=path, hint="relight log STORE/RUN --rebuild"
         )
     with progress_bar("verifying", 0) as meter:
         plan = plan_rebuild(place.store, place.run, verify=verify, progress=meter if verify else None)
     if not as_json:
         _show(plan)
     doing = plan.is_needed and not dry_run
-    if doing and not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError(
-                "recover appends records to the log, and cannot ask here", hint="give --yes, or --dry-run to see them"
-            )
-        doing = click.confirm("Append them?", err=True)
+    doing = doing and confirmed(
+        "Append them?", "appends records to the log", yes, as_json, ", or --dry-run to see them"
+    )
     report = execute_rebuild(plan, place.store) if doing else None
     if as_json:
         emit_json({**plan.to_dict(), "dry_run": dry_run, "committed": report.committed if report else []})
@@ -56,7 +51,7 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
         click.echo(
             f"rebuilt: the log lists {count_text(len(report.committed), 'checkpoint')} again, in {count_text(report.records, 'record')}"
         )
-        warn("tags, holds and notes were lost with the log: set them again (relight tag, relight hold)")
+        warn("tags, holds and notes were lost with the log: set them again (relight tag, relight tag --hold)")
     elif plan.is_needed:
         click.echo("dry run: nothing was done" if dry_run else "nothing was done")
     return 0

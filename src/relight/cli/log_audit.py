@@ -1,9 +1,10 @@
-"""``relight audit``: show, verify and export who did what to which checkpoint."""
+"""``relight log --audit``: show and check who did what to which checkpoint."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,33 +21,51 @@ from relight.units import count_text
 _ANCHOR_BYTES_MAX = 200
 
 
-@click.group("audit")
-def command() -> None:
-    """Show who did what to which checkpoint, when, and how it ended.
+@click.command("log --audit")
+@click.argument("path", metavar="[STORE]", required=False)
+@click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
+@click.option("--check", "checks", is_flag=True, help="Check that no record was changed, and list what was.")
+@click.option(
+    "--anchor",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --check: the last verified state; updated if all is well.",
+)
+@json_option
+def command(
+    path: str | None, newest: int | None, as_csv: bool, checks: bool, anchor: Path | None, as_json: bool
+) -> int:
+    """Show who did what to which checkpoint, when, and how it ended, newest last.
 
     relight serve writes these entries, and so do commands that change something if RELIGHT_AUDIT names the audit store. STORE is that
     store, by default RELIGHT_AUDIT.
 
+    Records are chained by hash, so --check always finds a changed one; the exit code is then 1. Only an anchor reveals that the newest
+    records were cut off or that all were rewritten: keep FILE where people who can write to STORE cannot write.
+
     \b
     Examples:
-      relight audit show audit
-      relight audit verify audit --anchor /elsewhere/audit.anchor
-      relight audit export audit --out audit.csv
+      relight log audit --audit
+      relight log audit --audit --check --anchor /elsewhere/audit.anchor
+      relight log audit --audit --csv > audit.csv
     """
-
-
-@command.command("show")
-@click.argument("path", metavar="STORE", required=False)
-@click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
-@json_option
-def show(path: str | None, newest: int | None, as_json: bool) -> None:
-    """List the recorded actions, newest last."""
+    if anchor is not None and not checks:
+        raise ConfigError("--anchor is for --check")
+    if as_csv and (as_json or checks):
+        raise ConfigError("--csv goes neither with --json nor with --check")
+    if checks and newest is not None:
+        raise ConfigError("--check reads every record", hint="leave -n out")
+    if checks:
+        return _check(_store(path), anchor, as_json)
     book = AuditLog(_store(path))
     rows = book.entries() if newest is None else book.newest(newest)
     if as_json:
         emit_json([_row(entry) for entry in rows])
+    elif as_csv:
+        click.echo(_csv(rows), nl=False)
     elif not rows:
-        click.echo("nothing was done yet that is written here")
+        click.echo("this store has no audit entry: relight serve writes them, and commands with RELIGHT_AUDIT do")
     else:
         cells = [
             [entry.seq, since(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows
@@ -54,25 +73,13 @@ def show(path: str | None, newest: int | None, as_json: bool) -> None:
         table(
             ["record", "when", "who", "what", "on", "fields", "ended"], cells, right=("record",), wrap=("on", "fields")
         )
+    return 0
 
 
-@command.command("verify")
-@click.argument("path", metavar="STORE", required=False)
-@click.option(
-    "--anchor",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="File with the last verified state; updated if all is well.",
-)
-@json_option
-def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
-    """Check that no record was changed and the end was not cut off. Exit code 1 otherwise.
-
-    Records are chained by hash, so a changed record is always found. Only the anchor reveals that the newest records were cut off or that
-    all were rewritten: keep FILE where people who can write to STORE cannot write.
-    """
+def _check(store: ByteStore, anchor: Path | None, as_json: bool) -> int:
+    """Check the chain and the anchor, print the outcome, and return the exit code. If all is well, update the anchor."""
     known = _read_anchor(anchor) if anchor is not None else ""
-    result = check(_store(path), known)
+    result = check(store, known)
     if not result.faults and anchor is not None:
         _write_anchor(anchor, result.anchor)
     if as_json:
@@ -99,40 +106,13 @@ def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
     return 1 if result.faults else 0
 
 
-@command.command("export")
-@click.argument("path", metavar="STORE", required=False)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Output file; by default standard output.",
-)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["csv", "json"]),
-    default="csv",
-    show_default=True,
-    help="For a spreadsheet, or for programs.",
-)
-def export(path: str | None, out: Path | None, kind: str) -> None:
-    """Export all entries. Cells that a spreadsheet would take for a formula get a leading quote."""
-    rows = AuditLog(_store(path)).entries()
-    if kind == "json":
-        import json
-
-        text = json.dumps([_row(entry) for entry in rows], indent=1) + "\n"
-    else:
-        into = io.StringIO()
-        writer = csv.writer(into, lineterminator="\n")
-        writer.writerow(AuditEntry._fields)
-        writer.writerows([[_cell(value) for value in entry[:-1]] + [_cell(_words(entry))] for entry in rows])
-        text = into.getvalue()
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    out.write_text(text, encoding="utf-8")
-    click.echo(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'} in {escape(out)}", err=True)
+def _csv(rows: Sequence[AuditEntry]) -> str:
+    """Return the entries as CSV. Cells that a spreadsheet would take for a formula get a leading quote."""
+    into = io.StringIO()
+    writer = csv.writer(into, lineterminator="\n")
+    writer.writerow(AuditEntry._fields)
+    writer.writerows([[_cell(value) for value in entry[:-1]] + [_cell(_words(entry))] for entry in rows])
+    return into.getvalue()
 
 
 def _row(entry: AuditEntry) -> dict[str, object]:
@@ -156,7 +136,7 @@ def _how(entry: AuditEntry) -> Styled:
 def _store(path: str | None) -> ByteStore:
     url = path or environment().audit
     if not url:
-        raise ConfigError("which audit store?", hint="name it, or set RELIGHT_AUDIT")
+        raise ConfigError("which audit store?", hint="relight log STORE --audit, or set RELIGHT_AUDIT")
     return open_bytes(absolute(url))
 
 

@@ -1,17 +1,16 @@
-"""``relight trace``: show where the time of a save went: lanes, slowest rank, critical path."""
+"""``relight show --trace``: show where the time of a save went: lanes, slowest rank, critical path."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import click
 
 from relight.catalog.find import DIGITS_MAX
 from relight.catalog.locate import locate
-from relight.cli.common import json_option, open_run_at
+from relight.cli.common import drawn, json_option, open_run_at, plot_option
 from relight.cli.output import emit_json, escape, facts_list, table
-from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.errors import CheckpointNotFound, RelightError
 from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 from relight.observe.spans import PARTS
@@ -31,17 +30,12 @@ MARKS = {
 RANKS_SHOWN = 16
 
 
-@click.command("trace")
+@click.command("show --trace")
 @click.argument("path", metavar="RUN[@WHICH]")
 @click.option(
     "--otlp", metavar="URL", help="Send it to an OpenTelemetry receiver, http://127.0.0.1:4318/v1/traces for instance."
 )
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="PNG",
-    help="Draw the lanes and the critical path.",
-)
+@plot_option("Draw the lanes and the critical path.")
 @json_option
 def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> int:
     """Show where the time of a save went: each rank's stages up to the commit, the slowest rank, the critical path.
@@ -51,11 +45,9 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
 
     \b
     Examples:
-      relight trace runs/demo
-      relight trace runs/demo@500 --otlp http://127.0.0.1:4318/v1/traces
+      relight show runs/demo --trace
+      relight show runs/demo@500 --trace --otlp http://127.0.0.1:4318/v1/traces
     """
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     base, which = _parted(path)
     opened = open_run_at(base, warnings=False)
     store, run = opened.run.store.url, opened.run.name
@@ -86,7 +78,7 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
         from relight.monitoring.plot import draw
 
         draw(trace, plot)
-        click.echo(f"the picture is in {escape(plot)}", err=True)
+        drawn(plot)
     if as_json:
         emit_json(as_value(trace))
     else:

@@ -1,4 +1,4 @@
-"""``relight completion``: print the script with which a shell completes Relight's commands."""
+"""``relight config completion``: print the script with which a shell completes Relight's commands."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from click.shell_completion import (
     add_completion_class,
     split_arg_string,
 )
+
+from relight.cli import FORMS
 
 VARIABLE = "_RELIGHT_COMPLETE"
 _PATIENCE_S = 1.0
@@ -60,6 +62,10 @@ class _Paths(ShellComplete):
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         """Return commands, subcommands, options and choices; after a command, paths."""
         known = super().get_completions(args, incomplete)
+        if not known and incomplete and len(args) == 1:  # a word that chooses a form, such as plan simulate
+            known = [
+                CompletionItem(form.partition(" ")[2]) for form in FORMS if form.startswith(f"{args[0]} {incomplete}")
+            ]
         if known or not args or incomplete.startswith("-") or not self._takes_paths(args):
             return known
         return within(lambda: named_checkpoints(incomplete)) or [CompletionItem(incomplete, type="file")]
@@ -177,7 +183,7 @@ def script(shell: str, cli: click.Command) -> str:
     return _SHELLS[shell](cli, no_settings, "relight", VARIABLE).source()
 
 
-@click.command("completion")
+@click.command("config completion")
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def command(shell: str) -> None:
     """Print the script that makes a shell complete commands, options, choices, paths and, after @, checkpoints.
@@ -187,9 +193,11 @@ def command(shell: str) -> None:
 
     \b
     Examples:
-      relight completion bash > ~/.local/share/bash-completion/completions/relight
-      relight completion zsh > ~/.zfunc/_relight    # with ~/.zfunc in fpath
-      relight completion fish > ~/.config/fish/completions/relight.fish
-      eval "$(relight completion bash)"             # this shell only
+      relight config completion bash \\
+        > ~/.local/share/bash-completion/completions/relight
+      relight config completion zsh > ~/.zfunc/_relight   # with ~/.zfunc in fpath
+      relight config completion fish \\
+        > ~/.config/fish/completions/relight.fish
+      eval "$(relight config completion bash)"             # this shell only
     """
     click.echo(script(shell, click.get_current_context().find_root().command))

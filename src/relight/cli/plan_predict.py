@@ -1,9 +1,8 @@
-"""``relight predict``: train and evaluate the prediction of failures."""
+"""``relight plan predict``: train and evaluate the prediction of failures."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, table
+from relight.cli.common import drawn, json_option, plot_option
+from relight.cli.output import emit_json, table
 from relight.errors import ConfigError
 from relight.units import duration_text, parse_duration
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from relight.prediction.trace import Happened
 
 
-@click.group("predict")
+@click.group("plan predict")
 def command() -> None:
     """Predict failures: train on histories of nodes, and evaluate the benefit.
 
@@ -32,8 +31,8 @@ def command() -> None:
 
     \b
     Examples:
-      relight predict train nodes.model
-      relight predict eval nodes.model --plot worth.png
+      relight plan predict train nodes.model
+      relight plan predict eval nodes.model --plot worth.png
     """
 
 
@@ -141,8 +140,8 @@ def train_model(
 
     \b
     Examples:
-      relight predict train nodes.model --recordings incidents --if-older 24h
-      relight predict train nodes.model --from-prometheus http://prom:9090 \\
+      relight plan predict train nodes.model --recordings incidents --if-older 24h
+      relight plan predict train nodes.model --from-prometheus http://prom:9090 \\
         --since 14d --incidents runs/demo
     """
     from relight.prediction.learn import LearningPlan, train
@@ -166,7 +165,7 @@ def train_model(
 @command.command("eval")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @click.option("--runs", type=click.IntRange(0, 20000), default=200, show_default=True, help="Number of simulated runs.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the results.")
+@plot_option("Draw the results.")
 @_shared
 def evaluate_model(
     model: Path | None,
@@ -185,13 +184,11 @@ def evaluate_model(
 
     \b
     Example:
-      relight predict eval nodes.model --runs 400 --seed 7
+      relight plan predict eval nodes.model --runs 400 --seed 7
     """
     from relight.prediction.learn import evaluate, unseen, unseen_recordings
     from relight.prediction.model import read_model, without_model
 
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     read, costs_ = (without_model() if model is None else read_model(model)), _costs(**costs)
     results_by_history = {}
     if runs:
@@ -212,7 +209,7 @@ def evaluate_model(
         from relight.prediction.plot import draw
 
         draw(next(iter(results_by_history.values())), plot)
-        click.echo(f"the picture is in {escape(plot)}", err=True)
+        drawn(plot)
 
 
 def _runs_of(history: HistoryOptions) -> Iterator[tuple[str, RecordedRun]]:

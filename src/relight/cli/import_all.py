@@ -1,4 +1,4 @@
-"""``relight migrate``: import a whole directory of other frameworks' checkpoints."""
+"""``relight import --all``: import a whole directory of other frameworks' checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relight.units import count_text, duration_text, size_text
 SHOWN = 20
 
 
-@click.command("migrate")
+@click.command("import --all")
 @click.argument("old")
 @click.argument("new")
 @click.option("--run", metavar="NAME", help="The run for checkpoints directly in OLD; by default OLD's name.")
@@ -65,9 +65,9 @@ def command(
 
     \b
     Examples:
-      relight migrate /old/checkpoints runs --dry-run
-      relight migrate s3://bucket/old s3://bucket/runs --check full
-      relight migrate /old/checkpoints runs --roll-back
+      relight import --all /old/checkpoints runs --dry-run
+      relight import --all s3://bucket/old s3://bucket/runs --check full
+      relight import --all /old/checkpoints runs --roll-back
     """
     from relight.migrate import execute_migration, plan_migration
 

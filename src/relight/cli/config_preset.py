@@ -1,4 +1,4 @@
-"""``relight preset``: print a relight.toml for a kind of machine."""
+"""``relight config preset``: print a relight.toml for a kind of machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.cost_model.presets import SCENARIOS, preset
 from relight.errors import ConfigError
 
 
-@click.command("preset")
+@click.command("config preset")
 @click.argument("name", required=False, type=click.Choice(list(SCENARIOS)), metavar="[NAME]")
 @click.option("--model", metavar="N", help="Another number of parameters, such as 13B.")
 @click.option("--gpus", type=click.IntRange(1, 10**7), metavar="N", help="Another number of GPUs.")
@@ -46,8 +46,8 @@ def command(
 
     \b
     Examples:
-      relight preset medium > relight.toml
-      relight preset large --model 34B --gpus 512 --explain
+      relight config preset medium > relight.toml
+      relight config preset large --model 34B --gpus 512 --explain
     """
     if name is None:
         if as_json:

@@ -1,4 +1,4 @@
-"""``relight hold``: keep a checkpoint whatever the retention rules are."""
+"""``relight tag --hold``: keep a checkpoint whatever the retention rules are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relight.errors import ConfigError
 from relight.run_records.holds import hold, holds_of, release
 
 
-@click.command("hold")
+@click.command("tag --hold")
 @click.argument("path")
 @click.argument("which", required=False)
 @click.option(
@@ -25,9 +25,9 @@ def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool)
 
     \b
     Examples:
-      relight hold runs/demo 1999 --why "incident 42"
-      relight hold runs/demo
-      relight hold runs/demo 1999 --release
+      relight tag runs/demo@1999 --hold --why "incident 42"
+      relight tag runs/demo --hold
+      relight tag runs/demo@1999 --hold --release
     """
     opened = open_run_at(path)
     which = which or opened.which

@@ -1,4 +1,4 @@
-"""``relight prove``: check whether a training script resumes bit-exactly."""
+"""``relight drill --prove``: check whether a training script resumes bit-exactly."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from relight.prove import ProveOptions, ProveReport, run
 from relight.run_records.proofs import PROVED, Proof, remember_proof
 
 
-@click.command("prove", context_settings={"allow_interspersed_args": False})
+@click.command("drill --prove", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "n", type=click.IntRange(min=1), default=5, show_default=True, help="Steps before the kill.")
 @click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
 @click.option(
     "--lossy", multiple=True, metavar="PATTERN=WAY", help="Store matching tensors lossily, and show the effect."
 )
-@click.option("--remember", metavar="RUN", default="", help="Record the result with this run, for relight ready.")
+@click.option(
+    "--remember", metavar="RUN", default="", help="Record the result with this run, for relight doctor --ready."
+)
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -45,7 +47,7 @@ def command(
 
     \b
     Example:
-      relight prove -n 20 -k 5 train.py --batch-size 8
+      relight drill --prove -n 20 -k 5 train.py --batch-size 8
     """
     with_asked(Compact(), lossy_of(" ".join(lossy)))
     mine = open_run_at(remember, warnings=False).run if remember else None

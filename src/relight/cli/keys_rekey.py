@@ -1,4 +1,4 @@
-"""``relight rekey``: encrypt again what a leaked key could open, or what is not encrypted."""
+"""``relight keys rekey``: encrypt again what a leaked key could open, or what is not encrypted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight.transfer.keys import rekey
 from relight.units import count_text, size_text
 
 
-@click.command("rekey")
+@click.command("keys rekey")
 @click.argument("path")
 @click.option(
     "--leaked", default="", metavar="KEY", help="Id or label of the leaked key, which may be revoked already."
@@ -51,8 +51,8 @@ def command(
 
     \b
     Examples:
-      relight rekey runs
-      relight rekey runs --leaked 7203f59e --keep file:new.key
+      relight keys rekey runs
+      relight keys rekey runs --leaked 7203f59e --keep file:new.key
     """
     if leaked and everything:
         raise ConfigError("--leaked and --all: one of them")

@@ -1,4 +1,4 @@
-"""``relight explain``: explain why a run saved when it did."""
+"""``relight log --why``: explain why a run saved when it did."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ from relight.policy.tiers import NOW
 from relight.units import count_text, duration_text, percent_text
 
 
-@click.group("explain")
-def command() -> None:
-    """Explain a run's decisions.
-
-    \b
-    Examples:
-      relight explain schedule runs/demo
-    """
-
-
-@command.command("schedule")
+@click.command("log --why")
 @click.argument("path", metavar="RUN")
 @click.option(
     "--last",
@@ -38,15 +28,15 @@ def command() -> None:
     help="Number of newest decisions to show.",
 )
 @json_option
-def schedule(path: str, last: int, as_json: bool) -> int:
-    """Show which save intervals relight.adaptive() chose for a run, when, and why.
+def command(path: str, last: int, as_json: bool) -> int:
+    """Explain why a run saved when it did: which save intervals relight.adaptive() chose, when, and why.
 
     Each decision is recorded in the run's log, with the numbers that led to it, and stays there after the run has ended.
 
     \b
     Examples:
-      relight explain schedule runs/demo
-      relight explain schedule runs/demo --last 3
+      relight log runs/demo --why
+      relight log runs/demo --why --last 3
     """
     opened = open_run_at(path, warnings=False)
     notes = decisions(opened.history)

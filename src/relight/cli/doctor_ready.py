@@ -1,4 +1,4 @@
-"""``relight ready``: grade how ready store and run are for an important job."""
+"""``relight doctor --ready``: state what store and run lack for an important job."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from relight.observe.progress_bar import progress_bar
 from relight.store import ByteStore
 from relight.units import count_text, percent_text
 
+LACKING_SHOWN = 6
 _COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "yellow", "F": "red", "–": "cyan"}
 
 
-@click.command("ready")
+@click.command("doctor --ready")
 @click.argument("path", default="runs")
 @click.option("--measure", is_flag=True, help="Read the newest checkpoint as a restore does: up to 4 GiB, or a minute.")
 @click.option("--all", "everything", is_flag=True, help="Also show lines without anything to do.")
 @json_option
 def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
-    """Grade how ready the store or run at PATH is for an important job: reliability, security, performance, scalability, operations.
+    """State what the store or run at PATH lacks for an important job: reliability, security, performance, scalability, operations.
 
     Each line is measured, weighted and graded from A to F, with the evidence and a command that would raise the grade. What could not be
-    measured here is "–", and earns nothing. Exit code 1 for a grade below C.
+    measured here is "–", and earns nothing. Exit code 1, "not ready", for a grade below C.
 
     \b
     Examples:
-      relight ready runs/demo
-      relight ready runs/demo --measure --all
+      relight doctor runs/demo --ready
+      relight doctor runs/demo --ready --measure --all
     """
     with (
         progress_bar("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter,
@@ -51,7 +52,7 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
         emit_json({"path": path, **readiness.to_dict()})
     else:
         _show(path, readiness, everything)
-    return 0 if readiness.grade() in ("A", "B", "C") else 1
+    return 0 if readiness.is_ready else 1
 
 
 def _drills(store: ByteStore, run: str) -> Sequence[Drilled]:
@@ -121,20 +122,23 @@ def _show(path: str, readiness: Readiness, everything: bool) -> None:
         if len(lines) > len(shown):
             click.echo(f"      {count_text(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
-    missing = (
-        f"; {len(readiness.unmeasured)} of {count_text(len(readiness.lines), 'line')} could not be measured here"
-        if readiness.unmeasured
-        else ""
-    )
     by = (
         f" (by its run {escape(readiness.run)})"
         if readiness.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/"))
         else ""
     )
+    verdict = paint("ready", "green") if readiness.is_ready else paint("not ready", "red")
     click.echo(
-        f"{escape(path)}{by}: {_painted(readiness.grade())}, "
-        f"{percent_text(readiness.score(), 0)} of the possible score{missing}"
+        f"{escape(path)}{by}: {verdict} for an important job, grade {_painted(readiness.grade())}, "
+        f"{percent_text(readiness.score(), 0)} of the possible score"
     )
+    if readiness.unmeasured:
+        click.echo(
+            f"{len(readiness.unmeasured)} of {count_text(len(readiness.lines), 'line')} could not be measured here"
+        )
+    if readiness.lacking:
+        more = f" and {len(readiness.lacking) - LACKING_SHOWN} more" if len(readiness.lacking) > LACKING_SHOWN else ""
+        click.echo(fill(f"it lacks: {', '.join(readiness.lacking[:LACKING_SHOWN])}{more}", 84, subsequent_indent="  "))
 
 
 def _painted(letter: str) -> str:

@@ -1,4 +1,4 @@
-"""``relight alerts``: ``check``, ``test``, ``list``."""
+"""``relight metrics alerts``: ``check``, ``test``, ``list``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ settings_option = click.option(
 )
 
 
-@click.group("alerts")
+@click.group("metrics alerts")
 def command() -> None:
     """Check what would fire, list the alert rules, send a test.
 
@@ -29,8 +29,8 @@ def command() -> None:
 
     \b
     Examples:
-      relight alerts check runs
-      relight alerts test
+      relight metrics alerts check runs
+      relight metrics alerts test
     """
 
 
@@ -43,8 +43,8 @@ def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:
 
     \b
     Examples:
-      relight alerts check runs
-      relight alerts check runs/demo --json
+      relight metrics alerts check runs
+      relight metrics alerts check runs/demo --json
     """
     rules = [rule._replace(for_s=0.0) for rule in read_alerting(settings).rules]
     watcher = Watcher(paths)
@@ -68,8 +68,8 @@ def list_(settings: Path | None, as_json: bool) -> int:
 
     \b
     Examples:
-      relight alerts list
-      relight alerts list --json
+      relight metrics alerts list
+      relight metrics alerts list --json
     """
     alerting = read_alerting(settings)
     if as_json:
@@ -99,8 +99,8 @@ def test(settings: Path | None, as_json: bool) -> int:
 
     \b
     Examples:
-      relight alerts test
-      relight alerts test --settings /etc/relight.toml
+      relight metrics alerts test
+      relight metrics alerts test --settings /etc/relight.toml
     """
     from relight.monitoring.notify import send
 
