@@ -16,6 +16,8 @@ from tests.serve.made_index import NOW, MadeIndex
 
 from relight.errors import ConfigError
 from relight.serve import pages, pages_actions
+from relight.serve.api import json_response
+from relight.serve.curves import smoothed
 from relight.serve.pages_render import HERE
 from relight.serve.scope import Caller
 from relight.serve.tasks import ServerTask
@@ -115,6 +117,10 @@ def application(index: Any = None) -> FastAPI:
                 yield {"event": await mine.get(), "data": "1"}
 
         return EventSourceResponse(changes())
+
+    @app.get("/api/v1/runs/{store}/{run:path}/series")
+    def series(store: str, run: str, name: str, smooth: int = 0) -> Response:
+        return json_response(smoothed(app.state.index.series(store, run)[name], smooth))
 
     def changed() -> None:
         for loop, queue in app.state.streams:

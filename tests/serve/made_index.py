@@ -68,6 +68,13 @@ def detail(evil: str = "") -> Any:
     )  # fmt: skip
 
 
+MORE_SERIES: dict[str, list[Any]] = {
+    "gap": [(step, None if 3000 < step < 6000 else 1 + step / 1e4) for step in range(0, 12_000, 100)],
+    "single": [(9000, 0.7)],
+}
+"""Metrics with values that are not finite, and with one point."""
+
+
 def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
     """Return checkpoints of that run."""
     return [
@@ -279,6 +286,20 @@ class MadeIndex:
         """Return the same run for every name."""
         return detail(self.evil)
 
+    def series(self, store: str, run: str) -> Any:
+        """Return metrics with a gap, a single point, and more points than are kept."""
+        made: dict[str, list[Any]] = {**detail(self.evil).series, **MORE_SERIES}
+        return {
+            name: v.SeriesDetail(
+                name,
+                [step for step, _ in points],
+                [NOW - 40_000 + 3.0 * step for step, _ in points],
+                [value for _, value in points],
+                40_000 if name == "grad_norm" else len(points),
+            )
+            for name, points in made.items()
+        }
+
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """Return a piece of the list, with a next one."""
         return v.ListPage(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
@@ -345,6 +366,10 @@ class Empty(MadeIndex):
     def runs(self, after: str | None, limit: int) -> Any:
         """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
+
+    def series(self, store: str, run: str) -> Any:
+        """Return nothing."""
+        return {}
 
     def run(self, store: str, run: str) -> Any:
         """Return a run that has just begun."""

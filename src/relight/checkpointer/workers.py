@@ -90,7 +90,9 @@ class WorkerPage:
     def wants(self, pid: int) -> bool:
         """Return whether the trainer itself terminated that child. An entry from before the child's start means an earlier child with its number."""
         size, after = _FIELDS - _WANTED, self.terminated
-        return any(self._fields[_WANTED + i % size] == pid for i in range(max(_terminated_at_fork, after - size), after))
+        return any(
+            self._fields[_WANTED + i % size] == pid for i in range(max(_terminated_at_fork, after - size), after)
+        )
 
     def asked_since(self, since_s: float) -> bool:
         """Return whether the trainer was asked to end after that time of the monotonic clock."""

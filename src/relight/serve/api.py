@@ -18,6 +18,7 @@ from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.run_names import shown_json
 from relight.serve import pieces
 from relight.serve.auth_middleware import needs, refuse_role
+from relight.serve.curves import smoothed
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Working
@@ -30,6 +31,8 @@ Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as listed in its checkpoint.")]
 Find = Annotated[str, Query(max_length=400, description="Only tensors with this text in their path.")]
 Changed = Annotated[bool, Query(description="Omit equal tensors.")]
+Metric = Annotated[str, Query(max_length=400, description="A metric, as listed in series of the run.")]
+Smooth = Annotated[int, Query(ge=0, le=10_000, description="Points of the exponential moving average; 0: raw values.")]
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
 
@@ -155,6 +158,13 @@ def _reading(made: APIRouter) -> None:
     @made.get("/runs/{store}/{run}", dependencies=viewer, summary="One run")
     def run(request: Request, store: Name, run: Name) -> Response:
         return json_response(pieces.bounded_run(request.app.state.index.run(store, run)))
+
+    @made.get("/runs/{store}/{run}/series", dependencies=viewer, summary="One metric of a run, at most 10,000 points")
+    def series(request: Request, store: Name, run: Name, name: Metric, smooth: Smooth = 0) -> Response:
+        known = request.app.state.index.series(store, run)
+        if name not in known:
+            raise CheckpointNotFound(f"run {run[:80]!r} has no metric {name[:80]!r}")
+        return json_response(smoothed(known[name], smooth))
 
     @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Checkpoints of a run, newest first")
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:

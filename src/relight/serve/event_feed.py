@@ -21,14 +21,13 @@ from relight.monitoring.overview import KnownRun, RunSeen, Watcher
 from relight.monitoring.rules import FIRING, KINDS, State
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
+from relight.serve.curves import METRICS_MAX, CurveStore
 from relight.serve.reader import NOT_YET, StoreFollower
 from relight.serve.values import AlertRow, RiskRow, SpanRow
 from relight.units import duration_text
 
 SAVE_EVENTS = ("save.span", "drain.done")
 STEPS = "steps.done"
-CURVES_MAX, METRICS_MAX, POINTS_MAX = 200, 12, 4000
-"""Runs with metrics from events, metrics of each run, and points of each metric. With more points, every other one is dropped."""
 SAVES_MAX, SAVE_EVENTS_MAX = 500, 2000
 """Maximum number of saves with kept events, in all runs together, and of events of each save."""
 POLL_S = 2.0
@@ -63,7 +62,7 @@ class EventFeed:
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
         self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
-        self._curves: OrderedDict[tuple[str, str], dict[str, dict[int, float | None]]] = OrderedDict()
+        self.curves = CurveStore()
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._alert_loop: AlertLoop | None = None
@@ -93,11 +92,6 @@ class EventFeed:
             SpanRow(span.rank, span.part, span.start - trace.start, span.end - trace.start) for span in trace.spans
         ]
         return trace.durable_s if trace.committed else None, spans
-
-    def curves(self, store: str, run: str) -> dict[str, dict[int, float | None]]:
-        """Return values by step for each metric that events reported. Some steps may be missing."""
-        with self._lock:
-            return {name: dict(points) for name, points in self._curves.get((store, run), {}).items()}
 
     def damage(self, store: str, run: str) -> dict[str, str]:
         """Return the ids of damaged, suspect and rolled-back checkpoints, each with the reason."""
@@ -215,33 +209,22 @@ class EventFeed:
 
     def _steps(self, event: FileEvent) -> bool:
         """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""
-        steps, metrics = event.fields.get("steps"), event.fields.get("metrics")
+        steps, ages, metrics = (event.fields.get(name) for name in ("steps", "ages", "metrics"))
         if not isinstance(steps, list) or not isinstance(metrics, dict):
             return False
         if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
             return False
-        points_by_name: dict[str, dict[int, float | None]] = {}
-        for name, values in list(metrics.items())[:METRICS_MAX]:
-            if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80:
-                points_by_name[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
-        if not points_by_name:
-            return False
-        key = event.head.store, event.head.run
-        with self._lock:
-            curves = self._curves.setdefault(key, {})
-            self._curves.move_to_end(key)
-            while len(self._curves) > CURVES_MAX:
-                self._curves.popitem(last=False)
-            for name, points in points_by_name.items():
-                if name not in curves and len(curves) >= METRICS_MAX:
-                    continue
-                values_by_step = curves.setdefault(name, {})
-                values_by_step.update(points)
-                if len(values_by_step) > POINTS_MAX:
-                    curves[name] = dict(sorted(values_by_step.items())[::2])
-        return True
+        if not isinstance(ages, list) or len(ages) != len(steps) or not all(_is_age(age) for age in ages):
+            ages = [0.0] * len(steps)
+        kept = {
+            name: values
+            for name, values in list(metrics.items())[:METRICS_MAX]
+            if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80
+        }
+        if kept:
+            self.curves.add(event.head.store, event.head.run, steps, [event.time_s - age for age in ages], kept)
+        return bool(kept)
 
 
-def _finite(value: object) -> float | None:
-    # false for NaN; an int may exceed a float
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
+def _is_age(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 86400

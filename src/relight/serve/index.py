@@ -24,6 +24,7 @@ from relight.reader.opened import Opened, open_checkpoint
 from relight.reader.storage_stats import stored_of
 from relight.run_names import dir_of
 from relight.run_records.verification import VerificationResult, checked, damage
+from relight.serve.curves import Curves, merged_series
 from relight.serve.event_feed import EventFeed
 from relight.serve.jobs import Jobs, Progress
 from relight.serve.pieces import short_audit, thinned
@@ -45,6 +46,7 @@ from relight.serve.values import (
     RunDetail,
     RunRow,
     SaveRow,
+    SeriesDetail,
     SettingsDetail,
     Statistics,
     StorageDetail,
@@ -64,7 +66,9 @@ GLANCE_S = 0.15
 """Seconds that a page waits for a checkpoint's metadata, which is read once."""
 DIFF_GLANCE_S = 0.1
 """Seconds that a page waits for a comparison or a tensor's values."""
-SAVES_MAX, FACTS_MAX, SERIES_MAX = 50, 60, 2000
+SAVES_MAX, FACTS_MAX, TREND_MAX = 50, 60, 2000
+SERIES_KEPT_MAX = 32
+"""Runs whose merged metrics are kept until they change."""
 VALUES_MAX = 8 << 30
 """Largest tensor, in bytes, that is read for a page."""
 STRANGERS_BYTES_MAX = 8 << 30
@@ -96,6 +100,7 @@ class Index:
         self._tokens, self._audited, self._around, self._clock = tokens, audited, around, clock
         self.verified: dict[tuple[str, str, str], float] = {}
         """When this server last verified every byte of a checkpoint successfully, by store, run and checkpoint id."""
+        self._series: dict[tuple[str, str], tuple[RunState, int, dict[str, SeriesDetail]]] = {}
 
     def reader(self, store: str) -> StoreFollower:
         """Return the follower of a store. Raise ``CheckpointNotFound`` if no such store is followed, or the caller may not see it."""
@@ -180,7 +185,7 @@ class Index:
         saves = [self._save(store, run, checkpoint) for checkpoint in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
-            {name: thinned(points, SERIES_MAX) for name, points in self._series(store, state).items()},
+            {name: list(zip(series.steps, series.values)) for name, series in self.series(store, run).items()},
             saves,
             [_masked_incident(incident) for incident in reversed(state.incidents)],
             parts,
@@ -188,6 +193,22 @@ class Index:
             [branch for branch in branches if reaches(store, branch)],
             [pair for pair in tags if pair[0] in STAGES],
         )
+
+    def series(self, store: str, run: str) -> dict[str, SeriesDetail]:
+        """Return metrics: those recorded in checkpoints, and between them those in events of processes on this machine."""
+        state = self.state(store, run)
+        url = self._readers[store].store.url
+        version = self._around.curves.version(url, state.name) if self._around is not None else 0
+        key = store, state.name
+        kept = self._series.get(key)
+        if kept is None or kept[0] is not state or kept[1] != version:
+            reported = self._around.curves.points(url, state.name) if self._around is not None else Curves({}, {})
+            kept = state, version, merged_series(state.series, reported)
+            self._series.pop(key, None)
+            self._series[key] = kept
+            while len(self._series) > SERIES_KEPT_MAX:
+                self._series.pop(next(iter(self._series)), None)
+        return kept[2]
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Return checkpoints of a run, newest first."""
@@ -346,7 +367,7 @@ class Index:
         ]
         return StorageDetail(
             tiers,
-            [(moment, size) for moment, size in thinned(trend, SERIES_MAX)],
+            [(moment, size) for moment, size in thinned(trend, TREND_MAX)],
             full_at(trend, free, self._clock()),
             retention,
         )
@@ -458,14 +479,6 @@ class Index:
             state.bytes,
             f"{last.kind}: {masked(last.why)}"[:200] if last is not None else None,
         )
-
-    def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
-        """Return metrics by step: those recorded in checkpoints, and between them those in events of processes on this machine."""
-        reported = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
-        merged_points = {
-            name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}
-        }
-        return {name: sorted(points.items()) for name, points in merged_points.items()}
 
     def _save(self, store: str, run: str, checkpoint: Checkpoint) -> SaveRow:
         url = self._readers[store].store.url

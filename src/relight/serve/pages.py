@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
@@ -17,6 +17,9 @@ from relight.serve import pages_around as around
 from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
+from relight.serve.pages_charts import RUNS_MAX as RUNS_IN_CHARTS
+from relight.serve.pages_charts import RunSeries, options_of
+from relight.serve.pages_charts import charts as charts_of
 from relight.serve.pages_render import render
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Statistics, Working
@@ -93,8 +96,51 @@ def overview(request: Request, after: str = "") -> HTMLResponse:
     )
 
 
+@page("/charts")
+def charts(
+    request: Request,
+    run: Annotated[list[str], Query()] = [],  # noqa: B006 (FastAPI copies it)
+    axis: str = "",
+    scale: str = "",
+    smooth: str = "",
+    find: str = "",
+) -> HTMLResponse:
+    """Show metrics of several runs in the same charts."""
+    index = request.app.state.index
+    chosen = [name[:_TEXT_MAX].partition("/")[::2] for name in dict.fromkeys(run)][:RUNS_IN_CHARTS]
+    runs = [RunSeries(store, name, index.series(store, name)) for store, name in chosen]
+    choices = [
+        {
+            "value": f"{row.store}/{row.run}",
+            "run": row.run,
+            "store": row.store,
+            "chosen": (row.store, row.run) in chosen,
+        }
+        for row in index.runs(None, RUNS_A_PAGE).rows
+    ]
+    return shown(
+        request,
+        "charts.html",
+        "/charts",
+        live="?" if runs else "",
+        **charts_of(runs, options_of(axis, scale, smooth, find[:_TEXT_MAX])),
+        choices=choices,
+        hidden=[("run", f"{store}/{name}") for store, name in chosen],
+        runs=len(runs),
+    )
+
+
 @page("/runs/{store}/{run}")
-def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse:
+def run(
+    request: Request,
+    store: str,
+    run: str,
+    after: str = "",
+    axis: str = "",
+    scale: str = "",
+    smooth: str = "",
+    find: str = "",
+) -> HTMLResponse:
     """Show one run."""
     index = request.app.state.index
     detail, page_of_checkpoints = (
@@ -108,6 +154,13 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
         here,
         live=query(store=store, run=run),
         **views.run(detail, page_of_checkpoints.rows, time.time()),
+        **charts_of(
+            [RunSeries(store, run, index.series(store, run))],
+            options_of(axis, scale, smooth, find[:_TEXT_MAX]),
+            views.marks_of(detail, page_of_checkpoints.rows),
+        ),
+        hidden=[],
+        plot_with="/charts" + query(run=f"{store}/{detail.row.run}"),
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/")],
         more=here + query(after=page_of_checkpoints.next) + "#checkpoints" if page_of_checkpoints.next else "",

@@ -7,7 +7,8 @@ from typing import Any
 
 from relight.serve.draw import Curve, Fork, RankRow, TimeRange, graph, lanes, line, usage
 from relight.serve.pages_addresses import of_run
-from relight.serve.pages_views import chart_data, incident_row
+from relight.serve.pages_charts import trend_data
+from relight.serve.pages_views import incident_row
 from relight.serve.pages_words import moment_of, number, when
 from relight.serve.values import (
     AuditRow,
@@ -102,7 +103,7 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
             for tier in detail.tiers
         ],
         "trend": line([curve], [], f"bytes of {store_row.name} over {unit}") if len(trend) > 1 else None,
-        "trend_data": chart_data(curve, [], unit),
+        "trend_data": trend_data(curve, unit),
         "forecast": f"{unit.capitalize()} before the newest save; bytes. {forecast}",
         "retention": [
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}

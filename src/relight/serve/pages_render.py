@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 MENU = [
     ("Runs", "/", "viewer"),
+    ("Charts", "/charts", "viewer"),
     ("Compare", "/compare", "viewer"),
     ("Lineage", "/lineage", "viewer"),
     ("Storage", "/storage", "viewer"),

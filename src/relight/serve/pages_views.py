@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from markupsafe import Markup
 
 from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
 from relight.audit.effects import role_of_action
-from relight.serve.draw import BarPart, Curve, Mark, RankRow, TimeRange, bar, lanes, line, thinned
+from relight.serve.draw import BarPart, Mark, RankRow, TimeRange, bar, lanes
 from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
 from relight.serve.pages_words import number, when
 from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
 from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
 
-_POINTS_MAX = 2000
-_CHARTS_MAX = 4
 ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
 """The role that each action needs, computed from its effects."""
 
@@ -83,7 +79,7 @@ def _store_row(row: StoreRow, now: float) -> dict[str, Any]:
 
 
 def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> dict[str, Any]:
-    """Return the template values of a run: curves with marks, its last save, goodput, checkpoints."""
+    """Return the template values of a run: its last save, goodput, checkpoints."""
     row = detail.row
     facts = [
         ("Step", number(row.step), f"newest checkpoint {row.newest}" if row.newest else "no checkpoint"),
@@ -99,7 +95,6 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "health": row.health,
         "why": row.why,
         "facts": facts,
-        "charts": charts(detail, checkpoints),
         "lanes": picture,
         "lanes_caption": caption,
         "kinds": kinds,
@@ -110,12 +105,9 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
     }
 
 
-def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
-    """Return charts of the loss and other metrics over steps, with marks for checkpoints and incidents.
-
-    Each chart is a picture, and data for the script that replaces it.
-    """
-    marks = [
+def marks_of(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[Mark]:
+    """Return marks for charts: the run's checkpoints and incidents, at their steps."""
+    return [
         Mark(
             checkpoint.step,
             f"checkpoint of step {checkpoint.step}",
@@ -133,41 +125,6 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
         for incident in detail.incidents
         if incident.step is not None and incident.step >= 0
     ]
-    charts_shown = []
-    for name in sorted(detail.series, key=lambda name: (name != "loss", name))[:_CHARTS_MAX]:
-        points = list(detail.series[name])
-        if not points:
-            continue
-        curve = Curve(
-            name, [step for step, _ in points], [value if value is not None else math.nan for _, value in points]
-        )
-        steps = curve.x
-        near = [mark for mark in marks if steps[0] <= mark.x <= steps[-1] * 1.05 + 1]
-        charts_shown.append(
-            {
-                "name": name,
-                "latest": number(points[-1][1]),
-                "data": chart_data(curve, near),
-                "picture": line(
-                    [curve],
-                    near,
-                    f"{name} over steps {number(steps[0])} to {number(steps[-1])}, with checkpoints and incidents",
-                ),
-            }
-        )
-    return charts_shown
-
-
-def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
-    """Return a chart's data for the script, as JSON text. The template escapes it."""
-    thin = thinned(curve, _POINTS_MAX)
-    data = {
-        "unit": unit,
-        "x": list(thin.x),
-        "curves": [{"name": curve.name, "y": [value if math.isfinite(value) else None for value in thin.y]}],
-        "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks],
-    }
-    return msgspec.json.encode(data).decode()
 
 
 def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:

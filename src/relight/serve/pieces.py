@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from relight.errors import ConfigError
+from relight.serve.curves import thinned_points
 from relight.serve.values import (
     AuditRow,
     CheckpointDetail,
@@ -78,7 +79,7 @@ def bounded_run(detail: RunDetail) -> RunDetail:
     most = max(1, POINTS_MAX // max(1, len(series)))
     return replace(
         detail,
-        series={name: thinned(points, most) for name, points in series.items()},
+        series={name: list(thinned_points(dict(points), most).items()) for name, points in series.items()},
         incidents=[bare(incident) for incident in detail.incidents[:TAGS_MAX]],
         tags=detail.tags[-LISTED_MAX:],
         branches=detail.branches[-LISTED_MAX:],

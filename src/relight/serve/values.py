@@ -119,6 +119,18 @@ class RunDetail:
 
 
 @dataclass(frozen=True)
+class SeriesDetail:
+    """A metric of a run: for each point its step, the Unix time at which the step ended, and the value. None: NaN or infinite."""
+
+    name: str
+    steps: Sequence[int] = ()
+    seconds: Sequence[float] = ()
+    values: Sequence[float | None] = ()
+    total: int = 0
+    """Number of known points. If it is larger than the number of these points, they are a downsample."""
+
+
+@dataclass(frozen=True)
 class CheckpointRow:
     """A checkpoint in a list."""
 
@@ -334,6 +346,9 @@ class IndexView(Protocol):
 
     def run(self, store: str, run: str) -> RunDetail:
         """Return one run."""
+
+    def series(self, store: str, run: str) -> Mapping[str, SeriesDetail]:
+        """Return the metrics of a run by name."""
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Return checkpoints of a run, newest first."""
