@@ -343,6 +343,13 @@ class MadeIndex:
         """Return the first incident."""
         return incidents(self.evil)[0]
 
+    def firing(self) -> list[Any]:
+        """Return an alert of a run, and one of a store."""
+        return [
+            v.FiringRow("no_good_checkpoint", "critical", "main", "llama-8b-sft" + self.evil, "the last good checkpoint is 2 h 30 min old" + self.evil, NOW - 900, "relight doctor llama-8b-sft"),
+            v.FiringRow("unreadable", "warning", "far", "", "no answer within 20 s" + self.evil, NOW - 400, "relight doctor STORE"),
+        ]  # fmt: skip
+
     def risk(self) -> list[Any]:
         """Return two predicted failures."""
         return risks(self.evil)
@@ -386,6 +393,10 @@ class Empty(MadeIndex):
     def incidents(self, after: str | None, limit: int) -> Any:
         """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
+
+    def firing(self) -> list[Any]:
+        """Return nothing."""
+        return []
 
     def risk(self) -> list[Any]:
         """Return nothing."""

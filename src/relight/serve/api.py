@@ -226,6 +226,10 @@ def _more_reading(made: APIRouter) -> None:
     def risk(request: Request) -> Response:
         return json_response(request.app.state.index.risk()[: pieces.LISTED_MAX])
 
+    @made.get("/alerts", dependencies=viewer, summary="Alerts that fire now, critical ones first")
+    def firing(request: Request) -> Response:
+        return json_response(request.app.state.index.firing()[: pieces.LISTED_MAX])
+
     @made.get("/tasks", dependencies=viewer, summary="Tasks that actions started, newest first")
     def tasks(request: Request, limit: Limit = 100) -> Response:
         return json_response(

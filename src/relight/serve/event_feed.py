@@ -18,12 +18,12 @@ from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.loop import EVERY_S, AlertLoop
 from relight.monitoring.notify import Alarms
 from relight.monitoring.overview import KnownRun, RunSeen, Watcher
-from relight.monitoring.rules import FIRING, KINDS, State
+from relight.monitoring.rules import FIRING, KINDS, SEVERITIES, State
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
 from relight.serve.curves import METRICS_MAX, CurveStore
 from relight.serve.reader import NOT_YET, StoreFollower
-from relight.serve.values import AlertRow, RiskRow, SpanRow
+from relight.serve.values import AlertRow, FiringRow, RiskRow, SpanRow
 from relight.units import duration_text
 
 SAVE_EVENTS = ("save.span", "drain.done")
@@ -39,7 +39,8 @@ SILENT_S = 300.0
 
 
 class EventFeed:
-    """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events."""
+    """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events,
+    and with an empty run if an alert of the store begins or ends."""
 
     def __init__(
         self,
@@ -117,6 +118,23 @@ class EventFeed:
         ]
         return sorted(rows, key=lambda row: -(row.risk or 0.0))
 
+    def firing(self) -> list[FiringRow]:
+        """Return alerts that fire now, critical ones first. ``store`` is the store's URL."""
+        rows = [
+            FiringRow(
+                alert.kind,
+                alert.severity,
+                alert.store,
+                alert.run,
+                alert.reason,
+                alert.fired_at or alert.since,
+                KINDS[alert.kind].hint.replace("RUN", alert.run or "STORE"),
+            )
+            for alert in self._alarms.alerts
+            if alert.state == FIRING
+        ]
+        return sorted(rows, key=lambda row: (-SEVERITIES.index(row.severity), row.store, row.run))
+
     def alerts(self) -> list[AlertRow]:
         """Return the configured rules, and for which runs each fires now."""
         firing: dict[str, list[str]] = {}
@@ -177,9 +195,14 @@ class EventFeed:
                     )
 
     def _follow(self) -> None:
+        fired: set[tuple[str, str, str]] = set()
         while not self._ending.is_set():
             for store, run in sorted(self._read_new()):
                 self._changed(store, run)
+            firing = {(row.store, row.run, row.kind) for row in self.firing()}
+            for store in {store for store, _, _ in firing ^ fired}:
+                self._changed(store, "")  # every page has a banner
+            fired = firing
             self._ending.wait(self._poll_s)
 
     def _read_new(self) -> set[tuple[str, str]]:

@@ -37,6 +37,7 @@ from relight.serve.values import (
     CheckpointRow,
     DiffDetail,
     DiffRow,
+    FiringRow,
     GoodputPart,
     IncidentRow,
     LineageRow,
@@ -77,6 +78,7 @@ WEEK_S = 7 * 86400.0
 _HEALTH = {"failed": 0, "late": 1, "good": 2, "idle": 3}
 _STATES = {SAME: "same", ONLY_A: "removed", ONLY_B: "added"}
 T = TypeVar("T")
+S = TypeVar("S", RiskRow, FiringRow)
 
 
 class Index:
@@ -391,13 +393,18 @@ class Index:
 
     def risk(self) -> list[RiskRow]:
         """Return runs on machines that are likely to fail. Stores have no such records: only events of processes on this machine do."""
+        return self._of_events(self._around.risks()) if self._around is not None else []
+
+    def firing(self) -> list[FiringRow]:
+        """Return alerts that fire now, critical ones first."""
+        rows = self._of_events(self._around.firing()) if self._around is not None else []
+        return [replace(row, why=masked(row.why)) for row in rows]
+
+    def _of_events(self, rows: Sequence[S]) -> list[S]:
+        """Return rows with store names in place of URLs: those of followed stores that the caller may see."""
         ids = {follower.store.url: follower.id for follower in self._readers.values()}
-        rows = (
-            [replace(row, store=ids[row.store]) for row in self._around.risks() if row.store in ids]
-            if self._around is not None
-            else []
-        )
-        return [row for row in rows if reaches(row.store, row.run)]
+        named = [replace(row, store=ids[row.store]) for row in rows if row.store in ids]
+        return [row for row in named if (reaches(row.store, row.run) if row.run else everything())]
 
     def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
         """Return audit entries, newest first. A caller with a scope gets only entries of its runs, without token ids and fields."""

@@ -70,6 +70,7 @@ def shown(
         "address": address,
         "who": request.state.who,
         "csrf": request.state.csrf,
+        "firing": around.firing(request.app.state.index.firing(), time.time()) if request.state.who is not None else [],
     }
     return HTMLResponse(render(template, here, **usual | given), status_code=status)
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from relight.serve.draw import Curve, Fork, RankRow, TimeRange, graph, lanes, line, usage
-from relight.serve.pages_addresses import of_run
+from relight.serve.pages_addresses import of_run, part_of
 from relight.serve.pages_charts import trend_data
 from relight.serve.pages_views import incident_row
 from relight.serve.pages_words import moment_of, number, when
 from relight.serve.values import (
     AuditRow,
+    FiringRow,
     IncidentRow,
     LineageRow,
     RiskRow,
@@ -158,6 +159,22 @@ def incident(row: IncidentRow, now: float) -> dict[str, Any]:
         "words": row.words,
         "stacks": list(row.stacks.items()),
     }
+
+
+def firing(rows: Sequence[FiringRow], now: float) -> list[dict[str, Any]]:
+    """Return the entries of the banner about alerts that fire."""
+    return [
+        {
+            "kind": row.kind.replace("_", " "),
+            "severity": row.severity,
+            "name": row.run or row.store,
+            "href": of_run(row.store, row.run) if row.run else part_of("storage", row.store),
+            "why": row.why,
+            "since": when(row.since, now),
+            "hint": row.hint,
+        }
+        for row in rows
+    ]
 
 
 def risk(rows: Sequence[RiskRow], now: float) -> list[dict[str, Any]]:

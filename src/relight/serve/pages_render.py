@@ -75,5 +75,6 @@ def render(template: str, here: str, **given: Any) -> str:
         "actions": [],
         "more": "",
         "facts": [],
+        "firing": [],
     }
     return environment().get_template(template).render(around | given)

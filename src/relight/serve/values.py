@@ -327,6 +327,20 @@ class AlertRow:
 
 
 @dataclass(frozen=True)
+class FiringRow:
+    """An alert that fires now. ``run`` is empty if it is about the whole store."""
+
+    kind: str
+    severity: str
+    store: str
+    run: str
+    why: str
+    since: Time = None
+    hint: str = ""
+    """The command to begin with."""
+
+
+@dataclass(frozen=True)
 class SettingsDetail:
     """Tokens, alert rules, and the retention rules of runs."""
 
@@ -370,6 +384,9 @@ class IndexView(Protocol):
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
         """Return one incident with its evidence."""
+
+    def firing(self) -> Sequence[FiringRow]:
+        """Return alerts that fire now, critical ones first."""
 
     def risk(self) -> Sequence[RiskRow]:
         """Return machines that are likely to fail, highest risk first."""

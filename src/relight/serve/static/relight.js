@@ -141,5 +141,13 @@ function applies() {
   }));
 }
 
+// The badge is outside of the part that a refresh replaces.
+function badge() {
+  const count = document.getElementById("alerts")?.dataset.count || 0;
+  const place = document.getElementById("badge");
+  place.hidden = !+count;
+  place.textContent = `${count} ${+count === 1 ? "alert" : "alerts"}`;
+}
+
 document.addEventListener("DOMContentLoaded", () => { listen(); charts(); applies(); });
-document.addEventListener("htmx:after:swap", () => { charts(); applies(); });
+document.addEventListener("htmx:after:swap", () => { charts(); applies(); badge(); });
