@@ -84,7 +84,9 @@ def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
             at=NOW - 60 - 3600 * i,
             bytes=1.49e9,
             seconds=2.5 + 0.1 * (i % 3),
-            good=i != 4,
+            good=i not in (3, 4),
+            state={3: "suspect", 4: "damaged"}.get(i, "good"),
+            why={3: "suspect: its loss was abnormal", 4: "damaged: chunk 3 is not what was committed" + evil}.get(i, ""),
             tags=["best" + evil] if i == 3 else [],
         )
         for i in range(count)

@@ -30,6 +30,7 @@ class CurveStore:
     def __init__(self) -> None:
         self._curves: OrderedDict[tuple[str, str], Curves] = OrderedDict()
         self._versions: dict[tuple[str, str], int] = {}
+        self._newest: dict[tuple[str, str], tuple[float, dict[str, tuple[int, float]]]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -38,6 +39,10 @@ class CurveStore:
     def version(self, store: str, run: str) -> int:
         """Return a number that changes whenever points of the run are added."""
         return self._versions.get((store, run), 0)
+
+    def newest(self, store: str, run: str) -> tuple[float | None, Mapping[str, tuple[int, float]]]:
+        """Return the Unix time of the last reported step, and step and value of each metric's last finite point."""
+        return self._newest.get((store, run), (None, {}))
 
     def points(self, store: str, run: str) -> Curves:
         """Return a copy of a run's points; empty if there are none."""
@@ -60,13 +65,17 @@ class CurveStore:
             self._curves.move_to_end(key)
             self._versions[key] = self._versions.get(key, 0) + 1
             curves.times.update(zip(steps, times))
+            newest = dict(self._newest.get(key, (0.0, {}))[1])
             for name, values in metrics.items():
                 if name not in curves.values and len(curves.values) >= METRICS_MAX:
                     continue
                 points = curves.values.setdefault(name, {})
                 points.update((step, _finite(value)) for step, value in zip(steps, values, strict=True))
+                if (finite := _finite(values[-1] if values else None)) is not None:
+                    newest[name] = steps[-1], finite
                 if len(points) > 2 * POINTS_MAX:
                     curves.values[name] = thinned_points(points, POINTS_MAX)
+            self._newest[key] = max(times, default=0.0), newest
             if len(curves.times) > 4 * POINTS_MAX:
                 kept = {step for points in curves.values.values() for step in points}
                 for step in curves.times.keys() - kept:
@@ -79,7 +88,7 @@ class CurveStore:
         while len(self._curves) > 1 and (len(self._curves) > RUNS_MAX or total > ALL_POINTS_MAX):
             key, _ = self._curves.popitem(last=False)
             total -= sizes[key]
-            del self._versions[key]
+            del self._versions[key], self._newest[key]
 
 
 def merged_series(recorded: Curves, reported: Curves) -> dict[str, SeriesDetail]:
@@ -92,6 +101,15 @@ def merged_series(recorded: Curves, reported: Curves) -> dict[str, SeriesDetail]
         seconds = [times.get(step, 0.0) for step in points]
         series[name] = SeriesDetail(name, list(points), seconds, list(points.values()), len(known))
     return series
+
+
+def newest_points(curves: Curves) -> dict[str, tuple[int, float]]:
+    """Return step and value of each metric's finite point with the largest step."""
+    newest = {}
+    for name, points in curves.values.items():
+        if (last := max((point for point in points.items() if point[1] is not None), default=None)) is not None:
+            newest[name] = last
+    return newest  # type: ignore[return-value] # no value is None
 
 
 def thinned_points(points: Mapping[int, float | None], most: int) -> dict[int, float | None]:

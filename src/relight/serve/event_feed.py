@@ -104,6 +104,11 @@ class EventFeed:
         seen = self._seen(store, run)
         return seen is not None and seen.last_event_at is not None and not seen.active
 
+    def life(self, store: str, run: str) -> tuple[bool, float | None]:
+        """Return whether the run's last attempt reported its normal end, and the time of its last event."""
+        seen = self._seen(store, run)
+        return (seen.ended, seen.last_event_at) if seen is not None else (False, None)
+
     def risk(self, store: str, run: str) -> float | None:
         """Return the failure risk of the run's last alarm while the alarm is valid, else 0. None if no process here reports on that run."""
         seen = self._seen(store, run)

@@ -208,14 +208,14 @@ def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     if a and b:
         try:
             context |= contents.compared(request.app.state.index.diff(a, b))
-        except (CheckpointNotFound, ConfigError) as error:
+        except RelightError as error:
             return shown(
                 request,
                 "compare.html",
                 "/compare",
                 a=a,
                 b=b,
-                status=404,
+                status=404 if isinstance(error, CheckpointNotFound | ConfigError) else 422,
                 **context | {"wrong": str(masked_error(error))},
             )
     live = "?" if context["waiting"] else ""

@@ -7,9 +7,9 @@ from typing import Any
 
 from relight.serve.draw import StripItem, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
-from relight.serve.pages_words import number, when
+from relight.serve.pages_words import number, shape_of, when
 from relight.serve.pieces import piece_of
-from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statistics, Working
+from relight.serve.values import CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, Statistics, Working
 from relight.units import count_text, percent_text, size_text
 from relight.versions.difference import layer_of
 
@@ -52,8 +52,10 @@ def checkpoint(
     return {
         "run": name,
         "step": row.step,
-        "health": "good" if row.good else "failed",
+        "health": shape_of(row.state),
+        "state": row.state,
         "why": row.why,
+        "held": detail.held,
         "tags": list(row.tags),
         "facts": [
             ("Saved", when(row.at, now), row.id),
@@ -135,6 +137,7 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
     }
     return {
         "found": True,
+        "sides": [_side(name, row) for name, row in (("A", detail.a_row), ("B", detail.b_row)) if row is not None],
         "facts": [
             ("Equal", number(count["same"]), "bit-identical"),
             ("Changed", number(count["changed"]), ""),
@@ -156,6 +159,17 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
         "values_cut": f"The first {VALUES_MAX} of {number(len(detail.values))}."
         if len(detail.values) > VALUES_MAX
         else "",
+    }
+
+
+def _side(name: str, row: CheckpointRow) -> dict[str, Any]:
+    return {
+        "name": name,
+        "id": row.id,
+        "step": row.step,
+        "health": shape_of(row.state),
+        "state": row.state,
+        "why": row.why,
     }
 
 

@@ -11,7 +11,7 @@ from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
 from relight.audit.effects import role_of_action
 from relight.serve.draw import BarPart, Mark, RankRow, TimeRange, bar, lanes
 from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
-from relight.serve.pages_words import number, when
+from relight.serve.pages_words import number, shape_of, when
 from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
 from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
 
@@ -110,8 +110,8 @@ def marks_of(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[Ma
     return [
         Mark(
             checkpoint.step,
-            f"checkpoint of step {checkpoint.step}",
-            "checkpoint",
+            f"{'damaged ' if checkpoint.state == 'damaged' else ''}checkpoint of step {checkpoint.step}",
+            "damaged" if checkpoint.state == "damaged" else "checkpoint",
             of_checkpoint(detail.row.store, detail.row.run, checkpoint.id),
         )
         for checkpoint in checkpoints
@@ -192,7 +192,9 @@ def checkpoint_row(store: str, name: str, row: CheckpointRow, now: float) -> dic
         "at": when(row.at, now),
         "bytes": row.bytes,
         "seconds": row.seconds,
-        "health": "good" if row.good else "failed",
+        "health": shape_of(row.state),
+        "state": row.state,
+        "why": row.why,
         "tags": list(row.tags),
     }
 

@@ -33,7 +33,10 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in the overview. ``health``: ``good``, ``late``, ``failed`` or ``idle``; ``why``: the reason."""
+    """A run in the overview. ``health``: ``good``, ``late``, ``failed`` or ``idle``; ``why``: the reason.
+
+    ``state`` of its job: ``starting``, ``running``, ``finished``, ``failed``, ``given up`` or ``idle``; ``state_why``: the reason.
+    """
 
     store: str
     run: str
@@ -49,6 +52,17 @@ class RunRow:
     checkpoints: int = 0
     bytes: int = 0
     incident: str | None = None
+    state: str = "idle"
+    state_why: str = ""
+    began_at: Time = None
+    """When its first attempt began."""
+    duration_s: float | None = None
+    """Seconds from its first attempt to its last sign of life."""
+    host: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The newest value of each metric."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """The metadata that its script gave, nested names joined by dots."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,7 @@ class IncidentRow:
     stacks: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     workers: Sequence[Any] = ()
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,8 @@ class CheckpointRow:
     tags: Sequence[str] = ()
     why: str = ""
     """The reason if it is not good."""
+    state: str = "good"
+    """``good``, ``damaged``, ``suspect`` or ``rolled back``."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +203,8 @@ class CheckpointDetail:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     facts: Sequence[tuple[str, Any]] = ()
     verified_at: Time = None
+    held: str = ""
+    """Why it is on hold: retention keeps it. Empty if it is not."""
     next: str | None = None
     """Position of the next piece of the tensors, in answers of the API. ``total``: number of tensors."""
     total: int = 0
@@ -213,6 +232,8 @@ class DiffDetail:
 
     a: str
     b: str
+    a_row: CheckpointRow | None = None
+    b_row: CheckpointRow | None = None
     tensors: Sequence[DiffRow] = ()
     values: Sequence[tuple[str, Any, Any]] = ()
     next: str | None = None

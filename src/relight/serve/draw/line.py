@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     x: float
     tooltip: str
     kind: str
-    """``checkpoint``, a triangle below, or ``incident``, a diamond on a line."""
+    """``checkpoint`` or ``damaged``, a triangle below, or ``incident``, a diamond on a line."""
     href: str = ""
 
 

@@ -55,7 +55,7 @@ function marks(u, given) {
   ctx.clip();
   for (const one of given.marks) {
     const x = u.valToPos(one.x, "x", true);
-    ctx.strokeStyle = ctx.fillStyle = colour(one.kind === "incident" ? "--bad" : "--l1");
+    ctx.strokeStyle = ctx.fillStyle = colour(one.kind === "checkpoint" ? "--l1" : "--bad");
     ctx.beginPath();
     if (one.kind === "incident") {
       ctx.setLineDash([4, 4]);
