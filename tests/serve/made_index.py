@@ -21,6 +21,9 @@ def rows(evil: str = "", count: int = 6) -> list[Any]:
         v.RunRow(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
              good=kinds[i % 6] != "failed", health=kinds[i % 6], goodput=[0.71, 0.93, 0.971, 0.964, None, 0.988][i % 6], risk=[0.62, 0.11, 0.01, 0.0, None, 0.03][i % 6],
              checkpoints=[4, 17, 31, 100, 3, 88][i % 6], bytes=[48e9, 210e9, 1.5e9, 88e9, 5e9, 1.2e12][i % 6], incident=["hang 2 h ago", None, None, "killed 1 day ago", None, None][i % 6],
+             state=["given up", "running", "running", "starting", "finished", "running"][i % 6], state_why="relight run stopped the job" + evil if i % 6 == 0 else "",
+             duration_s=[86_400.0, 7200.0, 93_000.0, 40.0, 3600.0, 5e5][i % 6], host=f"node-{i}" + evil, metrics={"loss": 2.05 + i, "grad_norm": 1.3} if i != 4 else {},
+             config={"lr": f"{3 - i % 2}e-4" + evil, "model.width": "768", "schedule": "cosine" if i else "linear"},
              why=(["its last save failed: no space", "the newest checkpoint is older than its saves are apart"][i % 6] if i % 6 < 2 else "every 1000 steps") + evil)
         for i in range(count)
     ]  # fmt: skip
@@ -86,7 +89,9 @@ def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
             seconds=2.5 + 0.1 * (i % 3),
             good=i not in (3, 4),
             state={3: "suspect", 4: "damaged"}.get(i, "good"),
-            why={3: "suspect: its loss was abnormal", 4: "damaged: chunk 3 is not what was committed" + evil}.get(i, ""),
+            why={3: "suspect: its loss was abnormal", 4: "damaged: chunk 3 is not what was committed" + evil}.get(
+                i, ""
+            ),
             tags=["best" + evil] if i == 3 else [],
         )
         for i in range(count)
@@ -112,6 +117,25 @@ def incidents(evil: str = "") -> list[Any]:
             clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
             stacks={"rank 1": "File train.py, line 40 in step" + evil},
             words="RuntimeError: boom" + evil,
+            host="node-1" + evil,
+            workers=[
+                {"rank": 0, "exit": -9, "phase": "training", "step": 7210, "tail": ["step 7210"]},
+                {
+                    "rank": i,
+                    "exit": 1,
+                    "phase": "training",
+                    "step": 7209,
+                    "error": "RuntimeError: boom" + evil,
+                    "tail": [
+                        "step 7209",
+                        "Traceback (most recent call last):",
+                        '  File "train.py", line 40, in <module>',
+                        "    step()",
+                        "RuntimeError: boom" + evil,
+                        "bye",
+                    ],
+                },
+            ],
         )
         for i, (kind, why, action) in enumerate(
             [
@@ -280,7 +304,7 @@ class MadeIndex:
         """Return both stores."""
         return stores(self.evil)
 
-    def runs(self, after: str | None, limit: int) -> Any:
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> Any:
         """Return all runs in one piece."""
         return v.ListPage(rows=rows(self.evil, self.count), next=None, total=self.count)
 
@@ -372,7 +396,7 @@ class Empty(MadeIndex):
         """Return nothing."""
         return []
 
-    def runs(self, after: str | None, limit: int) -> Any:
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> Any:
         """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
 

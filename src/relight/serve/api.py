@@ -19,6 +19,7 @@ from relight.run_names import shown_json
 from relight.serve import pieces
 from relight.serve.auth_middleware import needs, refuse_role
 from relight.serve.curves import smoothed
+from relight.serve.index_rows import SORTS
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Working
@@ -30,6 +31,12 @@ After = Annotated[str | None, Query(max_length=400, description="The value of ne
 Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as listed in its checkpoint.")]
 Find = Annotated[str, Query(max_length=400, description="Only tensors with this text in their path.")]
+FindRun = Annotated[str, Query(max_length=400, description="Only runs with this text in name, store or host.")]
+Text = Annotated[str, Query(max_length=40, description="Only jobs in this state.")]
+Sort = Annotated[
+    str,
+    Query(max_length=400, description=f"{', '.join(SORTS)} or metric:NAME; with - before it the largest first."),
+]
 Changed = Annotated[bool, Query(description="Omit equal tensors.")]
 Metric = Annotated[str, Query(max_length=400, description="A metric, as listed in series of the run.")]
 Smooth = Annotated[int, Query(ge=0, le=10_000, description="Points of the exponential moving average; 0: raw values.")]
@@ -152,8 +159,11 @@ def _reading(made: APIRouter) -> None:
         return json_response(request.app.state.index.stores())
 
     @made.get("/runs", dependencies=viewer, summary="Runs: failed ones first, then late, good and idle ones")
-    def runs(request: Request, after: After = None, limit: Limit = 100) -> Response:
-        return json_response(request.app.state.index.runs(after, limit))
+    def runs(
+        request: Request, after: After = None, limit: Limit = 100, find: FindRun = "", state: Text = "", sort: Sort = ""
+    ) -> Response:
+        page = request.app.state.index.runs(after, limit, find, state, sort)
+        return json_response(replace(page, rows=[pieces.short_run(row) for row in page.rows]))
 
     @made.get("/runs/{store}/{run}", dependencies=viewer, summary="One run")
     def run(request: Request, store: Name, run: Name) -> Response:

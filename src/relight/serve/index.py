@@ -36,12 +36,13 @@ from relight.serve.index_rows import (
     place_of,
     sequence_number,
     short_value,
+    sorted_runs,
     tags_by_id,
     tensor_row,
 )
 from relight.serve.job_states import JobState, job_state
 from relight.serve.jobs import Jobs, Progress
-from relight.serve.pieces import short_audit, thinned
+from relight.serve.pieces import piece_of, short_audit, thinned
 from relight.serve.reader import NOT_YET, RunState, StoreFollower
 from relight.serve.scope import ANONYMOUS, asker, everything, masked, reaches
 from relight.serve.spread import statistics_of
@@ -177,16 +178,28 @@ class Index:
         self.verified[store, run, checkpoint_id] = self._clock()
         self.damaged.pop((store, run, checkpoint_id), None)
 
-    def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
-        """Return runs of all stores: failed ones first, then late, good and idle ones."""
-        now = self._clock()
-        ranked = sorted(
-            (_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._visible_runs()
-        )
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> ListPage[RunRow]:
+        """Return runs of all stores: failed ones first, then late, good and idle ones; or by ``sort``, a key of ``sort_key``.
+
+        ``find``: a part of the run's name, its store or its host. ``state``: only jobs in this state.
+        """
+        now, part = self._clock(), find.lower()
+        visible = [
+            (store, name, known)
+            for store, name, known in self._visible_runs()
+            if not part or part in name.lower() or part in known.facts.host.lower() or part in store.lower()
+        ]
+        if state or sort:
+            rows = [self._row(store, known, now) for store, _, known in visible]
+            rows = sorted_runs([row for row in rows if not state or row.state == state], sort)
+            piece, more = piece_of(rows, after, limit)
+            return ListPage(piece, more, len(rows))
+        ranked = sorted((_HEALTH[self._health(store, known, now)[0]], store, name) for store, name, known in visible)
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
         picked, more = page_of(ranked, keys, after, limit)
-        rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
-        return ListPage(rows, more, len(ranked))
+        return ListPage(
+            [self._row(store, self.state(store, name), now) for _, store, name in picked], more, len(ranked)
+        )
 
     def run(self, store: str, run: str) -> RunDetail:
         """Return everything that the page of a run shows."""

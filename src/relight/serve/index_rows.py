@@ -12,7 +12,7 @@ from relight.format import DTYPES
 from relight.log import Checkpoint
 from relight.run_records.verification import VerificationResult
 from relight.serve.scope import masked, reaches
-from relight.serve.values import CheckpointRow, IncidentRow, TensorRow
+from relight.serve.values import CheckpointRow, IncidentRow, RunRow, TensorRow
 
 WEEK_S = 7 * 86400.0
 T = TypeVar("T")
@@ -45,6 +45,30 @@ def page_of(
         start = sum((key >= known(after)) if reverse else (key <= known(after)) for key in keys)
     picked = list(rows[start : start + limit])
     return picked, keys[start + limit - 1] if start + limit < len(rows) and picked else None
+
+
+SORTS = {
+    "run": "run", "state": "state", "step": "step", "age": "age_s", "duration": "duration_s", "host": "host", "goodput": "goodput",
+    "risk": "risk", "checkpoints": "checkpoints", "size": "bytes",
+}  # fmt: skip
+"""Fields by which runs can be sorted, by name."""
+
+
+def sorted_runs(rows: Sequence[RunRow], sort: str) -> list[RunRow]:
+    """Return runs sorted by a name in ``SORTS``, or by ``metric:NAME``; with ``-`` before it the largest first.
+
+    Runs without the value are the last. An unknown name sorts by the run's name.
+    """
+    name = sort.removeprefix("-")
+
+    def value(row: RunRow) -> Any:
+        if name.startswith("metric:"):
+            return row.metrics.get(name.removeprefix("metric:"))
+        return getattr(row, SORTS.get(name, "run"))
+
+    known = [row for row in rows if value(row) not in (None, "")]
+    known.sort(key=value, reverse=sort.startswith("-"))
+    return [*known, *(row for row in rows if value(row) in (None, ""))]
 
 
 def sequence_number(text: str) -> str:

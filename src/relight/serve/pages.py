@@ -17,10 +17,13 @@ from relight.serve import pages_around as around
 from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
+from relight.serve.pages_api import rows as api_rows
 from relight.serve.pages_charts import RUNS_MAX as RUNS_IN_CHARTS
 from relight.serve.pages_charts import RunSeries, options_of
 from relight.serve.pages_charts import charts as charts_of
+from relight.serve.pages_incident import incident as incident_of
 from relight.serve.pages_render import render
+from relight.serve.pages_runs import overview as runs_of
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Statistics, Working
 
@@ -82,18 +85,17 @@ def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, A
 
 
 @page("/")
-def overview(request: Request, after: str = "") -> HTMLResponse:
-    """Show all runs."""
-    index = request.app.state.index
-    page_of_runs = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
-    context = views.overview(page_of_runs.rows, index.stores(), time.time())
+def overview(request: Request, after: str = "", find: str = "", state: str = "", sort: str = "") -> HTMLResponse:
+    """Show all runs, or those that a form selects, sorted by a column."""
+    index, asked = request.app.state.index, {"find": find[:_TEXT_MAX], "state": state[:40], "sort": sort[:_TEXT_MAX]}
+    page_of_runs = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE, **asked)
     return shown(
         request,
         "overview.html",
         "/",
         live="?",
-        **context,
-        more="/" + query(after=page_of_runs.next) if page_of_runs.next else "",
+        **runs_of(page_of_runs.rows, index.stores(), asked, time.time()),
+        more="/" + query(**asked, after=page_of_runs.next) if page_of_runs.next else "",
     )
 
 
@@ -165,7 +167,7 @@ def run(
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/")],
         more=here + query(after=page_of_checkpoints.next) + "#checkpoints" if page_of_checkpoints.next else "",
-        actions=allowed(request, views.actions_of_run(store, run)),
+        actions=allowed(request, views.actions_of_run(store, detail.row)),
     )
 
 
@@ -187,7 +189,7 @@ def checkpoint(
         one_tensor=picked,
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/"), (run, of_run(store, run))],
-        actions=allowed(request, views.actions_of_checkpoint(store, run, detail.row.id)),
+        actions=allowed(request, views.actions_of_checkpoint(store, run, detail)),
     )
 
 
@@ -266,7 +268,7 @@ def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse
         request,
         "incident.html",
         "/incidents",
-        **around.incident(row, time.time()),
+        **incident_of(row, time.time()),
         crumbs=[("Incidents", "/incidents"), (run, of_run(store, run))],
     )
 
@@ -293,6 +295,14 @@ def task(request: Request, task: str) -> HTMLResponse:
         **context,
         tabs=tabs_of(server_task.store, server_task.run),
         crumbs=crumbs,
+    )
+
+
+@page("/api")
+def api_page(request: Request) -> HTMLResponse:
+    """Show the addresses of the API."""
+    return shown(
+        request, "api.html", "/api", rows=api_rows(request.app.openapi()), origin=str(request.base_url).rstrip("/")
     )
 
 

@@ -20,7 +20,7 @@ from relight.serve.values import (
     StorageDetail,
     StoreRow,
 )
-from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
+from relight.units import UNKNOWN, age_text, count_text, percent_text, size_text
 
 ROWS_MAX, TAGS_MAX = 200, 20
 """Rows of a table on one page, and tags in one row."""
@@ -138,27 +138,6 @@ def seconds_of(moment: float | str | None) -> float | None:
     """Return a time as seconds since 1970; None if it is invalid."""
     parsed = moment_of(moment)
     return None if parsed is None else parsed.timestamp()
-
-
-def incident(row: IncidentRow, now: float) -> dict[str, Any]:
-    """Return the template values of one incident."""
-    return {
-        "kind": row.kind,
-        "why": row.why,
-        "action": row.action,
-        "reason": row.reason,
-        "facts": [
-            ("When", when(row.at, now), ""),
-            ("Step", number(row.step), ""),
-            ("Rank", number(row.rank), ""),
-            ("Steps lost", number(row.steps_lost), ""),
-            ("Downtime", duration_text(row.seconds), ""),
-        ],
-        "workers": "\n".join(str(worker) for worker in row.workers),
-        "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in row.clues],
-        "words": row.words,
-        "stacks": list(row.stacks.items()),
-    }
 
 
 def firing(rows: Sequence[FiringRow], now: float) -> list[dict[str, Any]]:

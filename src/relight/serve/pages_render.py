@@ -26,6 +26,7 @@ MENU = [
     ("Storage", "/storage", "viewer"),
     ("Incidents", "/incidents", "viewer"),
     ("Risk", "/risk", "viewer"),
+    ("API", "/api", "viewer"),
     ("Audit", "/audit", "operator"),
     ("Settings", "/settings", "admin"),
 ]

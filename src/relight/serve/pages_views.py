@@ -1,4 +1,4 @@
-"""Template values made from values of the index: words, links, pictures. Pure. This module: the overview and a run's page."""
+"""Template values made from values of the index: words, links, pictures. Pure. This module: a run's page."""
 
 from __future__ import annotations
 
@@ -10,80 +10,23 @@ from markupsafe import Markup
 from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
 from relight.audit.effects import role_of_action
 from relight.serve.draw import BarPart, Mark, RankRow, TimeRange, bar, lanes
-from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
+from relight.serve.pages_addresses import at, of_checkpoint
 from relight.serve.pages_words import number, shape_of, when
-from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
+from relight.serve.values import CheckpointDetail, CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow
 from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
 
 ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
 """The role that each action needs, computed from its effects."""
 
 
-def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:
-    """Return the template values of the overview. Runs are in the order of the index: failed ones first."""
-    kinds = [row.health for row in rows]
-    goodputs = [row.goodput for row in rows if row.goodput is not None]
-    ages = [row.age_s for row in rows if row.age_s is not None and row.health != "idle"]
-    facts: list[tuple[str, object, str]] = [
-        (
-            "Runs",
-            number(len(rows)),
-            ", ".join(
-                f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds
-            ),
-        ),
-        ("Oldest last good", duration_text(max(ages)) if ages else UNKNOWN, "of runs that are not idle"),
-        (
-            "Goodput",
-            percent_text(sum(goodputs) / len(goodputs)) if goodputs else UNKNOWN,
-            f"mean of {count_text(len(goodputs), 'run')}" if goodputs else "no run reports it",
-        ),
-        (
-            "Stored",
-            size_text(sum(store_row.bytes or 0 for store_row in stores)),
-            count_text(sum(row.checkpoints for row in rows), "checkpoint"),
-        ),
-    ]
-    names = {store_row.id: store_row.name for store_row in stores}
-    shown = [
-        {
-            "href": of_run(row.store, row.run),
-            "run": row.run,
-            "health": row.health,
-            "step": row.step,
-            "age": age_text(row.age_s),
-            "goodput": row.goodput,
-            "risk": row.risk,
-            "checkpoints": row.checkpoints,
-            "bytes": row.bytes,
-            "incident": row.incident or "",
-            "store": names.get(row.store, row.store),
-        }
-        for row in rows
-    ]
-    return {"facts": facts, "rows": shown, "stores": [_store_row(store_row, now) for store_row in stores]}
-
-
-def _store_row(row: StoreRow, now: float) -> dict[str, Any]:
-    fine = row.state == "ok"
-    return {
-        "href": part_of("storage", row.id),
-        "name": row.name,
-        "health": "good" if fine else "failed",
-        "word": "read" if fine else "not read",
-        "error": "" if fine else row.state,
-        "runs": row.runs,
-        "bytes": row.bytes,
-        "read": when(row.read_at, now),
-    }
-
-
 def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> dict[str, Any]:
     """Return the template values of a run: its last save, goodput, checkpoints."""
     row = detail.row
     facts = [
+        ("Job", Markup('<span class="is {}">{}</span>').format(shape_of(row.state), row.state), row.state_why),
         ("Step", number(row.step), f"newest checkpoint {row.newest}" if row.newest else "no checkpoint"),
         ("Last good", age_text(row.age_s), ""),
+        ("Duration", duration_text(row.duration_s), f"on {row.host}" if row.host else ""),
         ("Goodput", percent_text(row.goodput), ""),
         ("Risk", percent_text(row.risk), ""),
         ("Checkpoints", number(row.checkpoints), size_text(row.bytes)),
@@ -95,6 +38,8 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "health": row.health,
         "why": row.why,
         "facts": facts,
+        "config": sorted(row.config.items()),
+        "newest_metrics": [(name, number(value)) for name, value in row.metrics.items()],
         "lanes": picture,
         "lanes_caption": caption,
         "kinds": kinds,
@@ -244,23 +189,29 @@ def task(facts: Mapping[str, Any], now: float) -> dict[str, Any]:
     }
 
 
-def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
-    """Return the forms of a run's actions."""
-    target = [("store", store), ("run", name)]
-    return [
-        action("Save now", "save", target),
-        action("Prune", "prune", target, ("keep_last", "Keep the last", "5")),
-        action("Drill", "drill", target),
-    ]
+def actions_of_run(store: str, row: RunRow) -> list[dict[str, Any]]:
+    """Return the forms of a run's actions, those that its state allows: only an active job can save."""
+    target = [("store", store), ("run", row.run)]
+    forms = []
+    if row.state in ("running", "starting"):
+        forms.append(action("Save now", "save", target))
+    if row.checkpoints > 1:
+        forms.append(action("Prune", "prune", target, ("keep_last", "Keep the last", "5")))
+    if row.checkpoints:
+        forms.append(action("Drill", "drill", target))
+    return forms
 
 
-def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
-    """Return the forms of a checkpoint's actions."""
-    target = [("store", store), ("run", name), ("which", which)]
+def actions_of_checkpoint(store: str, name: str, detail: CheckpointDetail) -> list[dict[str, Any]]:
+    """Return the forms of a checkpoint's actions. A damaged checkpoint can only be verified again, held and released."""
+    target = [("store", store), ("run", name), ("which", detail.row.id)]
+    held = action("Release" if detail.held else "Pin", "pin", target)
+    if detail.row.state == "damaged":
+        return [action("Verify", "verify", target), held]
     return [
         action("Tag", "tag", target, ("name", "Tag", "")),
         action("Branch", "branch", target, ("to", "New run", "")),
-        action("Pin", "pin", target),
+        held,
         action("Verify", "verify", target),
         action("Promote", "promote", target, ("stage", "Stage", "production")),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from relight.serve.values import (
     LineageRow,
     ListPage,
     RunDetail,
+    RunRow,
     StorageDetail,
 )
 
@@ -84,6 +86,11 @@ def bounded_run(detail: RunDetail) -> RunDetail:
         tags=detail.tags[-LISTED_MAX:],
         branches=detail.branches[-LISTED_MAX:],
     )
+
+
+def short_run(row: RunRow) -> RunRow:
+    """Return a run for a list: with at most 20 metrics and 20 values of its configuration. Its own answer has all."""
+    return replace(row, metrics=dict(islice(row.metrics.items(), 20)), config=dict(islice(row.config.items(), 20)))
 
 
 def bounded_storage(detail: StorageDetail) -> StorageDetail:

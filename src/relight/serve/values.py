@@ -376,8 +376,8 @@ class IndexView(Protocol):
     def stores(self) -> Sequence[StoreRow]:
         """Return all followed stores."""
 
-    def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
-        """Return runs of all stores: failed ones first, then late, good and idle ones."""
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> ListPage[RunRow]:
+        """Return runs of all stores: failed ones first, then late, good and idle ones; or sorted and filtered."""
 
     def run(self, store: str, run: str) -> RunDetail:
         """Return one run."""

@@ -141,6 +141,15 @@ function applies() {
   }));
 }
 
+// On a narrow screen the style sheet stacks the cells of a row, each after its column's heading.
+function headings() {
+  document.querySelectorAll("main table").forEach((table) => {
+    const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent);
+    if (names.length) table.classList.add("stacks");
+    table.querySelectorAll("tbody tr").forEach((row) => [...row.children].forEach((cell, i) => { if (names[i]) cell.dataset.heading = names[i]; }));
+  });
+}
+
 // The badge is outside of the part that a refresh replaces.
 function badge() {
   const count = document.getElementById("alerts")?.dataset.count || 0;
@@ -149,5 +158,11 @@ function badge() {
   place.textContent = `${count} ${+count === 1 ? "alert" : "alerts"}`;
 }
 
-document.addEventListener("DOMContentLoaded", () => { listen(); charts(); applies(); });
-document.addEventListener("htmx:after:swap", () => { charts(); applies(); badge(); });
+function refresh() {
+  charts();
+  applies();
+  headings();
+}
+
+document.addEventListener("DOMContentLoaded", () => { listen(); refresh(); });
+document.addEventListener("htmx:after:swap", () => { refresh(); badge(); });
