@@ -108,20 +108,23 @@ def incidents(evil: str = "") -> list[Any]:
             at=NOW - 7300 * (i + 1),
             kind=kind,
             why=why + evil,
-            rank=i,
+            rank=i or 1,
             step=7210 - 900 * i,
             action=action,
             reason="the newest checkpoint is good" + evil,
             steps_lost=i * 3,
             seconds=3.7 + i,
-            clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
-            stacks={"rank 1": "File train.py, line 40 in step" + evil},
+            clues=[
+                ("killed", "rank 0 was ended by SIGKILL" + evil, 50),
+                ("memory", "95 % of the memory was in use" + evil, 30),
+            ],
+            stacks={"1": "File train.py, line 40 in step" + evil},
             words="RuntimeError: boom" + evil,
             host="node-1" + evil,
             workers=[
                 {"rank": 0, "exit": -9, "phase": "training", "step": 7210, "tail": ["step 7210"]},
                 {
-                    "rank": i,
+                    "rank": i or 1,
                     "exit": 1,
                     "phase": "training",
                     "step": 7209,
@@ -320,7 +323,7 @@ class MadeIndex:
                 name,
                 [step for step, _ in points],
                 [NOW - 40_000 + 3.0 * step for step, _ in points],
-                [value for _, value in points],
+                [value for _, value in points][:: -1 if run == "vit" else 1],
                 40_000 if name == "grad_norm" else len(points),
             )
             for name, points in made.items()

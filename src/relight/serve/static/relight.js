@@ -146,7 +146,7 @@ function headings() {
   document.querySelectorAll("main table").forEach((table) => {
     const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent);
     if (names.length) table.classList.add("stacks");
-    table.querySelectorAll("tbody tr").forEach((row) => [...row.children].forEach((cell, i) => { if (names[i]) cell.dataset.heading = names[i]; }));
+    table.querySelectorAll("tbody tr").forEach((row) => [...row.children].forEach((cell, i) => { if (names[i] && !cell.classList.contains("pick")) cell.dataset.heading = names[i]; }));
   });
 }
 
