@@ -356,6 +356,10 @@ class MadeIndex:
             raise CheckpointNotFound("no checkpoint 'missing' in run gpt2-small" + self.evil)
         return v.Working(0.4) if a == "slow" else diff(self.evil)
 
+    def sides(self, a: str, b: str) -> list[Any]:
+        """Return a suspect checkpoint and a damaged one."""
+        return checkpoints(self.evil)[3:5]
+
     def lineage(self, store: str) -> list[Any]:
         """Return the lineage of the store ``main``."""
         return lineage(self.evil) if store == "main" else []

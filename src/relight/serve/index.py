@@ -334,7 +334,7 @@ class Index:
         job = self.jobs.ask(
             key, total, lambda advance: self._diff(sides, advance), rows=lambda detail: len(detail.tensors)
         )
-        rows = [self._listed(store, state.name, [checkpoint], state.history)[0] for store, state, checkpoint in sides]
+        rows = self.sides(a, b)
         difference = job.result_within(DIFF_GLANCE_S)
         # another caller may have started this job and named the checkpoints differently
         return (
@@ -342,6 +342,11 @@ class Index:
             if difference is not None
             else Working(job.done, "tensors that differ are being read")
         )
+
+    def sides(self, a: str, b: str) -> list[CheckpointRow]:
+        """Return the rows of the two checkpoints of a comparison."""
+        sides = [self._checkpoint_of_spec(a), self._checkpoint_of_spec(b)]
+        return [self._listed(store, state.name, [checkpoint], state.history)[0] for store, state, checkpoint in sides]
 
     def lineage(self, store: str) -> list[LineageRow]:
         """Return the runs of a store, parents before their branches."""

@@ -206,22 +206,19 @@ def _values(index: Any, store: str, run: str, which: str, tensor: str) -> Statis
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     """Show the difference of two checkpoints."""
     a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
-    context: dict[str, Any] = {"found": False, "waiting": "", "wrong": ""}
+    context: dict[str, Any] = {"found": False, "waiting": "", "wrong": "", "sides": []}
+    status, index = 200, request.app.state.index
     if a and b:
         try:
-            context |= contents.compared(request.app.state.index.diff(a, b))
+            context["sides"] = contents.sides(index.sides(a, b))
+            context |= contents.compared(index.diff(a, b))
         except RelightError as error:
-            return shown(
-                request,
-                "compare.html",
-                "/compare",
-                a=a,
-                b=b,
-                status=404 if isinstance(error, CheckpointNotFound | ConfigError) else 422,
-                **context | {"wrong": str(masked_error(error))},
-            )
+            status = 404 if isinstance(error, CheckpointNotFound | ConfigError) else 422
+            context["wrong"] = str(masked_error(error))
+            if status == 422:
+                context["sides"] = contents.sides(index.sides(a, b))  # the comparison may have met damage
     live = "?" if context["waiting"] else ""
-    return shown(request, "compare.html", "/compare", live=live, a=a, b=b, **context)
+    return shown(request, "compare.html", "/compare", live=live, a=a, b=b, status=status, **context)
 
 
 @page("/lineage")

@@ -137,7 +137,6 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
     }
     return {
         "found": True,
-        "sides": [_side(name, row) for name, row in (("A", detail.a_row), ("B", detail.b_row)) if row is not None],
         "facts": [
             ("Equal", number(count["same"]), "bit-identical"),
             ("Changed", number(count["changed"]), ""),
@@ -162,15 +161,19 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
     }
 
 
-def _side(name: str, row: CheckpointRow) -> dict[str, Any]:
-    return {
-        "name": name,
-        "id": row.id,
-        "step": row.step,
-        "health": shape_of(row.state),
-        "state": row.state,
-        "why": row.why,
-    }
+def sides(rows: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
+    """Return the state of each side of a comparison."""
+    return [
+        {
+            "name": name,
+            "id": row.id,
+            "step": row.step,
+            "health": shape_of(row.state),
+            "state": row.state,
+            "why": row.why,
+        }
+        for name, row in zip("AB", rows, strict=False)
+    ]
 
 
 def compared(answer: DiffDetail | Working) -> dict[str, Any]:

@@ -394,6 +394,9 @@ class IndexView(Protocol):
     def diff(self, a: str, b: str) -> DiffDetail | Working:
         """Compare two checkpoints, named as ``[STORE/]RUN@WHICH``."""
 
+    def sides(self, a: str, b: str) -> Sequence[CheckpointRow]:
+        """Return the rows of the two checkpoints of a comparison."""
+
     def lineage(self, store: str) -> Sequence[LineageRow]:
         """Return runs, parents before their branches."""
 

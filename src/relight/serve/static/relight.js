@@ -86,7 +86,7 @@ function options(state, width) {
     axes: [axis, { ...axis, size: 58 }],
     series: [{ label: state.given.unit }, ...state.given.curves.map((one, i) => ({
       label: one.name, stroke: colour(`--l${i % 8}`), width: 1.5, spanGaps: true,
-      points: { show: (u, n) => u.data[n].reduce((sum, y) => sum + (y !== null && y !== undefined), 0) <= DOTS_MAX, size: 5 },
+      points: { show: (u, n) => u.data[n].reduce((sum, y) => sum + (y !== null && y !== undefined), 0) <= DOTS_MAX, size: 6, fill: colour(`--l${i % 8}`) },
     }))],
     hooks: { draw: [(u) => marks(u, state.given)], setSelect: [(u) => { state.zoomed = state.zoomed || u.select.width > 0; }] },
     cursor: { drag: { x: true, y: false } },
