@@ -161,7 +161,7 @@ def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
 
 def dark_pixels(page: Any, metric: str) -> list[tuple[int, int]]:
     """Return the coordinates of the curve's pixels in a metric's chart, in pixels of the canvas."""
-    found: list[list[int]] = page.evaluate(
+    pixels: list[list[int]] = page.evaluate(
         """(metric) => {
           const card = [...document.querySelectorAll('.charts .card')].find((one) => one.querySelector('h2').textContent === metric);
           const canvas = card.querySelector('canvas');
@@ -173,7 +173,7 @@ def dark_pixels(page: Any, metric: str) -> list[tuple[int, int]]:
         }""",
         metric,
     )
-    return [(x, y) for x, y in found]
+    return [(x, y) for x, y in pixels]
 
 
 def test_gaps_are_spanned_and_single_points_are_dots(browser: Any, sites: dict[str, Site]) -> None:

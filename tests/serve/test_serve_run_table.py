@@ -82,7 +82,7 @@ def test_states_of_a_job(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store with two trained runs, whose configurations differ in one value."""
+    """Return a store with two trained runs; their configurations differ in one value."""
     root = tmp_path_factory.mktemp("trained") / "runs"
     for name, rate in (("slow", 1e-4), ("fast", 1e-2)):
         model = torch.nn.Linear(64, 64)

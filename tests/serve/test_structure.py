@@ -110,7 +110,7 @@ class Outline(HTMLParser):
 
 
 def summary_of(client: TestClient, name: str) -> Any:
-    """Return the structure of a page, as it is in JSON."""
+    """Return the structure of a page with the types of JSON."""
     return json.loads(json.dumps(Outline(client.get(PAGES[name]).text).summary()))
 
 

@@ -84,7 +84,7 @@ DIFF_GLANCE_S = 0.1
 """Seconds that a page waits for a comparison or a tensor's values."""
 SAVES_MAX, FACTS_MAX, TREND_MAX = 50, 60, 2000
 SERIES_KEPT_MAX = 32
-"""Runs whose merged metrics are kept until they change."""
+"""Number of runs with merged metrics in memory."""
 VALUES_MAX = 8 << 30
 """Largest tensor, in bytes, that is read for a page."""
 STRANGERS_BYTES_MAX = 8 << 30

@@ -41,8 +41,8 @@ def job_state(state: RunState, ended: bool, event_at: float | None, step_at: flo
     saved_at = seconds_since_epoch(history.live[-1].time) if history.live else None
     incidents = once_each(list(state.recorded_incidents))
     last = incidents[-1] if incidents else None
-    known = [at for at in (attempt_at, saved_at, event_at, last.time_s if last is not None else None) if at is not None]
-    last_at = max(known, default=None)
+    signs = (attempt_at, saved_at, event_at, last.time_s if last is not None else None)
+    last_at = max((moment for moment in signs if moment is not None), default=None)
     given_up = outcomes_of(incidents, history, attempt_at, now).given_up
     quiet_s = max(QUIET_S, 3 * (state.gap_s or 0.0) + 60)
 

@@ -10,14 +10,14 @@ METHODS = ("get", "post")
 
 def rows(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each address of an OpenAPI schema. Addresses that need no values are links."""
-    found = []
+    listed = []
     for path, item in schema.get("paths", {}).items():
         for method in METHODS:
             if (operation := item.get(method)) is None:
                 continue
             asked = [each for each in operation.get("parameters", ()) if each.get("in") == "query"]
             needs = "{" in path or any(each.get("required") for each in asked)
-            found.append(
+            listed.append(
                 {
                     "method": method.upper(),
                     "path": path,
@@ -26,4 +26,4 @@ def rows(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "asked": [(each["name"], each.get("description", "")) for each in asked],
                 }
             )
-    return found
+    return listed

@@ -55,7 +55,7 @@ def checkpoint(
         "health": shape_of(row.state),
         "state": row.state,
         "why": row.why,
-        "held": detail.held,
+        "hold": detail.hold,
         "tags": list(row.tags),
         "facts": [
             ("Saved", when(row.at, now), row.id),

@@ -205,13 +205,13 @@ def actions_of_run(store: str, row: RunRow) -> list[dict[str, Any]]:
 def actions_of_checkpoint(store: str, name: str, detail: CheckpointDetail) -> list[dict[str, Any]]:
     """Return the forms of a checkpoint's actions. A damaged checkpoint can only be verified again, held and released."""
     target = [("store", store), ("run", name), ("which", detail.row.id)]
-    held = action("Release" if detail.held else "Pin", "pin", target)
+    hold = action("Release" if detail.hold else "Pin", "pin", target)
     if detail.row.state == "damaged":
-        return [action("Verify", "verify", target), held]
+        return [action("Verify", "verify", target), hold]
     return [
         action("Tag", "tag", target, ("name", "Tag", "")),
         action("Branch", "branch", target, ("to", "New run", "")),
-        held,
+        hold,
         action("Verify", "verify", target),
         action("Promote", "promote", target, ("stage", "Stage", "production")),
     ]

@@ -21,7 +21,7 @@ from relight.monitoring.incident_reader import Diary
 from relight.reclaim.recall import due_of
 from relight.run_records.verification import damage
 from relight.serve.curves import Curves
-from relight.serve.run_facts import RunFacts, facts_of
+from relight.serve.run_facts import ScriptFacts, facts_of
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident
@@ -63,7 +63,7 @@ class RunState:
     trend: Sequence[tuple[float, int]] = ()
     """Unix times, and the bytes by which the run grew or shrank."""
     due: Sequence[str] = ()
-    facts: RunFacts = field(default_factory=RunFacts)
+    facts: ScriptFacts = field(default_factory=ScriptFacts)
 
     def health(self, now: float) -> tuple[str, str]:
         """Return ``good``, ``late``, ``failed`` or ``idle``, and the reason."""
@@ -185,7 +185,10 @@ class StoreFollower:
         if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
         state = made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts)
-        facts, newest = before.facts if before is not None else RunFacts(), next(iter(state.history.live[::-1]), None)
+        facts, newest = (
+            before.facts if before is not None else ScriptFacts(),
+            next(iter(state.history.live[::-1]), None),
+        )
         if newest is not None and newest.epoch != facts.epoch:
             facts = facts_of(self.store, name, newest)
         return replace(state, recorded_incidents=incidents, facts=facts)

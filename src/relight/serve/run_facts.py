@@ -17,7 +17,7 @@ ROOT_READ_MAX = 4 << 20
 VALUES_MAX, VALUE_CHARS_MAX = 200, 120
 
 
-class RunFacts(NamedTuple):
+class ScriptFacts(NamedTuple):
     """Facts of an attempt. ``epoch``: its number. They stay the same until another attempt saves a checkpoint."""
 
     epoch: int = -1
@@ -25,22 +25,22 @@ class RunFacts(NamedTuple):
     config: Mapping[str, str] = {}
 
 
-def facts_of(store: ByteStore, run: str, checkpoint: Checkpoint) -> RunFacts:
+def facts_of(store: ByteStore, run: str, checkpoint: Checkpoint) -> ScriptFacts:
     """Read the facts. They are empty if the root is too large, damaged or missing."""
     where, size = f"{checkpoint.directory_in(run)}/{ROOT_FILE}", checkpoint.body.root_bytes
     if size > ROOT_READ_MAX:
-        return RunFacts(checkpoint.epoch)
+        return ScriptFacts(checkpoint.epoch)
     try:
         root = decode_root(store.get(where, max(size, 1)), checkpoint.body.root, where)
     except (RelightError, OSError):
-        return RunFacts(checkpoint.epoch)
+        return ScriptFacts(checkpoint.epoch)
     given = {name: value for name, value in root.user.items() if not name.startswith(PREFIX)}
     values = {"ranks": str(root.world)}
     for name, value in _flat("", given):
         if len(values) >= VALUES_MAX:
             break
         values[name[:VALUE_CHARS_MAX]] = value[:VALUE_CHARS_MAX]
-    return RunFacts(checkpoint.epoch, str(root.environment.get("host", ""))[:64], values)
+    return ScriptFacts(checkpoint.epoch, str(root.environment.get("host", ""))[:64], values)
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -203,7 +203,7 @@ class CheckpointDetail:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     facts: Sequence[tuple[str, Any]] = ()
     verified_at: Time = None
-    held: str = ""
+    hold: str = ""
     """Why it is on hold: retention keeps it. Empty if it is not."""
     next: str | None = None
     """Position of the next piece of the tensors, in answers of the API. ``total``: number of tensors."""
