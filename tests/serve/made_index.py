@@ -18,7 +18,7 @@ def rows(evil: str = "", count: int = 6) -> list[Any]:
     kinds = ["failed", "late", "good", "good", "idle", "good"]
     names = ["llama-8b-sft", "ablation-lr-3e4", "gpt2-small", "vit-l-pretrain", "old-baseline", "moe-16x"]
     return [
-        v.RunRow(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
+        v.RunRow(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, last_step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
              good=kinds[i % 6] != "failed", health=kinds[i % 6], goodput=[0.71, 0.93, 0.971, 0.964, None, 0.988][i % 6], risk=[0.62, 0.11, 0.01, 0.0, None, 0.03][i % 6],
              checkpoints=[4, 17, 31, 100, 3, 88][i % 6], bytes=[48e9, 210e9, 1.5e9, 88e9, 5e9, 1.2e12][i % 6], incident=["hang 2 h ago", None, None, "killed 1 day ago", None, None][i % 6],
              state=["given up", "running", "running", "starting", "finished", "running"][i % 6], state_why="relight run stopped the job" + evil if i % 6 == 0 else "",

@@ -100,8 +100,6 @@ class RunSeen(NamedTuple):
     """Number of those that are suspect or known to be damaged."""
     active: bool = True
     """Whether the run probably continues: it has not ended normally, and had a record or an event within a day."""
-    ended: bool = False
-    """Whether a process of this machine reported the normal end of the latest attempt."""
     began_at: float | None = None
     """When the run's latest attempt took charge."""
     logical_bytes: int = 0
@@ -287,7 +285,7 @@ def seen_of(
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
     latest = max((time for time in (seen.committed_at, begun, seen.last_event_at) if time is not None), default=now)
     unprotected = seen.good_age_s if good is not None else _age(begun, now)
-    return seen._replace(unprotected_s=unprotected, ended=tally.ended, active=not tally.ended and now - latest < OVER_S)
+    return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
 def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:

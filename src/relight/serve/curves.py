@@ -70,7 +70,10 @@ class CurveStore:
                 if name not in curves.values and len(curves.values) >= METRICS_MAX:
                     continue
                 points = curves.values.setdefault(name, {})
-                points.update((step, _finite(value)) for step, value in zip(steps, values, strict=True))
+                # None: the step has no such metric
+                points.update(
+                    (step, _finite(value)) for step, value in zip(steps, values, strict=True) if value is not None
+                )
                 if (finite := _finite(values[-1] if values else None)) is not None:
                     newest[name] = steps[-1], finite
                 if len(points) > 2 * POINTS_MAX:

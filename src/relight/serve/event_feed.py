@@ -6,6 +6,7 @@ trains. On another machine all of this is empty.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -30,6 +31,10 @@ SAVE_EVENTS = ("save.span", "drain.done")
 STEPS = "steps.done"
 SAVES_MAX, SAVE_EVENTS_MAX = 500, 2000
 """Maximum number of saves with kept events, in all runs together, and of events of each save."""
+JOBS_MAX = 10_000
+"""Runs with a kept time of their job's last event."""
+COMMAND = "command"
+"""Role of a command's process."""
 POLL_S = 2.0
 ROUNDS_MAX = 50
 FIRST_S = 120.0
@@ -64,6 +69,7 @@ class EventFeed:
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
         self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
         self.curves = CurveStore()
+        self._job_events: OrderedDict[tuple[str, str], tuple[bool, float | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._alert_loop: AlertLoop | None = None
@@ -105,9 +111,8 @@ class EventFeed:
         return seen is not None and seen.last_event_at is not None and not seen.active
 
     def life(self, store: str, run: str) -> tuple[bool, float | None]:
-        """Return whether the run's last attempt reported its normal end, and the time of its last event."""
-        seen = self._seen(store, run)
-        return (seen.ended, seen.last_event_at) if seen is not None else (False, None)
+        """Return whether the run's last attempt reported its normal end, and when a process of its job emitted the last event."""
+        return self._job_events.get((store, run), (False, None))
 
     def risk(self, store: str, run: str) -> float | None:
         """Return the failure risk of the run's last alarm while the alarm is valid, else 0. None if no process here reports on that run."""
@@ -133,7 +138,9 @@ class EventFeed:
                 alert.run,
                 alert.reason,
                 alert.fired_at or alert.since,
-                KINDS[alert.kind].hint.replace("RUN", alert.run or "STORE"),
+                KINDS[alert.kind].hint.replace(
+                    "RUN", shlex.quote(f"{alert.store.rstrip('/')}/{alert.run}".rstrip("/"))
+                ),
             )
             for alert in self._alarms.alerts
             if alert.state == FIRING
@@ -216,6 +223,7 @@ class EventFeed:
         for _ in range(ROUNDS_MAX):
             new = list(self._files.new())
             for event in new:
+                self._note_life(event)
                 if event.name == STEPS and self._steps(event):
                     touched.add((event.head.store, event.head.run))
                     continue
@@ -234,6 +242,18 @@ class EventFeed:
             if not new:
                 break
         return touched
+
+    def _note_life(self, event: FileEvent) -> None:
+        """Record that a process of a job exists, or has ended normally. Commands that read the run are no part of the job."""
+        if event.head.role == COMMAND:
+            return
+        key = event.head.store, event.head.run
+        ended, last_at = self._job_events.pop(key, (False, None))
+        if event.name in ("attempt.started", "attempt.ended") and event.time_s >= (last_at or 0.0):
+            ended = event.name == "attempt.ended"
+        self._job_events[key] = ended, max(last_at or 0.0, event.time_s)
+        while len(self._job_events) > JOBS_MAX:
+            self._job_events.popitem(last=False)
 
     def _steps(self, event: FileEvent) -> bool:
         """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""

@@ -537,6 +537,7 @@ class Index:
             f"{last.kind}: {masked(last.why)}"[:200] if last is not None else None,
             job.word,
             masked(job.why),
+            max([live[-1].step] * bool(live) + [step for step, _ in newest.values()], default=None),
             job.began_at,
             job.last_at - job.began_at if job.last_at is not None and job.began_at is not None else None,
             state.facts.host,

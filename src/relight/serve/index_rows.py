@@ -48,7 +48,7 @@ def page_of(
 
 
 SORTS = {
-    "run": "run", "state": "state", "step": "step", "age": "age_s", "duration": "duration_s", "host": "host", "goodput": "goodput",
+    "run": "run", "state": "state", "step": "last_step", "age": "age_s", "duration": "duration_s", "host": "host", "goodput": "goodput",
     "risk": "risk", "checkpoints": "checkpoints", "size": "bytes",
 }  # fmt: skip
 """Fields by which runs can be sorted, by name."""

@@ -20,7 +20,7 @@ _COLUMNS = [
 ]  # fmt: skip
 _MORE_COLUMNS = [
     ("duration", "Duration", "n"), ("host", "Host", ""), ("goodput", "Goodput", "n"), ("risk", "Risk", "n"),
-    ("checkpoints", "Checkpoints", "n"), ("size", "Size", "n"), ("", "Last incident", ""), ("", "Store", ""),
+    ("checkpoints", "Checkpoints", "n"), ("size", "Size", "n"), ("", "Last incident", ""),
 ]  # fmt: skip
 
 
@@ -31,7 +31,8 @@ def overview(
     names = {store_row.id: store_row.name for store_row in stores}
     counted = Counter(name for row in rows for name in row.metrics)
     metrics = sorted(counted, key=lambda name: (name != "loss", -counted[name], name))[:METRICS_MAX]
-    columns = [*_COLUMNS, *((f"metric:{name}", name, "n") for name in metrics), *_MORE_COLUMNS]
+    store_column = [("", "Store", "")] if len(stores) > 1 else []
+    columns = [*_COLUMNS, *((f"metric:{name}", name, "n") for name in metrics), *_MORE_COLUMNS, *store_column]
     shown = [
         {
             "href": of_run(row.store, row.run),
@@ -42,9 +43,9 @@ def overview(
             "state_why": row.state_why,
             "health": row.health,
             "why": row.why,
-            "step": row.step,
+            "step": row.last_step,
             "age": age_text(row.age_s),
-            "metrics": [row.metrics.get(name) for name in metrics],
+            "metrics": [compact(row.metrics.get(name)) for name in metrics],
             "duration": row.duration_s,
             "host": row.host or UNKNOWN,
             "goodput": row.goodput,
@@ -52,7 +53,7 @@ def overview(
             "checkpoints": row.checkpoints,
             "bytes": row.bytes,
             "incident": row.incident or "",
-            "store": names.get(row.store, row.store),
+            "store": names.get(row.store, row.store) if store_column else "",
         }
         for row in rows
     ]
@@ -66,6 +67,11 @@ def overview(
         "configs": _configs(rows),
         "stores": [_store_row(store_row, now) for store_row in stores],
     }
+
+
+def compact(value: float | None) -> str:
+    """Format a metric for a column, with four digits."""
+    return UNKNOWN if value is None else f"{value:.4g}"
 
 
 def _column(key: str, title: str, kind: str, asked: Mapping[str, str]) -> dict[str, str]:

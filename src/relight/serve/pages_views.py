@@ -24,7 +24,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
     row = detail.row
     facts = [
         ("Job", Markup('<span class="is {}">{}</span>').format(shape_of(row.state), row.state), row.state_why),
-        ("Step", number(row.step), f"newest checkpoint {row.newest}" if row.newest else "no checkpoint"),
+        ("Step", number(row.last_step), f"newest checkpoint: {number(row.step)}" if row.newest else "no checkpoint"),
         ("Last good", age_text(row.age_s), ""),
         ("Duration", duration_text(row.duration_s), f"on {row.host}" if row.host else ""),
         ("Goodput", percent_text(row.goodput), ""),

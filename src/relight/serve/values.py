@@ -54,6 +54,8 @@ class RunRow:
     incident: str | None = None
     state: str = "idle"
     state_why: str = ""
+    last_step: int | None = None
+    """The newest step that was saved or reported."""
     began_at: Time = None
     """When its first attempt began."""
     duration_s: float | None = None

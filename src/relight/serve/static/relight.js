@@ -83,7 +83,7 @@ function options(state, width) {
     width,
     height: 240,
     scales: { x: { time: false, range: wide }, y: { distr: state.given.log ? 3 : 1 } },
-    axes: [axis, { ...axis, size: 58 }],
+    axes: [axis, { ...axis, size: (u, values) => 16 + 6.5 * Math.max(4, ...(values || []).map((text) => text.length)) }],
     series: [{ label: state.given.unit }, ...state.given.curves.map((one, i) => ({
       label: one.name, stroke: colour(`--l${i % 8}`), width: 1.5, spanGaps: true,
       points: { show: (u, n) => u.data[n].reduce((sum, y) => sum + (y !== null && y !== undefined), 0) <= DOTS_MAX, size: 6, fill: colour(`--l${i % 8}`) },
