@@ -170,7 +170,7 @@ def sides(rows: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
             "step": row.step,
             "health": shape_of(row.state),
             "state": row.state,
-            "why": row.why,
+            "why": row.why.removeprefix(f"{row.state}: "),
         }
         for name, row in zip("AB", rows, strict=False)
     ]

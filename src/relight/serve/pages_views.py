@@ -139,7 +139,7 @@ def checkpoint_row(store: str, name: str, row: CheckpointRow, now: float) -> dic
         "seconds": row.seconds,
         "health": shape_of(row.state),
         "state": row.state,
-        "why": row.why,
+        "why": row.why.removeprefix(f"{row.state}: "),
         "tags": list(row.tags),
     }
 
