@@ -73,7 +73,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     around = EventFeed(
         readers,
         read_alerting(settings.alerts),
-        lambda url, run: hub.changed(ids[url], {run} if run else set()) if url in ids else None,
+        lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
+        alerted=lambda url, run: hub.changed(ids[url], {run} - {""}, on_all_pages=True) if url in ids else None,
         kept=state.alarms(),
         keep=state.keep_alarms,
     )

@@ -45,7 +45,8 @@ SILENT_S = 300.0
 
 class EventFeed:
     """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events,
-    and with an empty run if an alert of the store begins or ends."""
+    ``alerted`` for each run for which an alert begins or ends; the run is empty for an alert of the whole store.
+    """
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class EventFeed:
         alerting: Alerting,
         changed: Callable[[str, str], None] = lambda store, run: None,
         *,
+        alerted: Callable[[str, str], None] = lambda store, run: None,
         events: Path | None = None,
         poll_s: float = POLL_S,
         every_s: float = EVERY_S,
@@ -66,7 +68,7 @@ class EventFeed:
         state, ledger = decode_alarms(kept, time.time())
         self._keep, self._kept_some = keep, bool(kept)
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
-        self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
+        self._changed, self._alerted, self._poll_s, self._every_s = changed, alerted, poll_s, every_s
         self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
         self.curves = CurveStore()
         self._job_events: OrderedDict[tuple[str, str], tuple[bool, float | None]] = OrderedDict()
@@ -212,8 +214,8 @@ class EventFeed:
             for store, run in sorted(self._read_new()):
                 self._changed(store, run)
             firing = {(row.store, row.run, row.kind) for row in self.firing()}
-            for store in {store for store, _, _ in firing ^ fired}:
-                self._changed(store, "")  # every page has a banner
+            for store, run in {(store, run) for store, run, _ in firing ^ fired}:
+                self._alerted(store, run)
             fired = firing
             self._ending.wait(self._poll_s)
 

@@ -234,14 +234,14 @@ class DiffDetail:
 
     a: str
     b: str
-    a_row: CheckpointRow | None = None
-    b_row: CheckpointRow | None = None
     tensors: Sequence[DiffRow] = ()
     values: Sequence[tuple[str, Any, Any]] = ()
     next: str | None = None
     """Position of the next piece, in answers of the API. The totals count all pieces."""
     total: int = 0
     values_total: int = 0
+    a_row: CheckpointRow | None = None
+    b_row: CheckpointRow | None = None
 
 
 @dataclass(frozen=True)
