@@ -261,7 +261,7 @@ fuzz: build/fuzz/.ready ## the dashboard's API asked by schemathesis, from its o
 
 pages: build/pages/.ready ## the dashboard in a real browser: each page and action, two widths, light and dark, axe; pictures in build/shots (Debian: chromium; npm)
 	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1
-	build/pages/bin/python -m pytest -m slow --timeout 300 tests/serve/test_browser.py
+	build/pages/bin/python -m pytest -m slow --timeout 300 tests/serve/test_browser.py tests/serve/test_structure.py
 
 slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, queued again, gone on (Debian: slurmctld slurmd slurm-client munge; root)
 	$(BIN)/python -c 'import sys; from tests.deploy.slurm_lab import missing; sys.exit(missing() or 0)'

@@ -21,7 +21,7 @@ from relight.serve.pages_views import ACTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
 OTHERS: dict[str, Any] = {
-    "lineage": values.ListPage[values.LineageRow], "tasks": list[tasks.ServerTask], "task": tasks.ServerTask, "act": actions.Planned | actions.ActionOutcome,
+    "series": values.SeriesDetail, "lineage": values.ListPage[values.LineageRow], "tasks": list[tasks.ServerTask], "task": tasks.ServerTask, "act": actions.Planned | actions.ActionOutcome,
 }  # fmt: skip
 """Answers of routes that are not the index's method of the same name unchanged."""
 AUDIT_WORDS = {

@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
 from tests.serve.made_index import NOW, MadeIndex
 
 from relight.errors import ConfigError
-from relight.serve import pages, pages_actions
+from relight.serve import api, pages, pages_actions
+from relight.serve.api import json_response
+from relight.serve.curves import smoothed
 from relight.serve.pages_render import HERE
 from relight.serve.scope import Caller
 from relight.serve.tasks import ServerTask
@@ -27,6 +30,9 @@ with warnings.catch_warnings():
 __all__ = ["TestClient", "application"]
 
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+
+
+SCHEMA = get_openapi(title="Relight", version="1", routes=api.router().routes)
 
 
 class MadeActs:
@@ -116,11 +122,16 @@ def application(index: Any = None) -> FastAPI:
 
         return EventSourceResponse(changes())
 
+    @app.get("/api/v1/runs/{store}/{run:path}/series")
+    def series(store: str, run: str, name: str, smooth: int = 0) -> Response:
+        return json_response(smoothed(app.state.index.series(store, run)[name], smooth))
+
     def changed() -> None:
         for loop, queue in app.state.streams:
             loop.call_soon_threadsafe(queue.put_nowait, "changed")
 
     app.state.changed = changed
+    app.openapi = lambda: SCHEMA  # type: ignore[method-assign]
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")

@@ -18,9 +18,12 @@ def rows(evil: str = "", count: int = 6) -> list[Any]:
     kinds = ["failed", "late", "good", "good", "idle", "good"]
     names = ["llama-8b-sft", "ablation-lr-3e4", "gpt2-small", "vit-l-pretrain", "old-baseline", "moe-16x"]
     return [
-        v.RunRow(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
+        v.RunRow(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, last_step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
              good=kinds[i % 6] != "failed", health=kinds[i % 6], goodput=[0.71, 0.93, 0.971, 0.964, None, 0.988][i % 6], risk=[0.62, 0.11, 0.01, 0.0, None, 0.03][i % 6],
              checkpoints=[4, 17, 31, 100, 3, 88][i % 6], bytes=[48e9, 210e9, 1.5e9, 88e9, 5e9, 1.2e12][i % 6], incident=["hang 2 h ago", None, None, "killed 1 day ago", None, None][i % 6],
+             state=["given up", "running", "running", "starting", "finished", "running"][i % 6], state_why="relight run stopped the job" + evil if i % 6 == 0 else "",
+             duration_s=[86_400.0, 7200.0, 93_000.0, 40.0, 3600.0, 5e5][i % 6], host=f"node-{i}" + evil, metrics={"loss": 2.05 + i, "grad_norm": 1.3} if i != 4 else {},
+             config={"lr": f"{3 - i % 2}e-4" + evil, "model.width": "768", "schedule": "cosine" if i else "linear"},
              why=(["its last save failed: no space", "the newest checkpoint is older than its saves are apart"][i % 6] if i % 6 < 2 else "every 1000 steps") + evil)
         for i in range(count)
     ]  # fmt: skip
@@ -68,6 +71,13 @@ def detail(evil: str = "") -> Any:
     )  # fmt: skip
 
 
+MORE_SERIES: dict[str, list[Any]] = {
+    "gap": [(step, None if 3000 < step < 6000 else 1 + step / 1e4) for step in range(0, 12_000, 100)],
+    "single": [(9000, 0.7)],
+}
+"""Metrics with values that are not finite, and with one point."""
+
+
 def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
     """Return checkpoints of that run."""
     return [
@@ -77,7 +87,11 @@ def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
             at=NOW - 60 - 3600 * i,
             bytes=1.49e9,
             seconds=2.5 + 0.1 * (i % 3),
-            good=i != 4,
+            good=i not in (3, 4),
+            state={3: "suspect", 4: "damaged"}.get(i, "good"),
+            why={3: "suspect: its loss was abnormal", 4: "damaged: chunk 3 is not what was committed" + evil}.get(
+                i, ""
+            ),
             tags=["best" + evil] if i == 3 else [],
         )
         for i in range(count)
@@ -94,15 +108,37 @@ def incidents(evil: str = "") -> list[Any]:
             at=NOW - 7300 * (i + 1),
             kind=kind,
             why=why + evil,
-            rank=i,
+            rank=i or 1,
             step=7210 - 900 * i,
             action=action,
             reason="the newest checkpoint is good" + evil,
             steps_lost=i * 3,
             seconds=3.7 + i,
-            clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
-            stacks={"rank 1": "File train.py, line 40 in step" + evil},
+            clues=[
+                ("killed", "rank 0 was ended by SIGKILL" + evil, 50),
+                ("memory", "95 % of the memory was in use" + evil, 30),
+            ],
+            stacks={"1": "File train.py, line 40 in step" + evil},
             words="RuntimeError: boom" + evil,
+            host="node-1" + evil,
+            workers=[
+                {"rank": 0, "exit": -9, "phase": "training", "step": 7210, "tail": ["step 7210"]},
+                {
+                    "rank": i or 1,
+                    "exit": 1,
+                    "phase": "training",
+                    "step": 7209,
+                    "error": "RuntimeError: boom" + evil,
+                    "tail": [
+                        "step 7209",
+                        "Traceback (most recent call last):",
+                        '  File "train.py", line 40, in <module>',
+                        "    step()",
+                        "RuntimeError: boom" + evil,
+                        "bye",
+                    ],
+                },
+            ],
         )
         for i, (kind, why, action) in enumerate(
             [
@@ -271,13 +307,27 @@ class MadeIndex:
         """Return both stores."""
         return stores(self.evil)
 
-    def runs(self, after: str | None, limit: int) -> Any:
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> Any:
         """Return all runs in one piece."""
         return v.ListPage(rows=rows(self.evil, self.count), next=None, total=self.count)
 
     def run(self, store: str, run: str) -> Any:
         """Return the same run for every name."""
         return detail(self.evil)
+
+    def series(self, store: str, run: str) -> Any:
+        """Return metrics with a gap, a single point, and more points than are kept."""
+        made: dict[str, list[Any]] = {**detail(self.evil).series, **MORE_SERIES}
+        return {
+            name: v.SeriesDetail(
+                name,
+                [step for step, _ in points],
+                [NOW - 40_000 + 3.0 * step for step, _ in points],
+                [value for _, value in points][:: -1 if run == "vit" else 1],
+                40_000 if name == "grad_norm" else len(points),
+            )
+            for name, points in made.items()
+        }
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """Return a piece of the list, with a next one."""
@@ -306,6 +356,10 @@ class MadeIndex:
             raise CheckpointNotFound("no checkpoint 'missing' in run gpt2-small" + self.evil)
         return v.Working(0.4) if a == "slow" else diff(self.evil)
 
+    def sides(self, a: str, b: str) -> list[Any]:
+        """Return a suspect checkpoint and a damaged one."""
+        return checkpoints(self.evil)[3:5]
+
     def lineage(self, store: str) -> list[Any]:
         """Return the lineage of the store ``main``."""
         return lineage(self.evil) if store == "main" else []
@@ -321,6 +375,13 @@ class MadeIndex:
     def incident(self, store: str, run: str, which: str) -> Any:
         """Return the first incident."""
         return incidents(self.evil)[0]
+
+    def firing(self) -> list[Any]:
+        """Return an alert of a run, and one of a store."""
+        return [
+            v.FiringRow("no_good_checkpoint", "critical", "main", "llama-8b-sft" + self.evil, "the last good checkpoint is 2 h 30 min old" + self.evil, NOW - 900, "relight doctor llama-8b-sft"),
+            v.FiringRow("unreadable", "warning", "far", "", "no answer within 20 s" + self.evil, NOW - 400, "relight doctor STORE"),
+        ]  # fmt: skip
 
     def risk(self) -> list[Any]:
         """Return two predicted failures."""
@@ -342,9 +403,13 @@ class Empty(MadeIndex):
         """Return nothing."""
         return []
 
-    def runs(self, after: str | None, limit: int) -> Any:
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> Any:
         """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
+
+    def series(self, store: str, run: str) -> Any:
+        """Return nothing."""
+        return {}
 
     def run(self, store: str, run: str) -> Any:
         """Return a run that has just begun."""
@@ -361,6 +426,10 @@ class Empty(MadeIndex):
     def incidents(self, after: str | None, limit: int) -> Any:
         """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
+
+    def firing(self) -> list[Any]:
+        """Return nothing."""
+        return []
 
     def risk(self) -> list[Any]:
         """Return nothing."""

@@ -2,119 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from tests.serve.made_app import application
-from tests.serve.made_index import EVIL, Empty, MadeIndex
+from tests.serve.browsers import PAGES, SHOTS, VIEWS, Site, Tab
+from tests.serve.made_stores import make_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-ROOT = Path(__file__).parents[2]
-SHOTS = ROOT / "build" / "shots"
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-AXE = Path(os.environ.get("AXE", ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"))
-VIEWS = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
-PAGES = {
-    "runs": "/", "run": "/runs/main/gpt2-small", "checkpoint": "/runs/main/gpt2-small/checkpoints/000000abc003",
-    "tensor": "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight", "compare": "/compare?a=gpt2-small@step%3D9000&b=gpt2-small@latest",
-    "lineage": "/lineage", "storage": "/storage", "incidents": "/incidents", "incident": "/incidents/main/gpt2-small/6b1070", "risk": "/risk", "audit": "/audit",
-    "settings": "/settings", "task": "/tasks/done", "task under way": "/tasks/going",
-}  # fmt: skip
-
-
-class Site:
-    """A server of the pages on loopback."""
-
-    def __init__(self, index: Any = None, app: Any = None) -> None:
-        self.app = app or application(index)
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=1))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the server."""
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def sites() -> Iterator[dict[str, Site]]:
-    """Yield servers with active runs, with hostile names, and without data."""
-    made = {"lively": Site(MadeIndex()), "hostile": Site(MadeIndex(EVIL)), "empty": Site(Empty())}
-    yield made
-    for site in made.values():
-        site.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Yield Chromium, started once."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="make pages has it")
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield launched
-        launched.close()
-
-
-class Tab:
-    """A browser page that records its messages and requests."""
-
-    def __init__(self, browser: Any, width: int = 1440, scheme: str = "light", scripts: bool = True) -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900},
-            color_scheme=scheme,
-            java_script_enabled=scripts,
-            reduced_motion="reduce",
-        )
-        self.page = self.context.new_page()
-        self.messages: list[str] = []
-        self.asked: list[str] = []
-        self.page.on(
-            "console",
-            lambda message: self.messages.append(message.text) if message.type in ("error", "warning") else None,
-        )
-        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-
-    def __enter__(self) -> Tab:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
-
-    def go(self, address: str) -> Any:
-        """Load a page completely, and return it."""
-        answer = self.page.goto(address, wait_until="load")
-        assert answer.status == 200, address
-        self.page.wait_for_timeout(150)
-        return self.page
-
-    def axe(self) -> list[str]:
-        """Return serious findings of the accessibility scan, which runs outside the page's policy."""
-        tools = self.context.new_cdp_session(self.page)
-        asked = "; axe.run(document, {resultTypes: ['violations']}).then(found => JSON.stringify(found.violations))"
-        answer = tools.send(
-            "Runtime.evaluate", {"expression": AXE.read_text() + asked, "awaitPromise": True, "returnByValue": True}
-        )
-        violations = json.loads(answer["result"]["value"])
-        return [
-            f"{violation['id']}: {violation['nodes'][0]['html'][:200]}"
-            for violation in violations
-            if violation["impact"] in ("serious", "critical")
-        ]
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
@@ -175,7 +74,8 @@ def test_charts_are_drawn_and_zoom(browser: Any, sites: dict[str, Site]) -> None
     """A chart replaces the picture. Dragging over it zooms in."""
     with Tab(browser) as tab:
         page = tab.go(sites["lively"].url + PAGES["run"])
-        assert page.locator(".uplot canvas").count() == 2 and page.locator("svg.line").count() == 0
+        page.wait_for_function("document.querySelectorAll('.uplot canvas').length === 4")
+        assert page.locator("svg.line").count() == 0
         over = page.locator(".u-over").first
         box = over.bounding_box()
         page.mouse.move(box["x"] + 100, box["y"] + 50)
@@ -206,7 +106,7 @@ def test_live(browser: Any, sites: dict[str, Site]) -> None:
         finally:
             del site.app.state.index.checkpoints
         assert page.evaluate("window.stays") == 1
-        assert page.locator(".uplot canvas").count() == 2
+        assert page.locator(".uplot canvas").count() == 4
         assert tab.messages == []
         page.goto(site.url + PAGES["checkpoint"])
         page.fill("input[name=name]", "half a na")
@@ -257,6 +157,121 @@ def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         page.keyboard.press("Enter")
         page.wait_for_url("**/runs/main/llama-8b-sft")
+
+
+def dark_pixels(page: Any, metric: str) -> list[tuple[int, int]]:
+    """Return the coordinates of the curve's pixels in a metric's chart, in pixels of the canvas."""
+    pixels: list[list[int]] = page.evaluate(
+        """(metric) => {
+          const card = [...document.querySelectorAll('.charts .card')].find((one) => one.querySelector('h2').textContent === metric);
+          const canvas = card.querySelector('canvas');
+          const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          const found = [];
+          for (let i = 0; i < data.length; i += 4)
+            if (data[i + 3] > 200 && data[i] < 60 && data[i + 2] > 140) found.push([(i / 4) % width, Math.floor(i / 4 / width)]);
+          return found;
+        }""",
+        metric,
+    )
+    return [(x, y) for x, y in pixels]
+
+
+def test_gaps_are_spanned_and_single_points_are_dots(browser: Any, sites: dict[str, Site]) -> None:
+    """The line continues over values that are NaN. A metric with one point shows it."""
+    with Tab(browser) as tab:
+        page = tab.go(sites["lively"].url + PAGES["run"])
+        page.wait_for_function("document.querySelectorAll('.uplot canvas').length === 4")
+        page.wait_for_timeout(200)
+        columns = sorted({x for x, _ in dark_pixels(page, "gap")})
+        assert len(columns) > 300 and max(later - earlier for earlier, later in pairwise(columns)) <= 6, (
+            "a gap would be a quarter of the width"
+        )
+        dot = dark_pixels(page, "single")
+        assert 8 <= len(dot) <= 120, "one dot"
+        assert "29 values NaN or infinite" in page.inner_text("main")
+
+
+def test_options_apply_at_once(browser: Any, sites: dict[str, Site]) -> None:
+    """A selected axis, scale or smoothing applies without a button, and a part of a name selects charts. Zooming survives a refresh."""
+    site = sites["lively"]
+    with Tab(browser) as tab:
+        page = tab.go(site.url + PAGES["charts"])
+        page.select_option("select[name=axis]", "time")
+        page.wait_for_url("**axis=time**")
+        page.select_option("select[name=scale]", "log")
+        page.wait_for_url("**scale=log**")
+        page.fill("input[name=find]", "los")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**find=los**")
+        page.wait_for_function("document.querySelectorAll('.uplot canvas').length === 1")
+        assert page.locator(".u-legend th").all_inner_texts()[0].startswith("hours")
+        assert [text.strip(":") for text in page.locator(".u-legend th").all_inner_texts()[1:]] == ["gpt2-small", "vit"]
+        assert page.input_value("select[name=axis]") == "time" and tab.messages == []
+
+
+def test_alerts(browser: Any, sites: dict[str, Site]) -> None:
+    """Every page has the banner and the badge while an alert fires. Both come and go without a reload."""
+    site = sites["lively"]
+    with Tab(browser, 390) as tab:
+        for address in PAGES.values():
+            page = tab.go(site.url + address)
+            assert page.inner_text("#badge") == "2 alerts" and "no good checkpoint" in page.inner_text("#alerts")
+        page = tab.go(site.url)
+        page.wait_for_selector("#live-state.on")
+        site.app.state.index.firing = list
+        try:
+            site.app.state.changed()
+            page.wait_for_selector("#alerts", state="detached", timeout=3000)
+            page.wait_for_selector("#badge", state="hidden", timeout=3000)
+        finally:
+            del site.app.state.index.firing
+        site.app.state.changed()
+        page.wait_for_selector("#badge:text-is('2 alerts')", timeout=3000)
+        page.click("#badge")
+        assert page.url.endswith("#alerts") and tab.messages == []
+
+
+def test_runs_are_searched_sorted_and_plotted(browser: Any, real: tuple[str, str]) -> None:
+    """Headings sort, the form filters, and chosen runs are plotted together."""
+    url, token = real
+    with Tab(browser) as tab:
+        page = tab.go(url)
+        page.fill("input[name=token]", token)
+        page.click("main button")
+        page.wait_for_selector("table.runs", timeout=20_000)
+        page.click("thead a:text-is('Step')")
+        assert page.locator("th[aria-sort=descending]").inner_text() == "Step"
+        page.fill("input[name=find]", "nowhere")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=No run matches")
+        page.click("text=Show all runs")
+        for box in page.locator("input[name=run]").all():
+            box.check()
+        page.click("text=Plot chosen runs")
+        page.wait_for_url("**/charts?run=**")
+        page.wait_for_selector(".uplot canvas")
+        assert tab.messages == []
+
+
+def test_a_login_link_works_once(browser: Any, real: tuple[str, str], tmp_path: Path) -> None:
+    """A link opens the pages in one step. A second use shows the form and an error."""
+    from relight.serve.app import ServerSettings, create_app
+
+    app = create_app(ServerSettings([str(make_store(tmp_path / "runs", 1, 1))], tmp_path / "serve.sqlite"))
+    site, link = Site(app=app), f"/login?once={app.state.links.new()}"
+    try:
+        with Tab(browser) as tab:
+            page = tab.page
+            page.goto(site.url + link)
+            page.wait_for_url(site.url + "/")
+            page.wait_for_selector("table.runs", timeout=20_000)
+            assert "by login link, admin" in page.inner_text("header")
+        with Tab(browser) as tab:
+            answer = tab.page.goto(site.url + link)
+            assert answer.status == 401 and "used already" in tab.page.inner_text("main")
+            assert tab.page.goto(site.url).url == site.url + "/login"
+    finally:
+        site.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from relight.serve.downsample import largest_triangles
 from relight.serve.draw import (
     BarPart,
     Curve,
@@ -26,7 +27,6 @@ from relight.serve.draw import (
     histogram,
     lanes,
     line,
-    spark,
     strip,
     treemap,
     usage,
@@ -48,7 +48,6 @@ def pictures(name: str) -> dict[str, Markup]:
         "line": line(
             [Curve(name, [1, 2], [1, 2])], [Mark(1, name, "incident", "/" + name), Mark(2, name, "checkpoint")], name
         ),
-        "spark": spark([1, 2], name),
         "lanes": lanes([RankRow(name, [TimeRange("write", 0, 1, name)])], name),
         "strip": strip([StripItem(name, name, 0.5, name), StripItem(name, name, 0, name, "added")], name),
         "graph": graph([Fork(name, [1, 2], [(1, name)], href="/" + name), Fork("b", [2], (), name, 2)], name),
@@ -105,7 +104,7 @@ def test_squares_are_better_than_stripes() -> None:
 
 
 def test_a_spike_is_seen() -> None:
-    """One spike among 100,000 values is on the curve, and a NaN makes a gap."""
+    """One spike among 100,000 values is on the curve. The line spans a NaN, and a single point is a dot."""
     ys = [1.0] * 100_000
     ys[31_337] = 9.0
     markup = line([Curve("loss", range(100_000), ys)], [], "loss")
@@ -115,7 +114,27 @@ def test_a_spike_is_seen() -> None:
     assert min(heights) < 30 and len(heights) <= 600
     assert max(thinned(Curve("loss", range(100_000), ys), 2000).y) == 9.0
     gapped = line([Curve("loss", [0, 1, 2, 3, 4], [1, 2, math.nan, 2, 1])], [], "loss")
-    assert gapped.count('class="curve') == 2
+    assert gapped.count('class="curve') == 1 and "<circle" not in gapped
+    dot = line([Curve("loss", [1, 2], [math.nan, 3.0])], [], "loss")
+    assert dot.count("<circle") == 1 and 'class="curve' not in dot
+
+
+def test_logarithmic_values() -> None:
+    """Decades are equally far apart, with their values at the axis. Values up to 0 are left out."""
+    markup = line([Curve("lr", range(5), [1.0, 10.0, 100.0, 0.0, -1.0])], [], "lr", log=True)
+    path = re.search(r' d="(M[^"]+)"', markup)
+    assert path
+    heights = [float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", path[1])]
+    assert len(heights) == 3 and heights[0] - heights[1] == pytest.approx(heights[1] - heights[2])
+    assert {"1", "10", "100"} <= set(re.findall(r">([\d.]+)<", markup))
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=400), st.integers(3, 60))
+def test_a_downsample_has_the_ends_and_no_point_twice(values: list[float], most: int) -> None:
+    """At most the given number of points stay, in order, with the first and the last."""
+    kept = list(largest_triangles(range(len(values)), values, most))
+    assert kept == sorted(set(kept)) and len(kept) == min(len(values), most)
+    assert kept[0] == 0 and kept[-1] == len(values) - 1
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-3, 1e9), st.integers(2, 9))
@@ -133,7 +152,7 @@ def test_ticks_are_round_and_inside(low: float, width: float, about: int) -> Non
 NOTHING: list[Callable[[], Markup]] = [
     lambda: treemap([], "none"), lambda: treemap([Tile("a", 0, "0 B")], "none"), lambda: bar([], "none"), lambda: usage(5, None, "none"),
     lambda: usage(5, 0, "none"), lambda: line([], [], "none"), lambda: line([Curve("a", [1], [math.inf])], [Mark(math.nan, "x", "incident")], "none"),
-    lambda: spark([], "none"), lambda: lanes([], "none"), lambda: lanes([RankRow("a", [TimeRange("write", 1, 1, "x"), TimeRange("hash", math.nan, 2, "x")])], "none"),
+    lambda: lanes([], "none"), lambda: lanes([RankRow("a", [TimeRange("write", 1, 1, "x"), TimeRange("hash", math.nan, 2, "x")])], "none"),
     lambda: strip([], "none"), lambda: graph([], "none"), lambda: graph([Fork("a", [])], "none"), lambda: histogram([], [], "none"),
     lambda: histogram([0, 1], [0], "none"), lambda: line([Curve("a", [5, 5], [3, 3])], [], "flat"),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ ADDRESSES = [
     "/", "/runs/main/gpt2-small", "/runs/main/gpt2-small?after=x", "/runs/main/gpt2-small/checkpoints/000000abc003",
     "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight&find=wte", "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wpe.weight",
     "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/ln_f.weight", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage",
-    "/storage", "/tasks/done", "/tasks/going", "/incidents", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
+    "/storage", "/tasks/done", "/tasks/going", "/incidents", "/api", "/charts", "/charts?run=main/gpt2-small&run=main/vit&axis=time", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
 ]  # fmt: skip
 VOID = {"meta", "link", "input", "img", "br"}
 NEVER = ("onclick", "onload", "onerror", "style", "srcdoc", "formaction")
@@ -88,7 +88,7 @@ def test_names_from_stores_stay_text(hostile: TestClient, address: str) -> None:
             assert target.startswith(("/", "#")) and not target.startswith("//"), (tag, target)
             assert not re.search(r"[\s<>\"\u202e]", target), target
     text = "".join(seen.words)
-    if address not in ("/compare", "/compare?a=slow&b=y"):
+    if address not in ("/api", "/compare", "/compare?a=slow&b=y"):
         assert "alert(1)" in text and "{{7*7}}" in text, "the page has no name: nothing was tested"
 
 
@@ -129,13 +129,28 @@ def test_charts_have_their_data_for_scripts(client: TestClient) -> None:
     """Each chart has its data as JSON, with as many values as steps."""
     seen = page_at(client, "/runs/main/gpt2-small")
     charts = [
-        json.loads(attributes["data-chart"] or "")
-        for tag, attributes in seen.elements
-        if tag == "figure" and "data-chart" in attributes
+        json.loads(attributes["data-chart"] or "") for _, attributes in seen.elements if "data-chart" in attributes
     ]
-    assert [chart["curves"][0]["name"] for chart in charts] == ["loss", "grad_norm"]
-    assert all(len(chart["x"]) == len(chart["curves"][0]["y"]) > 100 for chart in charts)
-    assert {mark["kind"] for mark in charts[0]["marks"]} == {"checkpoint", "incident"}
+    assert [chart["curves"][0]["name"] for chart in charts] == ["loss", "gap", "grad_norm", "single"]
+    for chart, count in zip(charts, (1200, 120, 300, 1), strict=True):
+        points = client.get(chart["curves"][0]["href"]).json()
+        assert len(points["steps"]) == len(points["values"]) == len(points["seconds"]) == count
+    assert {mark["kind"] for mark in charts[0]["marks"]} == {"checkpoint", "damaged", "incident"}
+
+
+@pytest.mark.parametrize("address", ["/runs/main/gpt2-small", "/charts"])
+def test_options_of_charts(client: TestClient, address: str) -> None:
+    """Axis, scale, smoothing, part of a name and several runs select what the pictures and the script show."""
+    asked = f"{address}?run=main/gpt2-small&run=main/vit&axis=time&scale=log&smooth=50&find=LOS"
+    seen = page_at(client, asked)
+    (chart,) = [
+        json.loads(attributes["data-chart"] or "") for _, attributes in seen.elements if "data-chart" in attributes
+    ]
+    curve = chart["curves"][0]
+    assert chart["log"] and chart["unit"] == "hours" and curve["per"] == 3600 and curve["href"].endswith("smooth=50")
+    assert [curve["name"] for curve in chart["curves"]] == (["gpt2-small", "vit"] if address == "/charts" else ["loss"])
+    for odd in ("axis=x", "scale=x", "smooth=x", "smooth=-1", "smooth=999999999999", "smooth=٣"):
+        assert client.get(f"{address}?run=main/gpt2-small&{odd}").status_code == 200
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.path)
@@ -176,7 +191,7 @@ def test_what_is_vendored_is_what_was_published() -> None:
         ]
         assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"]) and entry["package"]
         assert "opyright" in (text := (HERE / "static" / entry["licence"]).read_text()) or "Zero-Clause" in text
-    ours = {"relight.css", "relight.js", "check.svg", "flame.svg", "vendored.json"}
+    ours = {"relight.css", "relight.js", "check.svg", "chevron.svg", "flame.svg", "vendored.json"}
     assert {path.name for path in (HERE / "static").iterdir() if path.is_file()} == ours | {
         entry["file"] for entry in listed
     }
@@ -189,6 +204,7 @@ def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
     ]:
         assert set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))) <= {
             "http://www.w3.org",
+            "http://testserver",
             "//far",
             "//team",
         }

@@ -17,7 +17,8 @@ from tests.serve.made_stores import make_store
 from relight.catalog.run import Run
 from relight.monitoring import RunSeen
 from relight.monitoring.settings import Alerting
-from relight.serve.event_feed import CURVES_MAX, METRICS_MAX, POINTS_MAX, EventFeed
+from relight.serve.curves import METRICS_MAX, POINTS_MAX, RUNS_MAX, Curves, CurveStore, merged_series
+from relight.serve.event_feed import EventFeed
 from relight.serve.reader import StoreState, open_readers
 from relight.store import open_bytes
 from relight.store.local import LocalStore
@@ -141,34 +142,50 @@ def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pyte
     with serving([root], tmp_path) as server:
         until(lambda: sorted(server.get("/api/v1/runs/runs/run-000").json()["series"]), ["loss", "lr"])
         series = server.get("/api/v1/runs/runs/run-000").json()["series"]
-        assert series["loss"] == [[100, 4.0], [120, 3.5], [131, None], [150, None], [200, 2.0], [300, 4 / 3]]
+        assert series["loss"] == [[100, 4.0], [120, 3.5], [131, None], [200, 2.0], [300, 4 / 3]]
         assert series["lr"] == [[120, 0.1], [150, 0.1], [200, 0.1]]
         assert "lr over steps 120 to 200" in server.get("/runs/runs/run-000").text
 
 
-def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
-    """A long series keeps every other point and the newest. The least recently updated runs are dropped."""
-    around = EventFeed(
-        open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None),
-        Alerting(),
-        events=tmp_path / "events",
+def test_every_reported_point_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand reported points of a metric are all in the answer, each with the time at which its step ended."""
+    root, events = make_store(tmp_path / "runs", 1, 1), tmp_path / "events"
+    monkeypatch.setenv("RELIGHT_EVENTS", str(events))
+    now = time.time()
+    lines = [
+        {"event": "steps.done", "time": now - 1000 + block, "steps": list(range(begin, begin + 100)),
+         "ages": [(99 - number) / 100 for number in range(100)], "metrics": {"reward": [float(begin)] * 100}}
+        for block, begin in enumerate(range(0, 10_000, 100))
+    ]  # fmt: skip
+    keep_events(events, str(root), *lines, run="run-000")
+    with serving([root], tmp_path) as server:
+        until(lambda: server.get("/api/v1/runs/runs/run-000/series?name=reward").json().get("total"), 10_000)
+        series = server.get("/api/v1/runs/runs/run-000/series?name=reward").json()
+        assert series["steps"] == list(range(10_000)) and len(series["values"]) == 10_000
+        assert series["seconds"][150] == pytest.approx(now - 1000 + 1 - 0.49, abs=0.01)
+        smooth = server.get("/api/v1/runs/runs/run-000/series?name=reward&smooth=50").json()["values"]
+        assert smooth[0] == 0.0 and 9500 < smooth[-1] < 9900
+        assert server.get("/api/v1/runs/runs/run-000/series?name=none").status_code == 404
+
+
+def test_curves_are_kept_within_bounds() -> None:
+    """A long series is downsampled, with its spike and its newest point. The least recently updated runs are dropped."""
+    curves = CurveStore()
+    for begin in range(0, 50_000, 500):
+        steps = list(range(begin, begin + 500))
+        values = [9.0 if step == 31_337 else 1.0 for step in steps]
+        curves.add("s", "long", steps, [float(step) for step in steps], {f"m{number}": values for number in range(14)})
+    points = curves.points("s", "long")
+    assert len(points.values) == METRICS_MAX and len(points.times) <= 4 * POINTS_MAX
+    for series in merged_series(Curves({}, {}), points).values():
+        assert len(series.steps) == POINTS_MAX and series.steps[-1] == 49_999 and series.steps[0] == 0
+        assert series.values[series.steps.index(31_337)] == 9.0
+        assert list(series.seconds) == list(series.steps)
+    for number in range(RUNS_MAX + 5):
+        curves.add("s", f"run-{number}", [1], [1.0], {"loss": [1.0]})
+    assert (
+        len(curves) == RUNS_MAX and not curves.points("s", "long").values and not curves.points("s", "unknown").values
     )
-    (tmp_path / "events").mkdir(mode=0o700)
-    for block in range(60):
-        steps = list(range(100 * block, 100 * block + 100))
-        metrics = {f"m{number}": [float(step) for step in steps] for number in range(20)}
-        keep_events(tmp_path / "events", "s", {"event": "steps.done", "steps": steps, "metrics": metrics}, run="long")
-    around._read_new()
-    curves = around.curves("s", "long")
-    assert len(curves) == METRICS_MAX and all(
-        len(points) <= POINTS_MAX and max(points) >= 5998 and 0 in points for points in curves.values()
-    )
-    for number in range(CURVES_MAX + 5):
-        event = {"event": "steps.done", "steps": [1], "metrics": {"loss": [1.0]}}
-        keep_events(tmp_path / "events", "s", event, run=f"run-{number}", name=f"0000000000002-{number}-000001")
-    for _ in range(5):
-        around._read_new()
-    assert len(around._curves) == CURVES_MAX and not around.curves("s", "long") and not around.curves("s", "unknown")
 
 
 def test_without_events_pages_work_and_report_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

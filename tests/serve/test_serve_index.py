@@ -14,7 +14,7 @@ from tests.serve.made_stores import make_run, make_store
 from relight.catalog.run import Run
 from relight.errors import StoreUnavailable
 from relight.log import require_store
-from relight.serve.index import full_at
+from relight.serve.index_rows import full_at
 from relight.serve.reader import names_for, open_readers
 from relight.store import open_bytes
 

@@ -19,6 +19,7 @@ from tests.serve.many_runs import make_many_runs
 
 from relight.commit import Attempt
 from relight.serve.app import ServerSettings, create_app
+from relight.serve.event_feed import POLL_S
 from relight.serve.live import STREAMS_OF_ONE_MAX
 from relight.store import open_bytes
 
@@ -107,6 +108,9 @@ def test_a_stream_gets_every_change_of_its_own_run_alone(running: Running) -> No
             await Client.open(running, "?store=runs&run=run-000"),
         )
         await every(client.until(b"event: hello", 20) for client in (own, other))
+        while len(running.app.state.index._around.firing()) < 2:  # noqa: SLF001 (alerts are on every page)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(POLL_S + 0.5)
         await every(client.quiet() for client in (own, other))  # the first stream gets the store's first read
         for number in range(3):
             await asyncio.to_thread(save, running, "run-001", 2000 + number)

@@ -65,7 +65,12 @@ def addresses(server: Server) -> list[str]:
     ends = time.monotonic() + 20
     while not (tensors := server.get(latest).json()["tensors"]) and time.monotonic() < ends:
         time.sleep(0.05)
-    asks = {"/compare": spec, "/api/v1/diff": spec, f"{latest}/values": f"?path={tensors[0]['path']}"}
+    asks = {
+        f"/api/v1/runs/runs/{name}/series": "?name=loss",
+        "/compare": spec,
+        "/api/v1/diff": spec,
+        f"{latest}/values": f"?path={tensors[0]['path']}",
+    }
     return [item + asks.get(item, "") for item in paths]
 
 

@@ -340,10 +340,11 @@ def test_answers_have_pieces() -> None:
 
 
 def test_links_of_every_page_lead_somewhere(tmp_path: Path) -> None:
-    """Every link of a page works, also the footer's link to the API."""
+    """Every link of a page works, also those to the API."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as server:
         page = server.get("/", "admin", headers={"accept": "text/html"}).text
+        page += server.get("/api", "admin", headers={"accept": "text/html"}).text
         links = {part.partition('"')[0] for part in page.split('href="')[1:]}
-        assert "/api/v1/openapi.json" in links
+        assert {"/api", "/api/v1/openapi.json", "/api/v1/alerts"} <= links
         for link in links:
             assert server.get(link.partition("#")[0], "admin").status_code == 200, link

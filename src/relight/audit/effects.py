@@ -74,14 +74,15 @@ ROUTES: dict[tuple[str, str], str] = {
     **{
         ("GET", path): "read"
         for path in (
-            "/", "/events", "/compare", "/lineage", "/storage", "/incidents", "/incidents/{store}/{run}/{which}", "/risk", "/tasks/{task}",
+            "/", "/events", "/charts", "/api",
+            "/compare", "/lineage", "/storage", "/incidents", "/incidents/{store}/{run}/{which}", "/risk", "/tasks/{task}",
             "/runs/{store}/{run}", "/runs/{store}/{run}/checkpoints/{which:path}",
             *(
                 f"/api/v1{path}"
                 for path in (
-                    "/stores", "/runs", "/runs/{store}/{run}", "/runs/{store}/{run}/checkpoints",
+                    "/stores", "/runs", "/runs/{store}/{run}", "/runs/{store}/{run}/series", "/runs/{store}/{run}/checkpoints",
                     "/runs/{store}/{run}/checkpoints/{which:path}", "/runs/{store}/{run}/checkpoints/{which:path}/values", "/diff",
-                    "/lineage/{store}", "/storage/{store}", "/incidents", "/incidents/{store}/{run}/{which}", "/risk", "/tasks",
+                    "/lineage/{store}", "/storage/{store}", "/incidents", "/incidents/{store}/{run}/{which}", "/risk", "/alerts", "/tasks",
                     "/tasks/{task}", "/openapi.json",
                 )
             ),

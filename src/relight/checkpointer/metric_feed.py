@@ -1,4 +1,4 @@
-"""Metrics of steps between two saves, emitted as events for charts: at most one step per second."""
+"""Metrics of steps between two saves, emitted as events for charts: each of the first 10,000 steps, later fewer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from relight.checkpointer.hooks import Hook
 from relight.observe import emit
 
 EVERY_S, EMIT_INTERVAL_S = 1.0, 10.0
+"""At least one step in ``EVERY_S`` seconds is recorded. Recorded steps are emitted after ``EMIT_INTERVAL_S`` seconds at the latest."""
+STEPS_WHOLE = 10_000
+"""Steps of a process that are all recorded. Then every second step is, from twice as many on every third, and so on."""
+NUMBERS_MAX = 520
+"""Numbers of one event, so that it fits into a line of the event file (16 KiB)."""
 METRICS_MAX, NAME_MAX = 12, 80
 
 
@@ -19,7 +24,9 @@ class MetricFeed(Hook):
     def __init__(self, emits: bool) -> None:
         self._emits = emits
         self._due = self._emitted_s = monotonic()
+        self._count = 0
         self._steps: list[int] = []
+        self._times: list[float] = []
         self._metrics: dict[str, list[float | None]] = {}
 
     def on_step(self, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
@@ -32,8 +39,11 @@ class MetricFeed(Hook):
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that ended. Metrics on a device are left out, because reading them would synchronise it."""
+        if not self._emits or not metrics:
+            return
         now = monotonic()
-        if not self._emits or not metrics or now < self._due:
+        self._count += 1
+        if self._count % (self._count // STEPS_WHOLE + 1) and now < self._due:
             return
         self._due = now + EVERY_S
         values = {
@@ -47,17 +57,19 @@ class MetricFeed(Hook):
             if name in self._metrics or len(self._metrics) < METRICS_MAX:
                 self._metrics.setdefault(name, [None] * len(self._steps))
         self._steps.append(step)
+        self._times.append(now)
         for name, history in self._metrics.items():
             history.append(values.get(name))
-        if now - self._emitted_s >= EMIT_INTERVAL_S:
+        if now - self._emitted_s >= EMIT_INTERVAL_S or len(self._steps) * (len(self._metrics) + 1) >= NUMBERS_MAX:
             self.flush()
 
     def flush(self) -> None:
         """Emit the steps that were not emitted yet."""
-        self._emitted_s = monotonic()
+        self._emitted_s = now = monotonic()
         if self._steps:
-            steps, metrics, self._steps, self._metrics = self._steps, self._metrics, [], {}
-            emit("steps.done", steps=steps, metrics=metrics)
+            ages = [round(now - time_s, 2) for time_s in self._times]
+            steps, metrics, self._steps, self._metrics, self._times = self._steps, self._metrics, [], {}, []
+            emit("steps.done", steps=steps, ages=ages, metrics=metrics)
 
 
 def _here(value: Any) -> float | None:

@@ -46,6 +46,7 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 @click.option(
     "--public", default="", metavar="https://NAME", help="The public address, if a TLS proxy forwards to this server."
 )
+@click.option("--open", "opens", is_flag=True, help="Open the pages in a browser, logged in.")
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="File of the tokens.")
 @click.option("--audit", default="", metavar="STORE", help="Store of the audit log.")
 @click.option(
@@ -77,6 +78,7 @@ def command(
     tls_key: str | None,
     plain: bool,
     public: str,
+    opens: bool,
     state: Path | None,
     audit: str,
     settings: Path | None,
@@ -87,12 +89,13 @@ def command(
 ) -> int:
     """Serve the runs of one or more stores as web pages and an API, until interrupted.
 
-    All data are read from the stores. By default it is reachable only from this machine, and only with a token: relight token new.
+    All data are read from the stores. By default it is reachable only from this machine. At a terminal, it prints a login link that works
+    once, within ten minutes. Other users need a token: relight token new.
 
     \b
     Examples:
-      relight token new me --role admin
-      relight serve runs
+      relight serve runs --open
+      relight token new me --role viewer
       relight serve runs s3://team/runs --listen 0.0.0.0:443 --host relight.lab \\
           --tls-cert cert.pem --tls-key key.pem
     """
@@ -111,6 +114,7 @@ def command(
         raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
     from relight.serve.app import ServerSettings, create_app
     from relight.serve.auth_middleware import AccessRules
+    from relight.serve.login_links import open_in_browser
     from relight.serve.proxies import check_proxies, public_origin
 
     check_proxies(proxy_from)
@@ -125,12 +129,26 @@ def command(
         proxy_role=proxy_role,
     )
     app = create_app(ServerSettings(stores, state, audit, rules, alerts=settings))
-    if not (app.state.store.tokens() or anonymous_read or proxy_header):
-        click.echo("there is no token yet, so no user has access: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host
     reached = rules.public or f"{'https' if tls_cert else 'http'}://{shown}:{port}"
     shown_at = f"{reached}/  ({', '.join(escape(store) for store in stores)}; end it with Ctrl-C)"
-    _serve(app, rules, host, port, tls_cert, tls_key, proxy_from, lambda: click.echo(shown_at, err=True))
+    # only for the user at this machine: not if others reach the server, and not into a log
+    has_link = _is_here(host) and not (public or proxy_header) and (opens or sys.stderr.isatty())
+    if opens and not has_link:
+        raise ConfigError("--open is for a server that only this machine reaches", hint="leave out --open")
+    if not (app.state.store.tokens() or anonymous_read or proxy_header or has_link):
+        click.echo("there is no token yet, so no user has access: relight token new --role admin", err=True)
+
+    def ready() -> None:
+        click.echo(shown_at, err=True)
+        if has_link:
+            links = [f"{reached}/login?once={app.state.links.new()}" for _ in range(2)]
+            if sys.stderr.isatty():
+                click.echo(f"log in once, within ten minutes:\n{links[0]}", err=True)
+            if opens and not open_in_browser(links[1], app.state.store.path.parent):
+                click.echo("no browser could be started", err=True)
+
+    _serve(app, rules, host, port, tls_cert, tls_key, proxy_from, ready)
     return 0
 
 

@@ -67,7 +67,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "log.damaged": (logging.WARNING, "a record of the run's log is damaged and is ignored"),
     "steps.done": (
         logging.DEBUG,
-        "training continues: steps since the last such event, at most one a second, and their metrics; from rank 0, every ten seconds",
+        "training continues: steps since the last such event, and their metrics; from rank 0, at least every ten seconds",
     ),
     "steps.repeated": (logging.WARNING, "a step was reported twice: step() is called once per optimizer step"),
     "audit.failed": (

@@ -267,7 +267,7 @@ class Actions:
 
         def verified(ok: bool) -> None:
             if ok:
-                self._index.verified[store, run.name, checkpoint.id] = time.time()
+                self._index.note_verified(store, run.name, checkpoint.id)
 
         def do() -> ActionOutcome:
             running = self._tasks.under_way("verify", store, run.name, checkpoint.id)

@@ -18,6 +18,8 @@ from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.run_names import shown_json
 from relight.serve import pieces
 from relight.serve.auth_middleware import needs, refuse_role
+from relight.serve.curves import smoothed
+from relight.serve.index_rows import SORTS
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Working
@@ -29,7 +31,15 @@ After = Annotated[str | None, Query(max_length=400, description="The value of ne
 Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as listed in its checkpoint.")]
 Find = Annotated[str, Query(max_length=400, description="Only tensors with this text in their path.")]
+FindRun = Annotated[str, Query(max_length=400, description="Only runs with this text in name, store or host.")]
+Text = Annotated[str, Query(max_length=40, description="Only jobs in this state.")]
+Sort = Annotated[
+    str,
+    Query(max_length=400, description=f"{', '.join(SORTS)} or metric:NAME; with - before it the largest first."),
+]
 Changed = Annotated[bool, Query(description="Omit equal tensors.")]
+Metric = Annotated[str, Query(max_length=400, description="A metric, as listed in series of the run.")]
+Smooth = Annotated[int, Query(ge=0, le=10_000, description="Points of the exponential moving average; 0: raw values.")]
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
 
@@ -149,12 +159,22 @@ def _reading(made: APIRouter) -> None:
         return json_response(request.app.state.index.stores())
 
     @made.get("/runs", dependencies=viewer, summary="Runs: failed ones first, then late, good and idle ones")
-    def runs(request: Request, after: After = None, limit: Limit = 100) -> Response:
-        return json_response(request.app.state.index.runs(after, limit))
+    def runs(
+        request: Request, after: After = None, limit: Limit = 100, find: FindRun = "", state: Text = "", sort: Sort = ""
+    ) -> Response:
+        page = request.app.state.index.runs(after, limit, find, state, sort)
+        return json_response(replace(page, rows=[pieces.short_run(row) for row in page.rows]))
 
     @made.get("/runs/{store}/{run}", dependencies=viewer, summary="One run")
     def run(request: Request, store: Name, run: Name) -> Response:
         return json_response(pieces.bounded_run(request.app.state.index.run(store, run)))
+
+    @made.get("/runs/{store}/{run}/series", dependencies=viewer, summary="One metric of a run, at most 10,000 points")
+    def series(request: Request, store: Name, run: Name, name: Metric, smooth: Smooth = 0) -> Response:
+        known = request.app.state.index.series(store, run)
+        if name not in known:
+            raise CheckpointNotFound(f"run {run[:80]!r} has no metric {name[:80]!r}")
+        return json_response(smoothed(known[name], smooth))
 
     @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Checkpoints of a run, newest first")
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
@@ -215,6 +235,10 @@ def _more_reading(made: APIRouter) -> None:
     @made.get("/risk", dependencies=viewer, summary="Machines that are likely to fail")
     def risk(request: Request) -> Response:
         return json_response(request.app.state.index.risk()[: pieces.LISTED_MAX])
+
+    @made.get("/alerts", dependencies=viewer, summary="Alerts that fire now, critical ones first")
+    def firing(request: Request) -> Response:
+        return json_response(request.app.state.index.firing()[: pieces.LISTED_MAX])
 
     @made.get("/tasks", dependencies=viewer, summary="Tasks that actions started, newest first")
     def tasks(request: Request, limit: Limit = 100) -> Response:

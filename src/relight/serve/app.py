@@ -30,6 +30,7 @@ from relight.serve.guesses import Guesses
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.live import PING_S, TOKEN_CHECK_S, Hub
+from relight.serve.login_links import LoginLinks
 from relight.serve.pages_render import HERE, render
 from relight.serve.probes import HEALTHY
 from relight.serve.reader import NOT_YET, POLL_S, StoreFollower, open_readers
@@ -73,6 +74,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         readers,
         read_alerting(settings.alerts),
         lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
+        alerted=lambda url, run: hub.changed(ids[url], {run} - {""}, on_all_pages=True) if url in ids else None,
         kept=state.alarms(),
         keep=state.keep_alarms,
     )
@@ -113,7 +115,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         state,
         readers,
     )
-    app.state.tasks = tasks
+    app.state.tasks, app.state.links = tasks, LoginLinks(state)
     app.state.book, app.state.failures = audit_log, failures_of(settings.rules)
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))
@@ -183,6 +185,17 @@ def _remembered(ask: Callable[[Caller], bool], for_s: float = TOKEN_CHECK_S / 2)
 
 
 def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
+    def set_session(response: Response, secret: str) -> None:
+        response.set_cookie(
+            rules.cookie,
+            secret,
+            max_age=int(SESSION_S),
+            path="/",
+            secure=rules.is_secure,
+            httponly=True,
+            samesite="strict",
+        )
+
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> JSONResponse:  # runs in the event loop, so that it never waits for a thread
         return JSONResponse(HEALTHY)
@@ -192,10 +205,21 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
         ready = all(follower.now.state != NOT_YET for follower in request.app.state.readers)
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 
+    links: LoginLinks = app.state.links
+
     @app.get("/login", include_in_schema=False)
     # runs in the event loop, so that it never waits for a thread or a slot
-    async def login(request: Request) -> HTMLResponse:
-        return HTMLResponse(_login_page(""))
+    async def login(request: Request, once: Asked = "") -> HTMLResponse:
+        if not once:
+            return HTMLResponse(_login_page(""))
+        if (session := links.begin_session(once)) is not None:
+            # a redirect would arrive without the cookie if another site's page, such as a web terminal, has the link
+            answered = HTMLResponse(_login_page("", entered=True), headers={"refresh": "0; url=/"})
+            set_session(answered, session)
+            return answered
+        if wait := await app.state.failures.wrong(request.state.client, once):
+            raise HttpRefusal(429, "too many wrong login links", wait)
+        return HTMLResponse(_login_page("This login link was used already, or has expired. Enter a token."), 401)
 
     @app.post("/login", include_in_schema=False)
     async def enter(request: Request) -> Response:
@@ -207,15 +231,7 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
                 raise HttpRefusal(429, "too many wrong tokens", wait)
             return HTMLResponse(_login_page("This token is not valid."), 401)
         response = RedirectResponse("/", 303)
-        response.set_cookie(
-            rules.cookie,
-            state.begin_session(who),
-            max_age=int(SESSION_S),
-            path="/",
-            secure=rules.is_secure,
-            httponly=True,
-            samesite="strict",
-        )
+        set_session(response, state.begin_session(who))
         return response
 
     @app.post("/logout", dependencies=[needs("viewer")], include_in_schema=False)
@@ -227,9 +243,9 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
 
 
 @lru_cache(4)
-def _login_page(wrong: str) -> str:
-    """Return the login page, with an error message if there is one. Cached."""
-    return render("login.html", "", wrong=wrong)
+def _login_page(wrong: str, entered: bool = False) -> str:
+    """Return the login page, with an error message if there is one. ``entered``: a login link has begun a session. Cached."""
+    return render("login.html", "", wrong=wrong, entered=entered)
 
 
 def _errors(app: FastAPI) -> None:

@@ -6,6 +6,7 @@ trains. On another machine all of this is empty.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -18,19 +19,22 @@ from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.loop import EVERY_S, AlertLoop
 from relight.monitoring.notify import Alarms
 from relight.monitoring.overview import KnownRun, RunSeen, Watcher
-from relight.monitoring.rules import FIRING, KINDS, State
+from relight.monitoring.rules import FIRING, KINDS, SEVERITIES, State
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
+from relight.serve.curves import METRICS_MAX, CurveStore
 from relight.serve.reader import NOT_YET, StoreFollower
-from relight.serve.values import AlertRow, RiskRow, SpanRow
+from relight.serve.values import AlertRow, FiringRow, RiskRow, SpanRow
 from relight.units import duration_text
 
 SAVE_EVENTS = ("save.span", "drain.done")
 STEPS = "steps.done"
-CURVES_MAX, METRICS_MAX, POINTS_MAX = 200, 12, 4000
-"""Runs with metrics from events, metrics of each run, and points of each metric. With more points, every other one is dropped."""
 SAVES_MAX, SAVE_EVENTS_MAX = 500, 2000
 """Maximum number of saves with kept events, in all runs together, and of events of each save."""
+JOBS_MAX = 10_000
+"""Runs with a kept time of their job's last event."""
+COMMAND = "command"
+"""Role of a command's process."""
 POLL_S = 2.0
 ROUNDS_MAX = 50
 FIRST_S = 120.0
@@ -40,7 +44,9 @@ SILENT_S = 300.0
 
 
 class EventFeed:
-    """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events."""
+    """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events,
+    ``alerted`` for each run for which an alert begins or ends; the run is empty for an alert of the whole store.
+    """
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class EventFeed:
         alerting: Alerting,
         changed: Callable[[str, str], None] = lambda store, run: None,
         *,
+        alerted: Callable[[str, str], None] = lambda store, run: None,
         events: Path | None = None,
         poll_s: float = POLL_S,
         every_s: float = EVERY_S,
@@ -61,9 +68,10 @@ class EventFeed:
         state, ledger = decode_alarms(kept, time.time())
         self._keep, self._kept_some = keep, bool(kept)
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
-        self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
+        self._changed, self._alerted, self._poll_s, self._every_s = changed, alerted, poll_s, every_s
         self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
-        self._curves: OrderedDict[tuple[str, str], dict[str, dict[int, float | None]]] = OrderedDict()
+        self.curves = CurveStore()
+        self._job_events: OrderedDict[tuple[str, str], tuple[bool, float | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._alert_loop: AlertLoop | None = None
@@ -94,11 +102,6 @@ class EventFeed:
         ]
         return trace.durable_s if trace.committed else None, spans
 
-    def curves(self, store: str, run: str) -> dict[str, dict[int, float | None]]:
-        """Return values by step for each metric that events reported. Some steps may be missing."""
-        with self._lock:
-            return {name: dict(points) for name, points in self._curves.get((store, run), {}).items()}
-
     def damage(self, store: str, run: str) -> dict[str, str]:
         """Return the ids of damaged, suspect and rolled-back checkpoints, each with the reason."""
         seen = self._seen(store, run)
@@ -108,6 +111,10 @@ class EventFeed:
         """Return whether the run's process reported that it ended."""
         seen = self._seen(store, run)
         return seen is not None and seen.last_event_at is not None and not seen.active
+
+    def life(self, store: str, run: str) -> tuple[bool, float | None]:
+        """Return whether the run's last attempt reported its normal end, and when a process of its job emitted the last event."""
+        return self._job_events.get((store, run), (False, None))
 
     def risk(self, store: str, run: str) -> float | None:
         """Return the failure risk of the run's last alarm while the alarm is valid, else 0. None if no process here reports on that run."""
@@ -122,6 +129,25 @@ class EventFeed:
             if run.risk > 0
         ]
         return sorted(rows, key=lambda row: -(row.risk or 0.0))
+
+    def firing(self) -> list[FiringRow]:
+        """Return alerts that fire now, critical ones first. ``store`` is the store's URL."""
+        rows = [
+            FiringRow(
+                alert.kind,
+                alert.severity,
+                alert.store,
+                alert.run,
+                alert.reason,
+                alert.fired_at or alert.since,
+                KINDS[alert.kind].hint.replace(
+                    "RUN", shlex.quote(f"{alert.store.rstrip('/')}/{alert.run}".rstrip("/"))
+                ),
+            )
+            for alert in self._alarms.alerts
+            if alert.state == FIRING
+        ]
+        return sorted(rows, key=lambda row: (-SEVERITIES.index(row.severity), row.store, row.run))
 
     def alerts(self) -> list[AlertRow]:
         """Return the configured rules, and for which runs each fires now."""
@@ -183,9 +209,14 @@ class EventFeed:
                     )
 
     def _follow(self) -> None:
+        fired: set[tuple[str, str, str]] = set()
         while not self._ending.is_set():
             for store, run in sorted(self._read_new()):
                 self._changed(store, run)
+            firing = {(row.store, row.run, row.kind) for row in self.firing()}
+            for store, run in {(store, run) for store, run, _ in firing ^ fired}:
+                self._alerted(store, run)
+            fired = firing
             self._ending.wait(self._poll_s)
 
     def _read_new(self) -> set[tuple[str, str]]:
@@ -194,6 +225,7 @@ class EventFeed:
         for _ in range(ROUNDS_MAX):
             new = list(self._files.new())
             for event in new:
+                self._note_life(event)
                 if event.name == STEPS and self._steps(event):
                     touched.add((event.head.store, event.head.run))
                     continue
@@ -213,35 +245,36 @@ class EventFeed:
                 break
         return touched
 
+    def _note_life(self, event: FileEvent) -> None:
+        """Record that a process of a job exists, or has ended normally. Commands that read the run are no part of the job."""
+        if event.head.role == COMMAND:
+            return
+        key = event.head.store, event.head.run
+        ended, last_at = self._job_events.pop(key, (False, None))
+        if event.name in ("attempt.started", "attempt.ended") and event.time_s >= (last_at or 0.0):
+            ended = event.name == "attempt.ended"
+        self._job_events[key] = ended, max(last_at or 0.0, event.time_s)
+        while len(self._job_events) > JOBS_MAX:
+            self._job_events.popitem(last=False)
+
     def _steps(self, event: FileEvent) -> bool:
         """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""
-        steps, metrics = event.fields.get("steps"), event.fields.get("metrics")
+        steps, ages, metrics = (event.fields.get(name) for name in ("steps", "ages", "metrics"))
         if not isinstance(steps, list) or not isinstance(metrics, dict):
             return False
         if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
             return False
-        points_by_name: dict[str, dict[int, float | None]] = {}
-        for name, values in list(metrics.items())[:METRICS_MAX]:
-            if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80:
-                points_by_name[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
-        if not points_by_name:
-            return False
-        key = event.head.store, event.head.run
-        with self._lock:
-            curves = self._curves.setdefault(key, {})
-            self._curves.move_to_end(key)
-            while len(self._curves) > CURVES_MAX:
-                self._curves.popitem(last=False)
-            for name, points in points_by_name.items():
-                if name not in curves and len(curves) >= METRICS_MAX:
-                    continue
-                values_by_step = curves.setdefault(name, {})
-                values_by_step.update(points)
-                if len(values_by_step) > POINTS_MAX:
-                    curves[name] = dict(sorted(values_by_step.items())[::2])
-        return True
+        if not isinstance(ages, list) or len(ages) != len(steps) or not all(_is_age(age) for age in ages):
+            ages = [0.0] * len(steps)
+        kept = {
+            name: values
+            for name, values in list(metrics.items())[:METRICS_MAX]
+            if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80
+        }
+        if kept:
+            self.curves.add(event.head.store, event.head.run, steps, [event.time_s - age for age in ages], kept)
+        return bool(kept)
 
 
-def _finite(value: object) -> float | None:
-    # false for NaN; an int may exceed a float
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
+def _is_age(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 86400

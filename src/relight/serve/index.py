@@ -6,14 +6,14 @@ No method waits for a store for longer than ``GLANCE_S``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
 from relight.catalog.find import Chosen, choose
-from relight.errors import CheckpointNotFound, ConfigError, RelightError
-from relight.format import DTYPES
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.format.records import RetireBody
 from relight.format.topics import TIERS
 from relight.log import Checkpoint, History
@@ -23,10 +23,26 @@ from relight.reader.merged_parts import whole_of
 from relight.reader.opened import Opened, open_checkpoint
 from relight.reader.storage_stats import stored_of
 from relight.run_names import dir_of
-from relight.run_records.verification import VerificationResult, checked, damage
+from relight.run_records.holds import holds_of
+from relight.run_records.verification import checked, damage
+from relight.serve.curves import Curves, merged_series, newest_points
 from relight.serve.event_feed import EventFeed
+from relight.serve.index_rows import (
+    bytes_of,
+    checkpoint_row,
+    full_at,
+    masked_incident,
+    page_of,
+    place_of,
+    sequence_number,
+    short_value,
+    sorted_runs,
+    tags_by_id,
+    tensor_row,
+)
+from relight.serve.job_states import JobState, job_state
 from relight.serve.jobs import Jobs, Progress
-from relight.serve.pieces import short_audit, thinned
+from relight.serve.pieces import piece_of, short_audit, thinned
 from relight.serve.reader import NOT_YET, RunState, StoreFollower
 from relight.serve.scope import ANONYMOUS, asker, everything, masked, reaches
 from relight.serve.spread import statistics_of
@@ -36,6 +52,7 @@ from relight.serve.values import (
     CheckpointRow,
     DiffDetail,
     DiffRow,
+    FiringRow,
     GoodputPart,
     IncidentRow,
     LineageRow,
@@ -45,6 +62,7 @@ from relight.serve.values import (
     RunDetail,
     RunRow,
     SaveRow,
+    SeriesDetail,
     SettingsDetail,
     Statistics,
     StorageDetail,
@@ -64,15 +82,17 @@ GLANCE_S = 0.15
 """Seconds that a page waits for a checkpoint's metadata, which is read once."""
 DIFF_GLANCE_S = 0.1
 """Seconds that a page waits for a comparison or a tensor's values."""
-SAVES_MAX, FACTS_MAX, SERIES_MAX = 50, 60, 2000
+SAVES_MAX, FACTS_MAX, TREND_MAX = 50, 60, 2000
+SERIES_KEPT_MAX = 32
+"""Number of runs with merged metrics in memory."""
 VALUES_MAX = 8 << 30
 """Largest tensor, in bytes, that is read for a page."""
 STRANGERS_BYTES_MAX = 8 << 30
 """Largest size, in bytes, of two checkpoints together that are compared for a client without a token."""
-WEEK_S = 7 * 86400.0
 _HEALTH = {"failed": 0, "late": 1, "good": 2, "idle": 3}
 _STATES = {SAME: "same", ONLY_A: "removed", ONLY_B: "added"}
 T = TypeVar("T")
+S = TypeVar("S", RiskRow, FiringRow)
 
 
 class Index:
@@ -96,6 +116,9 @@ class Index:
         self._tokens, self._audited, self._around, self._clock = tokens, audited, around, clock
         self.verified: dict[tuple[str, str, str], float] = {}
         """When this server last verified every byte of a checkpoint successfully, by store, run and checkpoint id."""
+        self.damaged: dict[tuple[str, str, str], str] = {}
+        """Damage that this server met when it read checkpoints for pages, with the same keys."""
+        self._series: dict[tuple[str, str], tuple[RunState, int, dict[str, SeriesDetail]]] = {}
 
     def reader(self, store: str) -> StoreFollower:
         """Return the follower of a store. Raise ``CheckpointNotFound`` if no such store is followed, or the caller may not see it."""
@@ -150,16 +173,33 @@ class Index:
                 )
         return rows
 
-    def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
-        """Return runs of all stores: failed ones first, then late, good and idle ones."""
-        now = self._clock()
-        ranked = sorted(
-            (_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._visible_runs()
-        )
+    def note_verified(self, store: str, run: str, checkpoint_id: str) -> None:
+        """Record that this server has just verified every byte of a checkpoint successfully."""
+        self.verified[store, run, checkpoint_id] = self._clock()
+        self.damaged.pop((store, run, checkpoint_id), None)
+
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> ListPage[RunRow]:
+        """Return runs of all stores: failed ones first, then late, good and idle ones; or by ``sort``, a key of ``sort_key``.
+
+        ``find``: a part of the run's name, its store or its host. ``state``: only jobs in this state.
+        """
+        now, part = self._clock(), find.lower()
+        visible = [
+            (store, name, known)
+            for store, name, known in self._visible_runs()
+            if not part or part in name.lower() or part in known.facts.host.lower() or part in store.lower()
+        ]
+        if state or sort:
+            rows = [self._row(store, known, now) for store, _, known in visible]
+            rows = sorted_runs([row for row in rows if not state or row.state == state], sort)
+            piece, more = piece_of(rows, after, limit)
+            return ListPage(piece, more, len(rows))
+        ranked = sorted((_HEALTH[self._health(store, known, now)[0]], store, name) for store, name, known in visible)
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
-        picked, more = _page(ranked, keys, after, limit)
-        rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
-        return ListPage(rows, more, len(ranked))
+        picked, more = page_of(ranked, keys, after, limit)
+        return ListPage(
+            [self._row(store, self.state(store, name), now) for _, store, name in picked], more, len(ranked)
+        )
 
     def run(self, store: str, run: str) -> RunDetail:
         """Return everything that the page of a run shows."""
@@ -180,26 +220,42 @@ class Index:
         saves = [self._save(store, run, checkpoint) for checkpoint in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
-            {name: thinned(points, SERIES_MAX) for name, points in self._series(store, state).items()},
+            {name: list(zip(series.steps, series.values)) for name, series in self.series(store, run).items()},
             saves,
-            [_masked_incident(incident) for incident in reversed(state.incidents)],
+            [masked_incident(incident) for incident in reversed(state.incidents)],
             parts,
             [pair for pair in tags if pair[0] not in STAGES],
             [branch for branch in branches if reaches(store, branch)],
             [pair for pair in tags if pair[0] in STAGES],
         )
 
+    def series(self, store: str, run: str) -> dict[str, SeriesDetail]:
+        """Return metrics: those recorded in checkpoints, and between them those in events of processes on this machine."""
+        state = self.state(store, run)
+        url = self._readers[store].store.url
+        version = self._around.curves.version(url, state.name) if self._around is not None else 0
+        key = store, state.name
+        kept = self._series.get(key)
+        if kept is None or kept[0] is not state or kept[1] != version:
+            reported = self._around.curves.points(url, state.name) if self._around is not None else Curves({}, {})
+            kept = state, version, merged_series(state.series, reported)
+            self._series.pop(key, None)
+            self._series[key] = kept
+            while len(self._series) > SERIES_KEPT_MAX:
+                self._series.pop(next(iter(self._series)), None)
+        return kept[2]
+
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Return checkpoints of a run, newest first."""
         history = self.state(store, run).history
         newest_first = history.live[::-1]
-        picked, more = _page(
+        picked, more = page_of(
             newest_first,
             [f"{checkpoint.seq:012d}" for checkpoint in newest_first],
             after,
             limit,
             reverse=True,
-            known=_seq,
+            known=sequence_number,
         )
         return ListPage(self._listed(store, run, picked, history), more, len(newest_first))
 
@@ -207,10 +263,11 @@ class Index:
         """Return one checkpoint. Its tensors are missing while a job reads its metadata for longer than ``GLANCE_S``."""
         state, chosen = self.state(store, run), self.choose(store, run, which)
         checkpoint = chosen.checkpoint
-        tensors, facts = self._metadata(store, state, checkpoint) or (
-            (),
-            [("tensors", "being read: try again in a moment")],
-        )
+        reading: tuple[list[TensorRow], list[tuple[str, Any]]] = [], [("tensors", "being read: try again in a moment")]
+        try:
+            tensors, facts = self._metadata(store, state, checkpoint) or reading
+        except CorruptCheckpoint as error:
+            tensors, facts = [], [("tensors", f"cannot be read: {masked(str(error))}")]
         home = checkpoint.body.home or state.name
         facts = [
             (name, value if name != "directory" or reaches(store, home) else checkpoint.body.dir)
@@ -237,6 +294,7 @@ class Index:
             checkpoint.body.metrics,
             facts,
             verified,
+            holds_of(state.history).get(checkpoint.id, ""),
             largest_first=True,
         )
 
@@ -259,7 +317,8 @@ class Index:
         job = self.jobs.ask(
             key, 2 * total, lambda advance: statistics_of(self._open(store, state, checkpoint), path, advance)
         )
-        return job.result_within(DIFF_GLANCE_S) or Working(job.done, "its values are being read")
+        with self._noting_damage(store, state, checkpoint):
+            return job.result_within(DIFF_GLANCE_S) or Working(job.done, "its values are being read")
 
     def diff(self, a: str, b: str) -> DiffDetail | Working:
         """Compare two checkpoints, named as ``[STORE/]RUN@WHICH``. Return the difference, or the progress of the job that reads tensors.
@@ -275,13 +334,19 @@ class Index:
         job = self.jobs.ask(
             key, total, lambda advance: self._diff(sides, advance), rows=lambda detail: len(detail.tensors)
         )
+        rows = self.sides(a, b)
         difference = job.result_within(DIFF_GLANCE_S)
         # another caller may have started this job and named the checkpoints differently
         return (
-            replace(difference, a=a, b=b)
+            replace(difference, a=a, b=b, a_row=rows[0], b_row=rows[1])
             if difference is not None
             else Working(job.done, "tensors that differ are being read")
         )
+
+    def sides(self, a: str, b: str) -> list[CheckpointRow]:
+        """Return the rows of the two checkpoints of a comparison."""
+        sides = [self._checkpoint_of_spec(a), self._checkpoint_of_spec(b)]
+        return [self._listed(store, state.name, [checkpoint], state.history)[0] for store, state, checkpoint in sides]
 
     def lineage(self, store: str) -> list[LineageRow]:
         """Return the runs of a store, parents before their branches."""
@@ -346,7 +411,7 @@ class Index:
         ]
         return StorageDetail(
             tiers,
-            [(moment, size) for moment, size in thinned(trend, SERIES_MAX)],
+            [(moment, size) for moment, size in thinned(trend, TREND_MAX)],
             full_at(trend, free, self._clock()),
             retention,
         )
@@ -358,33 +423,40 @@ class Index:
             key=lambda row: (row.id, row.store, row.run),
             reverse=True,
         )
-        picked, more = _page(rows, [f"{row.id}/{row.store}/{row.run}" for row in rows], after, limit, reverse=True)
-        return ListPage([_masked_incident(row) for row in picked], more, len(rows))
+        picked, more = page_of(rows, [f"{row.id}/{row.store}/{row.run}" for row in rows], after, limit, reverse=True)
+        return ListPage([masked_incident(row) for row in picked], more, len(rows))
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
         """Return one incident with its evidence."""
         incident = next((row for row in self.state(store, run).incidents if row.id == which), None)
         if incident is None:
             raise CheckpointNotFound(f"no incident {which[:80]!r} of run {run[:80]!r}")
-        return _masked_incident(incident)
+        return masked_incident(incident)
 
     def risk(self) -> list[RiskRow]:
         """Return runs on machines that are likely to fail. Stores have no such records: only events of processes on this machine do."""
+        return self._of_events(self._around.risks()) if self._around is not None else []
+
+    def firing(self) -> list[FiringRow]:
+        """Return alerts that fire now, critical ones first."""
+        rows = self._of_events(self._around.firing()) if self._around is not None else []
+        return [replace(row, why=masked(row.why)) for row in rows]
+
+    def _of_events(self, rows: Sequence[S]) -> list[S]:
+        """Return rows with store names in place of URLs: those of followed stores that the caller may see."""
         ids = {follower.store.url: follower.id for follower in self._readers.values()}
-        rows = (
-            [replace(row, store=ids[row.store]) for row in self._around.risks() if row.store in ids]
-            if self._around is not None
-            else []
-        )
-        return [row for row in rows if reaches(row.store, row.run)]
+        named = [replace(row, store=ids[row.store]) for row in rows if row.store in ids]
+        return [row for row in named if (reaches(row.store, row.run) if row.run else everything())]
 
     def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
         """Return audit entries, newest first. A caller with a scope gets only entries of its runs, without token ids and fields."""
         rows = list(self._audited())
         if not everything():  # an entry's fields may name other runs
-            rows = [replace(row, token="", fields={}) for row in rows if reaches(*_place_of(row.on))]
+            rows = [replace(row, token="", fields={}) for row in rows if reaches(*place_of(row.on))]
         rows.sort(key=lambda row: -row.seq)
-        picked, more = _page(rows, [f"{row.seq:012d}" for row in rows], after, limit, reverse=True, known=_seq)
+        picked, more = page_of(
+            rows, [f"{row.seq:012d}" for row in rows], after, limit, reverse=True, known=sequence_number
+        )
         return ListPage([short_audit(row) for row in picked], more, len(rows))
 
     def settings(self) -> SettingsDetail:
@@ -423,26 +495,32 @@ class Index:
 
     def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
         """Return rows of checkpoints, from their store's records and from events of processes on this machine."""
-        tags, set_aside = _tags_by_id(store, history.tags), history.rolled_back_ids
+        tags, set_aside = tags_by_id(store, history.tags), history.rolled_back_ids
         damaged = damage(history)
         rows = [
-            _checkpoint_row(checkpoint, tags.get(checkpoint.id, ()), set_aside, damaged.get(checkpoint.id))
+            checkpoint_row(checkpoint, tags.get(checkpoint.id, ()), set_aside, damaged.get(checkpoint.id))
             for checkpoint in chosen
         ]
+        url, bad = (
+            self._readers[store].store.url,
+            {id_: why for (*place, id_), why in self.damaged.items() if place == [store, dir_of(run)]},
+        )
+        bad |= self._around.damage(url, run) if self._around is not None else {}
+        for number, row in enumerate(rows):
+            if row.good and row.id in bad:
+                rows[number] = replace(row, good=False, why=f"damaged: {masked(bad[row.id])}", state="damaged")
         if self._around is None:
             return rows
-        url = self._readers[store].store.url
-        bad = self._around.damage(url, run)
-        whys = [row.why or masked(bad.get(row.id, "")) for row in rows]
-        return [
-            replace(row, seconds=self._around.save(url, run, row.id)[0], good=not why, why=why)
-            for row, why in zip(rows, whys)
-        ]
+        return [replace(row, seconds=self._around.save(url, run, row.id)[0]) for row in rows]
 
     def _row(self, store: str, state: RunState, now: float) -> RunRow:
         live = state.history.live
         health, why = self._health(store, state, now)
         last = state.incidents[-1] if state.incidents else None
+        job, newest = self._job(store, state, now), newest_points(state.series)
+        if self._around is not None:
+            _, reported = self._around.curves.newest(self._readers[store].store.url, state.name)
+            newest |= {name: point for name, point in reported.items() if point[0] > newest.get(name, (-1, 0.0))[0]}
         return RunRow(
             store,
             state.name,
@@ -457,15 +535,27 @@ class Index:
             len(live),
             state.bytes,
             f"{last.kind}: {masked(last.why)}"[:200] if last is not None else None,
+            job.word,
+            masked(job.why),
+            max([live[-1].step] * bool(live) + [step for step, _ in newest.values()], default=None),
+            job.began_at,
+            job.last_at - job.began_at if job.last_at is not None and job.began_at is not None else None,
+            state.facts.host,
+            {name: value for name, (_, value) in sorted(newest.items())},
+            state.facts.config,
         )
 
-    def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
-        """Return metrics by step: those recorded in checkpoints, and between them those in events of processes on this machine."""
-        reported = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
-        merged_points = {
-            name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}
-        }
-        return {name: sorted(points.items()) for name, points in merged_points.items()}
+    def job(self, store: str, run: str) -> JobState:
+        """Return the state of a run's job."""
+        return self._job(store, self.state(store, run), self._clock())
+
+    def _job(self, store: str, state: RunState, now: float) -> JobState:
+        url = self._readers[store].store.url
+        if self._around is None:
+            return job_state(state, False, None, None, now)
+        return job_state(
+            state, *self._around.life(url, state.name), self._around.curves.newest(url, state.name)[0], now
+        )
 
     def _save(self, store: str, run: str, checkpoint: Checkpoint) -> SaveRow:
         url = self._readers[store].store.url
@@ -493,14 +583,24 @@ class Index:
         job = self.jobs.ask(
             key, 0, lambda _: self._opened(store, state, checkpoint), quick=True, rows=lambda contents: len(contents[0])
         )
-        return job.result_within(GLANCE_S)
+        with self._noting_damage(store, state, checkpoint):
+            return job.result_within(GLANCE_S)
+
+    @contextmanager
+    def _noting_damage(self, store: str, state: RunState, checkpoint: Checkpoint) -> Iterator[None]:
+        """Record an error that shows that the checkpoint is damaged, so that every page shows it as damaged."""
+        try:
+            yield
+        except CorruptCheckpoint as error:
+            self.damaged[store, state.name, checkpoint.id] = error.what
+            raise
 
     def _opened(
         self, store: str, state: RunState, checkpoint: Checkpoint
     ) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
         opened = self._open(store, state, checkpoint)
         storage = stored_of(opened)
-        rows = [_tensor_row(tensor, *storage.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
+        rows = [tensor_row(tensor, *storage.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
         # once: a page of 100,000 tensors costs no more than one of 200
         rows.sort(key=lambda row: (-row.bytes, row.path))
         root = opened.root
@@ -550,7 +650,7 @@ class Index:
             changed = (
                 difference.changed / difference.elements if difference is not None and difference.elements else None
             )
-            size = _bytes_of(of.shape, of.dtype) if of is not None else 0
+            size = bytes_of(of.shape, of.dtype) if of is not None else 0
             rows.append(
                 DiffRow(
                     item.name,
@@ -565,86 +665,13 @@ class Index:
             for item in [*result.values, *result.facts]
         ]
         return DiffDetail(
-            "", "", rows, [(path, _short(left_value), _short(right_value)) for path, left_value, right_value in values]
+            "",
+            "",
+            tensors=rows,
+            values=[
+                (path, short_value(left_value), short_value(right_value)) for path, left_value, right_value in values
+            ],
         )
-
-
-def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) -> float | None:
-    """Return when no byte is free, at the rate of the last week. None if the store does not grow, or its free space is unknown."""
-    recent = [point for point in trend if point[0] >= now - WEEK_S]
-    if free is None or len(recent) < 2:
-        return None
-    span, grew = recent[-1][0] - recent[0][0], recent[-1][1] - recent[0][1]
-    return now + free * span / grew if span > 0 and grew > 0 else None
-
-
-def _page(
-    rows: Sequence[T],
-    keys: Sequence[str],
-    after: str | None,
-    limit: int,
-    *,
-    reverse: bool = False,
-    known: Callable[[str], str] = str,
-) -> tuple[list[T], str | None]:
-    """Return the rows after the key ``after``, and the key of the last one if more follow.
-
-    ``keys`` are sorted. The row of ``after`` may have been deleted since.
-    """
-    start = 0
-    if after:
-        start = sum((key >= known(after)) if reverse else (key <= known(after)) for key in keys)
-    picked = list(rows[start : start + limit])
-    return picked, keys[start + limit - 1] if start + limit < len(rows) and picked else None
-
-
-def _seq(text: str) -> str:
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise ConfigError(
-            f"{text[:40]!r} is not a position in this list", hint="take the value of next from the piece before"
-        )
-    return text.zfill(12)
-
-
-def _checkpoint_row(
-    checkpoint: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None
-) -> CheckpointRow:
-    why = (
-        "suspect: its loss was abnormal"
-        if checkpoint.body.suspect
-        else "rolled back: training continued from an earlier checkpoint"
-        if checkpoint.id in set_aside
-        else ""
-    )
-    if known is not None:
-        why = f"damaged: {masked(known.damage)} (found by {known.by})"
-    return CheckpointRow(
-        checkpoint.id, checkpoint.step, checkpoint.time, checkpoint.body.stored_bytes, None, not why, tags, why
-    )
-
-
-def _masked_incident(incident: IncidentRow) -> IncidentRow:
-    return replace(incident, why=masked(incident.why), reason=masked(incident.reason), words=masked(incident.words))
-
-
-def _tags_by_id(store: str, tags: dict[str, str]) -> dict[str, list[str]]:
-    """Return the tags of each checkpoint, without branch tags of runs outside the caller's scope."""
-    names: dict[str, list[str]] = {}
-    for name, target in sorted(tags.items()):
-        if not name.startswith(PREFIX) or reaches(store, name.removeprefix(PREFIX)):
-            names.setdefault(target, []).append(name)
-    return names
-
-
-def _tensor_row(tensor: Any, codec: str | None, ratio: float) -> TensorRow:
-    return TensorRow(tensor.name, tensor.shape, tensor.dtype, _bytes_of(tensor.shape, tensor.dtype), codec, ratio)
-
-
-def _bytes_of(shape: Sequence[int], dtype: str) -> int:
-    size: int = DTYPES[dtype].itemsize
-    for length in shape:
-        size *= length
-    return size
 
 
 def _state_of(reader: StoreFollower) -> str:
@@ -654,12 +681,3 @@ def _state_of(reader: StoreFollower) -> str:
     """
     state = reader.now.state
     return state if everything() or state in ("ok", NOT_YET) else state.partition(":")[0]
-
-
-def _place_of(on: str) -> tuple[str, str]:
-    store, _, run = on.partition("/")
-    return store, run.partition("@")[0]
-
-
-def _short(value: Any) -> Any:
-    return value if value is None or isinstance(value, int | float | bool) else str(value)[:200]

@@ -41,7 +41,7 @@ class Hub:
         self._streams: set[Stream] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
-        self._news: list[tuple[str, set[str]]] = []
+        self._news: list[tuple[str, set[str], bool]] = []
         self._ending = False
         self.most = STREAMS_MAX
         """Maximum number of open streams; fewer where the process may open few files."""
@@ -53,13 +53,16 @@ class Hub:
         """Number of open streams."""
         return len(self._streams)
 
-    def changed(self, store: str = "", runs: set[str] | None = None) -> None:
-        """Report a change in these runs of a store, or, without a store, anywhere."""
+    def changed(self, store: str = "", runs: set[str] | None = None, *, on_all_pages: bool = False) -> None:
+        """Report a change in these runs of a store, or, without a store, anywhere.
+
+        ``on_all_pages``: pages of other runs show it, too, if the caller's scope allows.
+        """
         with self._lock:
             loop = self._loop
             if loop is None or loop.is_closed():
                 return  # no stream was ever opened
-            self._news.append((store, runs or set()))
+            self._news.append((store, runs or set(), on_all_pages))
             first = len(self._news) == 1
         if first:
             loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._publish))
@@ -81,11 +84,12 @@ class Hub:
             if any(
                 in_scope(stream.scope, store, runs)
                 and (
-                    not stream.store
+                    on_all_pages
+                    or not stream.store
                     or not store
                     or (store == stream.store and (not stream.run or not runs or stream.run in runs))
                 )
-                for store, runs in news
+                for store, runs, on_all_pages in news
             ):
                 stream.woken.set()
 

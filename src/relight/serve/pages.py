@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
@@ -17,7 +17,13 @@ from relight.serve import pages_around as around
 from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
+from relight.serve.pages_api import rows as api_rows
+from relight.serve.pages_charts import RUNS_MAX as RUNS_IN_CHARTS
+from relight.serve.pages_charts import RunSeries, options_of
+from relight.serve.pages_charts import charts as charts_of
+from relight.serve.pages_incident import incident as incident_of
 from relight.serve.pages_render import render
+from relight.serve.pages_runs import overview as runs_of
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Statistics, Working
 
@@ -67,6 +73,7 @@ def shown(
         "address": address,
         "who": request.state.who,
         "csrf": request.state.csrf,
+        "firing": around.firing(request.app.state.index.firing(), time.time()) if request.state.who is not None else [],
     }
     return HTMLResponse(render(template, here, **usual | given), status_code=status)
 
@@ -78,23 +85,65 @@ def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, A
 
 
 @page("/")
-def overview(request: Request, after: str = "") -> HTMLResponse:
-    """Show all runs."""
-    index = request.app.state.index
-    page_of_runs = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
-    context = views.overview(page_of_runs.rows, index.stores(), time.time())
+def overview(request: Request, after: str = "", find: str = "", state: str = "", sort: str = "") -> HTMLResponse:
+    """Show all runs, or those that a form selects, sorted by a column."""
+    index, asked = request.app.state.index, {"find": find[:_TEXT_MAX], "state": state[:40], "sort": sort[:_TEXT_MAX]}
+    page_of_runs = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE, **asked)
     return shown(
         request,
         "overview.html",
         "/",
         live="?",
-        **context,
-        more="/" + query(after=page_of_runs.next) if page_of_runs.next else "",
+        **runs_of(page_of_runs.rows, index.stores(), asked, time.time()),
+        more="/" + query(**asked, after=page_of_runs.next) if page_of_runs.next else "",
+    )
+
+
+@page("/charts")
+def charts(
+    request: Request,
+    run: Annotated[list[str], Query()] = [],  # noqa: B006 (FastAPI copies it)
+    axis: str = "",
+    scale: str = "",
+    smooth: str = "",
+    find: str = "",
+) -> HTMLResponse:
+    """Show metrics of several runs in the same charts."""
+    index = request.app.state.index
+    chosen = [name[:_TEXT_MAX].partition("/")[::2] for name in dict.fromkeys(run)][:RUNS_IN_CHARTS]
+    runs = [RunSeries(store, name, index.series(store, name)) for store, name in chosen]
+    choices = [
+        {
+            "value": f"{row.store}/{row.run}",
+            "run": row.run,
+            "store": row.store,
+            "chosen": (row.store, row.run) in chosen,
+        }
+        for row in index.runs(None, RUNS_A_PAGE).rows
+    ]
+    return shown(
+        request,
+        "charts.html",
+        "/charts",
+        live="?" if runs else "",
+        **charts_of(runs, options_of(axis, scale, smooth, find[:_TEXT_MAX])),
+        choices=choices,
+        hidden=[("run", f"{store}/{name}") for store, name in chosen],
+        runs=len(runs),
     )
 
 
 @page("/runs/{store}/{run}")
-def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse:
+def run(
+    request: Request,
+    store: str,
+    run: str,
+    after: str = "",
+    axis: str = "",
+    scale: str = "",
+    smooth: str = "",
+    find: str = "",
+) -> HTMLResponse:
     """Show one run."""
     index = request.app.state.index
     detail, page_of_checkpoints = (
@@ -108,10 +157,17 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
         here,
         live=query(store=store, run=run),
         **views.run(detail, page_of_checkpoints.rows, time.time()),
+        **charts_of(
+            [RunSeries(store, run, index.series(store, run))],
+            options_of(axis, scale, smooth, find[:_TEXT_MAX]),
+            views.marks_of(detail, page_of_checkpoints.rows),
+        ),
+        hidden=[],
+        plot_with="/charts" + query(run=f"{store}/{detail.row.run}"),
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/")],
         more=here + query(after=page_of_checkpoints.next) + "#checkpoints" if page_of_checkpoints.next else "",
-        actions=allowed(request, views.actions_of_run(store, run)),
+        actions=allowed(request, views.actions_of_run(store, detail.row)),
     )
 
 
@@ -133,7 +189,7 @@ def checkpoint(
         one_tensor=picked,
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/"), (run, of_run(store, run))],
-        actions=allowed(request, views.actions_of_checkpoint(store, run, detail.row.id)),
+        actions=allowed(request, views.actions_of_checkpoint(store, run, detail)),
     )
 
 
@@ -150,22 +206,19 @@ def _values(index: Any, store: str, run: str, which: str, tensor: str) -> Statis
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     """Show the difference of two checkpoints."""
     a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
-    context: dict[str, Any] = {"found": False, "waiting": "", "wrong": ""}
+    context: dict[str, Any] = {"found": False, "waiting": "", "wrong": "", "sides": []}
+    status, index = 200, request.app.state.index
     if a and b:
         try:
-            context |= contents.compared(request.app.state.index.diff(a, b))
-        except (CheckpointNotFound, ConfigError) as error:
-            return shown(
-                request,
-                "compare.html",
-                "/compare",
-                a=a,
-                b=b,
-                status=404,
-                **context | {"wrong": str(masked_error(error))},
-            )
+            context["sides"] = contents.sides(index.sides(a, b))
+            context |= contents.compared(index.diff(a, b))
+        except RelightError as error:
+            status = 404 if isinstance(error, CheckpointNotFound | ConfigError) else 422
+            context["wrong"] = str(masked_error(error))
+            if status == 422:
+                context["sides"] = contents.sides(index.sides(a, b))  # the comparison may have met damage
     live = "?" if context["waiting"] else ""
-    return shown(request, "compare.html", "/compare", live=live, a=a, b=b, **context)
+    return shown(request, "compare.html", "/compare", live=live, a=a, b=b, status=status, **context)
 
 
 @page("/lineage")
@@ -212,7 +265,7 @@ def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse
         request,
         "incident.html",
         "/incidents",
-        **around.incident(row, time.time()),
+        **incident_of(row, time.time()),
         crumbs=[("Incidents", "/incidents"), (run, of_run(store, run))],
     )
 
@@ -239,6 +292,14 @@ def task(request: Request, task: str) -> HTMLResponse:
         **context,
         tabs=tabs_of(server_task.store, server_task.run),
         crumbs=crumbs,
+    )
+
+
+@page("/api")
+def api_page(request: Request) -> HTMLResponse:
+    """Show the addresses of the API."""
+    return shown(
+        request, "api.html", "/api", rows=api_rows(request.app.openapi()), origin=str(request.base_url).rstrip("/")
     )
 
 

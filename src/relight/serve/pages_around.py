@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from relight.serve.draw import Curve, Fork, RankRow, TimeRange, graph, lanes, line, usage
-from relight.serve.pages_addresses import of_run
-from relight.serve.pages_views import chart_data, incident_row
+from relight.serve.pages_addresses import of_run, part_of
+from relight.serve.pages_charts import trend_data
+from relight.serve.pages_views import incident_row
 from relight.serve.pages_words import moment_of, number, when
 from relight.serve.values import (
     AuditRow,
+    FiringRow,
     IncidentRow,
     LineageRow,
     RiskRow,
@@ -18,7 +20,7 @@ from relight.serve.values import (
     StorageDetail,
     StoreRow,
 )
-from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
+from relight.units import UNKNOWN, age_text, count_text, percent_text, size_text
 
 ROWS_MAX, TAGS_MAX = 200, 20
 """Rows of a table on one page, and tags in one row."""
@@ -102,7 +104,7 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
             for tier in detail.tiers
         ],
         "trend": line([curve], [], f"bytes of {store_row.name} over {unit}") if len(trend) > 1 else None,
-        "trend_data": chart_data(curve, [], unit),
+        "trend_data": trend_data(curve, unit),
         "forecast": f"{unit.capitalize()} before the newest save; bytes. {forecast}",
         "retention": [
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
@@ -138,25 +140,20 @@ def seconds_of(moment: float | str | None) -> float | None:
     return None if parsed is None else parsed.timestamp()
 
 
-def incident(row: IncidentRow, now: float) -> dict[str, Any]:
-    """Return the template values of one incident."""
-    return {
-        "kind": row.kind,
-        "why": row.why,
-        "action": row.action,
-        "reason": row.reason,
-        "facts": [
-            ("When", when(row.at, now), ""),
-            ("Step", number(row.step), ""),
-            ("Rank", number(row.rank), ""),
-            ("Steps lost", number(row.steps_lost), ""),
-            ("Downtime", duration_text(row.seconds), ""),
-        ],
-        "workers": "\n".join(str(worker) for worker in row.workers),
-        "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in row.clues],
-        "words": row.words,
-        "stacks": list(row.stacks.items()),
-    }
+def firing(rows: Sequence[FiringRow], now: float) -> list[dict[str, Any]]:
+    """Return the entries of the banner about alerts that fire."""
+    return [
+        {
+            "kind": row.kind.replace("_", " "),
+            "severity": row.severity,
+            "name": row.run or row.store,
+            "href": of_run(row.store, row.run) if row.run else part_of("storage", row.store),
+            "why": row.why,
+            "since": when(row.since, now),
+            "hint": row.hint,
+        }
+        for row in rows
+    ]
 
 
 def risk(rows: Sequence[RiskRow], now: float) -> list[dict[str, Any]]:

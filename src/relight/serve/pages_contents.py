@@ -7,9 +7,9 @@ from typing import Any
 
 from relight.serve.draw import StripItem, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
-from relight.serve.pages_words import number, when
+from relight.serve.pages_words import number, shape_of, when
 from relight.serve.pieces import piece_of
-from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statistics, Working
+from relight.serve.values import CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, Statistics, Working
 from relight.units import count_text, percent_text, size_text
 from relight.versions.difference import layer_of
 
@@ -52,8 +52,10 @@ def checkpoint(
     return {
         "run": name,
         "step": row.step,
-        "health": "good" if row.good else "failed",
+        "health": shape_of(row.state),
+        "state": row.state,
         "why": row.why,
+        "hold": detail.hold,
         "tags": list(row.tags),
         "facts": [
             ("Saved", when(row.at, now), row.id),
@@ -157,6 +159,21 @@ def compare(detail: DiffDetail) -> dict[str, Any]:
         if len(detail.values) > VALUES_MAX
         else "",
     }
+
+
+def sides(rows: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
+    """Return the state of each side of a comparison."""
+    return [
+        {
+            "name": name,
+            "id": row.id,
+            "step": row.step,
+            "health": shape_of(row.state),
+            "state": row.state,
+            "why": row.why.removeprefix(f"{row.state}: "),
+        }
+        for name, row in zip("AB", rows, strict=False)
+    ]
 
 
 def compared(answer: DiffDetail | Working) -> dict[str, Any]:

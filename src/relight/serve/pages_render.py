@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 MENU = [
     ("Runs", "/", "viewer"),
+    ("Charts", "/charts", "viewer"),
     ("Compare", "/compare", "viewer"),
     ("Lineage", "/lineage", "viewer"),
     ("Storage", "/storage", "viewer"),
     ("Incidents", "/incidents", "viewer"),
     ("Risk", "/risk", "viewer"),
+    ("API", "/api", "viewer"),
     ("Audit", "/audit", "operator"),
     ("Settings", "/settings", "admin"),
 ]
@@ -74,5 +76,6 @@ def render(template: str, here: str, **given: Any) -> str:
         "actions": [],
         "more": "",
         "facts": [],
+        "firing": [],
     }
     return environment().get_template(template).render(around | given)

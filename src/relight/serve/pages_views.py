@@ -1,93 +1,32 @@
-"""Template values made from values of the index: words, links, pictures. Pure. This module: the overview and a run's page."""
+"""Template values made from values of the index: words, links, pictures. Pure. This module: a run's page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from markupsafe import Markup
 
 from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
 from relight.audit.effects import role_of_action
-from relight.serve.draw import BarPart, Curve, Mark, RankRow, TimeRange, bar, lanes, line, thinned
-from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
-from relight.serve.pages_words import number, when
-from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
+from relight.serve.draw import BarPart, Mark, RankRow, TimeRange, bar, lanes
+from relight.serve.pages_addresses import at, of_checkpoint
+from relight.serve.pages_words import number, shape_of, when
+from relight.serve.values import CheckpointDetail, CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow
 from relight.units import UNKNOWN, age_text, count_text, duration_text, percent_text, size_text
 
-_POINTS_MAX = 2000
-_CHARTS_MAX = 4
 ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
 """The role that each action needs, computed from its effects."""
 
 
-def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:
-    """Return the template values of the overview. Runs are in the order of the index: failed ones first."""
-    kinds = [row.health for row in rows]
-    goodputs = [row.goodput for row in rows if row.goodput is not None]
-    ages = [row.age_s for row in rows if row.age_s is not None and row.health != "idle"]
-    facts: list[tuple[str, object, str]] = [
-        (
-            "Runs",
-            number(len(rows)),
-            ", ".join(
-                f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds
-            ),
-        ),
-        ("Oldest last good", duration_text(max(ages)) if ages else UNKNOWN, "of runs that are not idle"),
-        (
-            "Goodput",
-            percent_text(sum(goodputs) / len(goodputs)) if goodputs else UNKNOWN,
-            f"mean of {count_text(len(goodputs), 'run')}" if goodputs else "no run reports it",
-        ),
-        (
-            "Stored",
-            size_text(sum(store_row.bytes or 0 for store_row in stores)),
-            count_text(sum(row.checkpoints for row in rows), "checkpoint"),
-        ),
-    ]
-    names = {store_row.id: store_row.name for store_row in stores}
-    shown = [
-        {
-            "href": of_run(row.store, row.run),
-            "run": row.run,
-            "health": row.health,
-            "step": row.step,
-            "age": age_text(row.age_s),
-            "goodput": row.goodput,
-            "risk": row.risk,
-            "checkpoints": row.checkpoints,
-            "bytes": row.bytes,
-            "incident": row.incident or "",
-            "store": names.get(row.store, row.store),
-        }
-        for row in rows
-    ]
-    return {"facts": facts, "rows": shown, "stores": [_store_row(store_row, now) for store_row in stores]}
-
-
-def _store_row(row: StoreRow, now: float) -> dict[str, Any]:
-    fine = row.state == "ok"
-    return {
-        "href": part_of("storage", row.id),
-        "name": row.name,
-        "health": "good" if fine else "failed",
-        "word": "read" if fine else "not read",
-        "error": "" if fine else row.state,
-        "runs": row.runs,
-        "bytes": row.bytes,
-        "read": when(row.read_at, now),
-    }
-
-
 def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> dict[str, Any]:
-    """Return the template values of a run: curves with marks, its last save, goodput, checkpoints."""
+    """Return the template values of a run: its last save, goodput, checkpoints."""
     row = detail.row
     facts = [
-        ("Step", number(row.step), f"newest checkpoint {row.newest}" if row.newest else "no checkpoint"),
+        ("Job", Markup('<span class="is {}">{}</span>').format(shape_of(row.state), row.state), row.state_why),
+        ("Step", number(row.last_step), f"newest checkpoint: {number(row.step)}" if row.newest else "no checkpoint"),
         ("Last good", age_text(row.age_s), ""),
+        ("Duration", duration_text(row.duration_s), f"on {row.host}" if row.host else ""),
         ("Goodput", percent_text(row.goodput), ""),
         ("Risk", percent_text(row.risk), ""),
         ("Checkpoints", number(row.checkpoints), size_text(row.bytes)),
@@ -99,7 +38,8 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "health": row.health,
         "why": row.why,
         "facts": facts,
-        "charts": charts(detail, checkpoints),
+        "config": sorted(row.config.items()),
+        "newest_metrics": [(name, number(value)) for name, value in row.metrics.items()],
         "lanes": picture,
         "lanes_caption": caption,
         "kinds": kinds,
@@ -110,16 +50,13 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
     }
 
 
-def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
-    """Return charts of the loss and other metrics over steps, with marks for checkpoints and incidents.
-
-    Each chart is a picture, and data for the script that replaces it.
-    """
-    marks = [
+def marks_of(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[Mark]:
+    """Return marks for charts: the run's checkpoints and incidents, at their steps."""
+    return [
         Mark(
             checkpoint.step,
-            f"checkpoint of step {checkpoint.step}",
-            "checkpoint",
+            f"{'damaged ' if checkpoint.state == 'damaged' else ''}checkpoint of step {checkpoint.step}",
+            "damaged" if checkpoint.state == "damaged" else "checkpoint",
             of_checkpoint(detail.row.store, detail.row.run, checkpoint.id),
         )
         for checkpoint in checkpoints
@@ -133,41 +70,6 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
         for incident in detail.incidents
         if incident.step is not None and incident.step >= 0
     ]
-    charts_shown = []
-    for name in sorted(detail.series, key=lambda name: (name != "loss", name))[:_CHARTS_MAX]:
-        points = list(detail.series[name])
-        if not points:
-            continue
-        curve = Curve(
-            name, [step for step, _ in points], [value if value is not None else math.nan for _, value in points]
-        )
-        steps = curve.x
-        near = [mark for mark in marks if steps[0] <= mark.x <= steps[-1] * 1.05 + 1]
-        charts_shown.append(
-            {
-                "name": name,
-                "latest": number(points[-1][1]),
-                "data": chart_data(curve, near),
-                "picture": line(
-                    [curve],
-                    near,
-                    f"{name} over steps {number(steps[0])} to {number(steps[-1])}, with checkpoints and incidents",
-                ),
-            }
-        )
-    return charts_shown
-
-
-def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
-    """Return a chart's data for the script, as JSON text. The template escapes it."""
-    thin = thinned(curve, _POINTS_MAX)
-    data = {
-        "unit": unit,
-        "x": list(thin.x),
-        "curves": [{"name": curve.name, "y": [value if math.isfinite(value) else None for value in thin.y]}],
-        "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks],
-    }
-    return msgspec.json.encode(data).decode()
 
 
 def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
@@ -235,7 +137,9 @@ def checkpoint_row(store: str, name: str, row: CheckpointRow, now: float) -> dic
         "at": when(row.at, now),
         "bytes": row.bytes,
         "seconds": row.seconds,
-        "health": "good" if row.good else "failed",
+        "health": shape_of(row.state),
+        "state": row.state,
+        "why": row.why.removeprefix(f"{row.state}: "),
         "tags": list(row.tags),
     }
 
@@ -285,23 +189,29 @@ def task(facts: Mapping[str, Any], now: float) -> dict[str, Any]:
     }
 
 
-def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
-    """Return the forms of a run's actions."""
-    target = [("store", store), ("run", name)]
-    return [
-        action("Save now", "save", target),
-        action("Prune", "prune", target, ("keep_last", "Keep the last", "5")),
-        action("Drill", "drill", target),
-    ]
+def actions_of_run(store: str, row: RunRow) -> list[dict[str, Any]]:
+    """Return the forms of a run's actions, those that its state allows: only an active job can save."""
+    target = [("store", store), ("run", row.run)]
+    forms = []
+    if row.state in ("running", "starting"):
+        forms.append(action("Save now", "save", target))
+    if row.checkpoints > 1:
+        forms.append(action("Prune", "prune", target, ("keep_last", "Keep the last", "5")))
+    if row.checkpoints:
+        forms.append(action("Drill", "drill", target))
+    return forms
 
 
-def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
-    """Return the forms of a checkpoint's actions."""
-    target = [("store", store), ("run", name), ("which", which)]
+def actions_of_checkpoint(store: str, name: str, detail: CheckpointDetail) -> list[dict[str, Any]]:
+    """Return the forms of a checkpoint's actions. A damaged checkpoint can only be verified again, held and released."""
+    target = [("store", store), ("run", name), ("which", detail.row.id)]
+    hold = action("Release" if detail.hold else "Pin", "pin", target)
+    if detail.row.state == "damaged":
+        return [action("Verify", "verify", target), hold]
     return [
         action("Tag", "tag", target, ("name", "Tag", "")),
         action("Branch", "branch", target, ("to", "New run", "")),
-        action("Pin", "pin", target),
+        hold,
         action("Verify", "verify", target),
         action("Promote", "promote", target, ("stage", "Stage", "production")),
     ]

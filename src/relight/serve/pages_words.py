@@ -38,3 +38,15 @@ def moment_of(time: float | str | None) -> datetime | None:
         return None if time is None else datetime.fromtimestamp(time, UTC)
     except (ValueError, OverflowError, OSError):
         return None
+
+
+SHAPES = {
+    "good": "good", "damaged": "failed", "suspect": "late", "rolled back": "idle",
+    "running": "good", "starting": "late", "finished": "idle", "idle": "idle", "failed": "failed", "given up": "failed",
+}  # fmt: skip
+"""Kind of status, which has a shape and a colour, for each state of a checkpoint or a job."""
+
+
+def shape_of(state: str) -> str:
+    """Return the kind of status of a state."""
+    return SHAPES.get(state, "other")

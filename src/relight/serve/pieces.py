@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from relight.errors import ConfigError
+from relight.serve.curves import thinned_points
 from relight.serve.values import (
     AuditRow,
     CheckpointDetail,
@@ -17,6 +19,7 @@ from relight.serve.values import (
     LineageRow,
     ListPage,
     RunDetail,
+    RunRow,
     StorageDetail,
 )
 
@@ -78,11 +81,16 @@ def bounded_run(detail: RunDetail) -> RunDetail:
     most = max(1, POINTS_MAX // max(1, len(series)))
     return replace(
         detail,
-        series={name: thinned(points, most) for name, points in series.items()},
+        series={name: list(thinned_points(dict(points), most).items()) for name, points in series.items()},
         incidents=[bare(incident) for incident in detail.incidents[:TAGS_MAX]],
         tags=detail.tags[-LISTED_MAX:],
         branches=detail.branches[-LISTED_MAX:],
     )
+
+
+def short_run(row: RunRow) -> RunRow:
+    """Return a run for a list: with at most 20 metrics and 20 values of its configuration. Its own answer has all."""
+    return replace(row, metrics=dict(islice(row.metrics.items(), 20)), config=dict(islice(row.config.items(), 20)))
 
 
 def bounded_storage(detail: StorageDetail) -> StorageDetail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import threading
@@ -19,6 +20,8 @@ from relight.log.identity import seconds_since_epoch
 from relight.monitoring.incident_reader import Diary
 from relight.reclaim.recall import due_of
 from relight.run_records.verification import damage
+from relight.serve.curves import Curves
+from relight.serve.run_facts import ScriptFacts, facts_of
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident
@@ -55,10 +58,12 @@ class RunState:
     good: Checkpoint | None = None
     """The newest checkpoint that is neither suspect, damaged nor rolled back."""
     good_at: float | None = None
-    series: dict[str, list[tuple[int, float | None]]] = field(default_factory=dict)
+    series: Curves = field(default_factory=lambda: Curves({}, {}))
+    """Metrics and times of its checkpoints, by step."""
     trend: Sequence[tuple[float, int]] = ()
     """Unix times, and the bytes by which the run grew or shrank."""
     due: Sequence[str] = ()
+    facts: ScriptFacts = field(default_factory=ScriptFacts)
 
     def health(self, now: float) -> tuple[str, str]:
         """Return ``good``, ``late``, ``failed`` or ``idle``, and the reason."""
@@ -179,10 +184,14 @@ class StoreFollower:
             )
         if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
-        return replace(
-            made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts),
-            recorded_incidents=incidents,
+        state = made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts)
+        facts, newest = (
+            before.facts if before is not None else ScriptFacts(),
+            next(iter(state.history.live[::-1]), None),
         )
+        if newest is not None and newest.epoch != facts.epoch:
+            facts = facts_of(self.store, name, newest)
+        return replace(state, recorded_incidents=incidents, facts=facts)
 
 
 def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
@@ -202,13 +211,13 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
     ]
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
     everything = sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq)
-    series: dict[str, dict[int, float | None]] = {}
+    series = Curves({}, {})
     for checkpoint in everything:
+        if (moment := seconds_since_epoch(checkpoint.time)) is not None:
+            series.times[checkpoint.step] = moment
         for metric, value in checkpoint.body.metrics.items():
             number = float(value)
-            series.setdefault(metric, {})[checkpoint.step] = (
-                number if number == number and abs(number) != float("inf") else None
-            )
+            series.values.setdefault(metric, {})[checkpoint.step] = number if math.isfinite(number) else None
     return RunState(
         name,
         view,
@@ -220,7 +229,7 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
         gap_s=statistics.median(gaps) if gaps else None,
         good=good,
         good_at=seconds_since_epoch(good.time) if good else None,
-        series={name: sorted(points.items()) for name, points in series.items()},
+        series=series,
         trend=trend_of(view),
         due=due_of(view, history),
     )
@@ -262,6 +271,7 @@ def incident_row(store: str, run: str, incident: Incident) -> IncidentRow:
         incident.stacks,
         incident.words,
         incident.workers,
+        incident.host,
     )
 
 

@@ -33,7 +33,10 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in the overview. ``health``: ``good``, ``late``, ``failed`` or ``idle``; ``why``: the reason."""
+    """A run in the overview. ``health``: ``good``, ``late``, ``failed`` or ``idle``; ``why``: the reason.
+
+    ``state`` of its job: ``starting``, ``running``, ``finished``, ``failed``, ``given up`` or ``idle``; ``state_why``: the reason.
+    """
 
     store: str
     run: str
@@ -49,6 +52,19 @@ class RunRow:
     checkpoints: int = 0
     bytes: int = 0
     incident: str | None = None
+    state: str = "idle"
+    state_why: str = ""
+    last_step: int | None = None
+    """The newest step that was saved or reported."""
+    began_at: Time = None
+    """When its first attempt began."""
+    duration_s: float | None = None
+    """Seconds from its first attempt to its last sign of life."""
+    host: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The newest value of each metric."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """The metadata that its script gave, nested names joined by dots."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,7 @@ class IncidentRow:
     stacks: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     workers: Sequence[Any] = ()
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,18 @@ class RunDetail:
 
 
 @dataclass(frozen=True)
+class SeriesDetail:
+    """A metric of a run: for each point its step, the Unix time at which the step ended, and the value. None: NaN or infinite."""
+
+    name: str
+    steps: Sequence[int] = ()
+    seconds: Sequence[float] = ()
+    values: Sequence[float | None] = ()
+    total: int = 0
+    """Number of known points. If it is larger than the number of these points, they are a downsample."""
+
+
+@dataclass(frozen=True)
 class CheckpointRow:
     """A checkpoint in a list."""
 
@@ -131,6 +160,8 @@ class CheckpointRow:
     tags: Sequence[str] = ()
     why: str = ""
     """The reason if it is not good."""
+    state: str = "good"
+    """``good``, ``damaged``, ``suspect`` or ``rolled back``."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +205,8 @@ class CheckpointDetail:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     facts: Sequence[tuple[str, Any]] = ()
     verified_at: Time = None
+    hold: str = ""
+    """Why it is on hold: retention keeps it. Empty if it is not."""
     next: str | None = None
     """Position of the next piece of the tensors, in answers of the API. ``total``: number of tensors."""
     total: int = 0
@@ -207,6 +240,8 @@ class DiffDetail:
     """Position of the next piece, in answers of the API. The totals count all pieces."""
     total: int = 0
     values_total: int = 0
+    a_row: CheckpointRow | None = None
+    b_row: CheckpointRow | None = None
 
 
 @dataclass(frozen=True)
@@ -315,6 +350,20 @@ class AlertRow:
 
 
 @dataclass(frozen=True)
+class FiringRow:
+    """An alert that fires now. ``run`` is empty if it is about the whole store."""
+
+    kind: str
+    severity: str
+    store: str
+    run: str
+    why: str
+    since: Time = None
+    hint: str = ""
+    """The command to begin with."""
+
+
+@dataclass(frozen=True)
 class SettingsDetail:
     """Tokens, alert rules, and the retention rules of runs."""
 
@@ -329,11 +378,14 @@ class IndexView(Protocol):
     def stores(self) -> Sequence[StoreRow]:
         """Return all followed stores."""
 
-    def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
-        """Return runs of all stores: failed ones first, then late, good and idle ones."""
+    def runs(self, after: str | None, limit: int, find: str = "", state: str = "", sort: str = "") -> ListPage[RunRow]:
+        """Return runs of all stores: failed ones first, then late, good and idle ones; or sorted and filtered."""
 
     def run(self, store: str, run: str) -> RunDetail:
         """Return one run."""
+
+    def series(self, store: str, run: str) -> Mapping[str, SeriesDetail]:
+        """Return the metrics of a run by name."""
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Return checkpoints of a run, newest first."""
@@ -343,6 +395,9 @@ class IndexView(Protocol):
 
     def diff(self, a: str, b: str) -> DiffDetail | Working:
         """Compare two checkpoints, named as ``[STORE/]RUN@WHICH``."""
+
+    def sides(self, a: str, b: str) -> Sequence[CheckpointRow]:
+        """Return the rows of the two checkpoints of a comparison."""
 
     def lineage(self, store: str) -> Sequence[LineageRow]:
         """Return runs, parents before their branches."""
@@ -355,6 +410,9 @@ class IndexView(Protocol):
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
         """Return one incident with its evidence."""
+
+    def firing(self) -> Sequence[FiringRow]:
+        """Return alerts that fire now, critical ones first."""
 
     def risk(self) -> Sequence[RiskRow]:
         """Return machines that are likely to fail, highest risk first."""

@@ -9,7 +9,7 @@ from relight.serve.draw.bars import BarPart, bar, usage
 from relight.serve.draw.graph import Fork, graph
 from relight.serve.draw.histogram import histogram
 from relight.serve.draw.lanes import RankRow, TimeRange, lanes
-from relight.serve.draw.line import Curve, Mark, line, spark, thinned
+from relight.serve.draw.line import Curve, Mark, line, thinned
 from relight.serve.draw.strip import StripItem, strip
 from relight.serve.draw.treemap import Tile, treemap
 
@@ -27,7 +27,6 @@ __all__ = [
     "histogram",
     "lanes",
     "line",
-    "spark",
     "strip",
     "thinned",
     "treemap",

@@ -1,47 +1,47 @@
-"""Line charts over steps with marks, such as a loss with checkpoints and incidents. Also sparklines without axes."""
+"""Line charts over steps with marks, such as a loss with checkpoints and incidents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
+from relight.serve.downsample import largest_triangles
 from relight.serve.draw.svg import element, link, picture, text
 from relight.units import compact_text
 
-WIDTH, HEIGHT = 960, 260
+WIDTH, HEIGHT = 600, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 30
 _POINTS_MAX = 600
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A series. NaN and infinite values are gaps."""
+    """A series. NaN and infinite values are left out, and the line spans the gap."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """An event at an ``x``."""
 
     x: float
     tooltip: str
     kind: str
-    """``checkpoint``, a triangle below, or ``incident``, a diamond on a line."""
+    """``checkpoint`` or ``damaged``, a triangle below, or ``incident``, a diamond on a line."""
     href: str = ""
 
 
-def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Markup:
-    """Return a chart with axes, curves and marks."""
-    thin = [thinned(curve) for curve in curves]
-    pairs = [(x, y) for curve in thin for x, y in zip(curve.x, curve.y) if math.isfinite(x) and math.isfinite(y)]
-    xs = [x for x, _ in pairs] + [mark.x for mark in marks if math.isfinite(mark.x)]
-    ys = [y for _, y in pairs]
+def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str, *, log: bool = False) -> Markup:
+    """Return a chart with axes, curves and marks. A curve of one point is a dot. ``log``: logarithmic values, without those up to 0."""
+    thin = [thinned(logarithms(curve) if log else curve) for curve in curves]
+    xs = [x for curve in thin for x in curve.x] + [mark.x for mark in marks if math.isfinite(mark.x)]
+    ys = [y for curve in thin for y in curve.y]
     x_low, x_high = _span(xs)
     y_low, y_high = _span(ys)
     wide, tall = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
@@ -55,20 +55,19 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Ma
     parts = []
     for tick in ticks(y_low, y_high, 4) if ys else []:
         parts.append(element("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=down(tick), y2=down(tick), klass="grid"))
-        parts.append(text(_LEFT - 8, down(tick) + 4, compact_text(tick), klass="tick", anchor="end"))
+        parts.append(
+            text(_LEFT - 8, down(tick) + 4, compact_text(10**tick if log else tick), klass="tick", anchor="end")
+        )
     for tick in ticks(x_low, x_high, 7) if xs else []:
         parts.append(text(across(tick), HEIGHT - 8, compact_text(tick), klass="tick", anchor="middle"))
     for index, curve in enumerate(thin):
-        for run in _runs(curve):
-            path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in run)
-            parts.append(
-                element(
-                    "path",
-                    element("title", curve.name),
-                    d=path if len(run) > 1 else path + "h0.1",
-                    klass=f"curve of-{index % 8}",
-                )
-            )
+        title, kind = element("title", curve.name), f"of-{index % 8}"
+        places = [(across(x), down(y)) for x, y in zip(curve.x, curve.y)]
+        if len(places) == 1:
+            parts.append(element("circle", title, cx=places[0][0], cy=places[0][1], r=3.5, klass=f"point {kind}"))
+        elif places:
+            path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+            parts.append(element("path", title, d=path, klass=f"curve {kind}"))
     foot = HEIGHT - _BOTTOM
     for mark in marks:
         if not math.isfinite(mark.x):
@@ -84,18 +83,6 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Ma
         inside = element("g", title, *shape, klass=f"mark {mark.kind}")
         parts.append(link([inside], mark.href) if mark.href else inside)
     return picture(WIDTH, HEIGHT, description, parts, "line")
-
-
-def spark(values: Sequence[float], description: str) -> Markup:
-    """Return a small curve without axes."""
-    ys = [value for value in values if math.isfinite(value)][-200:]
-    low, high = _span(ys)
-    if len(ys) < 2:
-        return picture(120, 24, description, [], "spark")
-    path = "M" + "L".join(
-        f"{2 + 116 * i / (len(ys) - 1):.1f} {22 - 20 * (y - low) / (high - low):.1f}" for i, y in enumerate(ys)
-    )
-    return picture(120, 24, description, [element("path", d=path, klass="curve of-0")], "spark")
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
@@ -121,25 +108,12 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
-    """Return a curve of at most ``points`` points: minimum and maximum of each piece, so that no spike is lost."""
-    count = min(len(curve.x), len(curve.y))
-    if count <= points:
-        return curve
-    x, y = [], []
-    for piece in range(points // 2):
-        indices = range(piece * count * 2 // points, (piece + 1) * count * 2 // points)
-        finite = [index for index in indices if math.isfinite(curve.y[index])] or list(indices)[:1]
-        for index in sorted({min(finite, key=lambda i: curve.y[i]), max(finite, key=lambda i: curve.y[i])}):
-            x.append(curve.x[index])
-            y.append(curve.y[index])
-    return Curve(curve.name, x, y)
+    """Return the curve's finite points, downsampled to at most ``points``."""
+    finite = [(x, y) for x, y in zip(curve.x, curve.y) if math.isfinite(x) and math.isfinite(y)]
+    kept = [finite[index] for index in largest_triangles([x for x, _ in finite], [y for _, y in finite], points)]
+    return Curve(curve.name, [x for x, _ in kept], [y for _, y in kept])
 
 
-def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
-    runs: list[list[tuple[float, float]]] = [[]]
-    for x, y in zip(curve.x, curve.y):
-        if math.isfinite(x) and math.isfinite(y):
-            runs[-1].append((x, y))
-        elif runs[-1]:
-            runs.append([])
-    return [run for run in runs if run]
+def logarithms(curve: Curve) -> Curve:
+    """Return the curve of the decimal logarithms; NaN for values up to 0."""
+    return Curve(curve.name, curve.x, [math.log10(y) if math.isfinite(y) and y > 0 else math.nan for y in curve.y])

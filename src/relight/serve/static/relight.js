@@ -28,64 +28,141 @@ function compact(value) {
   return `${+value.toPrecision(4)}`;
 }
 
-function chart(figure) {
-  if (!window.uPlot || figure.querySelector(".uplot")) return;
-  const given = JSON.parse(figure.dataset.chart);
-  if (!given.x.length) return;
-  const still = figure.querySelector("svg.picture");
-  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-  const marks = (u) => {
-    const { ctx, bbox } = u;
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
-    for (const one of given.marks) {
-      const x = u.valToPos(one.x, "x", true);
-      ctx.strokeStyle = ctx.fillStyle = colour(one.kind === "incident" ? "--bad" : "--l1");
-      ctx.beginPath();
-      if (one.kind === "incident") {
-        ctx.setLineDash([4, 4]);
-        ctx.moveTo(x, bbox.top);
-        ctx.lineTo(x, bbox.top + bbox.height);
-        ctx.stroke();
-      } else {
-        const foot = bbox.top + bbox.height;
-        ctx.moveTo(x, foot - 12);
-        ctx.lineTo(x + 6, foot);
-        ctx.lineTo(x - 6, foot);
-        ctx.fill();
-      }
-    }
-    ctx.restore();
-  };
-  const wide = (from, to) => { // a margin, or the first and last marks would be cut off
-    const room = given.marks.length && to > from ? (to - from) / 100 : 0;
-    return room ? [from - room, to + room] : [from, to];
-  };
-  const place = document.createElement("div");
-  const options = {
-    width: figure.clientWidth,
-    height: Math.max(200, Math.min(320, figure.clientWidth * 0.3)),
-    scales: { x: { time: false, range: (u, from, to) => wide(from, to) } },
-    axes: [{ ...axis, values: (u, at) => at.map(compact) }, { ...axis, size: 58, values: (u, at) => at.map(compact) }],
-    series: [{ label: given.unit }, ...given.curves.map((one, i) => ({ label: one.name, stroke: colour(`--l${i % 8}`), width: 1.6, spanGaps: false, points: { show: false } }))],
-    hooks: { draw: [marks] },
-    cursor: { drag: { x: true, y: false } },
-  };
-  figure.insertBefore(place, figure.firstChild);
-  const made = new uPlot(options, [given.x, ...given.curves.map((one) => one.y)], place);
-  if (still) still.remove();
-  const sized = new ResizeObserver(() => {
-    if (!place.isConnected) { sized.disconnect(); made.destroy(); return; }
-    if (figure.clientWidth !== made.width) made.setSize({ width: figure.clientWidth, height: made.height });
-  });
-  sized.observe(figure);
+const REFRESH_MS = 5000; // metrics of a chart are fetched again at most that often
+const DOTS_MAX = 60; // a curve with fewer points shows each as a dot
+const plots = new WeakMap();
+
+// The points of one curve: given in the page, or fetched.
+async function points(one) {
+  if (one.x) return [one.x, one.y];
+  const answer = await fetch(one.href);
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  const got = await answer.json();
+  return [one.per ? got.seconds.map((at) => (at - one.origin) / one.per) : got.steps, got.values];
 }
+
+async function columns(given) {
+  const tables = await Promise.all(given.curves.map(points));
+  const positive = (y) => (given.log ? y.map((value) => (value > 0 ? value : null)) : y);
+  return uPlot.join(tables.map(([x, y]) => [x, positive(y)]));
+}
+
+function marks(u, given) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  for (const one of given.marks) {
+    const x = u.valToPos(one.x, "x", true);
+    ctx.strokeStyle = ctx.fillStyle = colour(one.kind === "checkpoint" ? "--l1" : "--bad");
+    ctx.beginPath();
+    if (one.kind === "incident") {
+      ctx.setLineDash([4, 4]);
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    } else {
+      const foot = bbox.top + bbox.height;
+      ctx.moveTo(x, foot - 12);
+      ctx.lineTo(x + 6, foot);
+      ctx.lineTo(x - 6, foot);
+      ctx.fill();
+    }
+  }
+  ctx.restore();
+}
+
+function options(state, width) {
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "11px system-ui", values: (u, at) => at.map((value) => (value === null ? "" : compact(value))) };
+  const wide = (u, from, to) => { // a margin, or the first and last marks would be cut off
+    const room = to > from ? (to - from) / 100 : Math.abs(from) / 100 || 1;
+    return [from - room, to + room];
+  };
+  return {
+    width,
+    height: 240,
+    scales: { x: { time: false, range: wide }, y: { distr: state.given.log ? 3 : 1 } },
+    axes: [axis, { ...axis, size: (u, values) => 16 + 6.5 * Math.max(4, ...(values || []).map((text) => text.length)) }],
+    series: [{ label: state.given.unit }, ...state.given.curves.map((one, i) => ({
+      label: one.name, stroke: colour(`--l${i % 8}`), width: 1.5, spanGaps: true,
+      points: { show: (u, n) => u.data[n].reduce((sum, y) => sum + (y !== null && y !== undefined), 0) <= DOTS_MAX, size: 6, fill: colour(`--l${i % 8}`) },
+    }))],
+    hooks: { draw: [(u) => marks(u, state.given)], setSelect: [(u) => { state.zoomed = state.zoomed || u.select.width > 0; }] },
+    cursor: { drag: { x: true, y: false } },
+    legend: { show: true },
+  };
+}
+
+async function draw(place) {
+  const known = plots.get(place);
+  if (known && (known.busy || Date.now() - known.at < REFRESH_MS)) return;
+  const state = known || { zoomed: false };
+  state.busy = true;
+  state.at = Date.now();
+  state.given = JSON.parse(place.dataset.chart);
+  plots.set(place, state);
+  try {
+    const data = await columns(state.given);
+    if (!place.isConnected || !data[0].length) return;
+    if (state.plot) {
+      state.plot.setData(data, !state.zoomed);
+      if (state.zoomed) state.plot.redraw();
+      return;
+    }
+    place.replaceChildren();
+    state.plot = new uPlot(options(state, place.clientWidth), data, place);
+    state.plot.over.addEventListener("dblclick", () => { state.zoomed = false; });
+    const sized = new ResizeObserver(() => {
+      if (!place.isConnected) { sized.disconnect(); state.plot.destroy(); return; }
+      if (place.clientWidth !== state.plot.width) state.plot.setSize({ width: place.clientWidth, height: 240 });
+    });
+    sized.observe(place);
+  } catch (error) {
+    // the server's picture stays
+  } finally {
+    state.busy = false;
+  }
+}
+
+const near = window.IntersectionObserver && new IntersectionObserver((seen) => {
+  for (const one of seen) if (one.isIntersecting) draw(one.target);
+}, { rootMargin: "300px" });
 
 function charts() {
-  document.querySelectorAll("figure[data-chart]").forEach(chart);
+  if (!window.uPlot || !near) return;
+  document.querySelectorAll("[data-chart]").forEach((place) => { near.unobserve(place); near.observe(place); }); // calls back for visible ones
 }
 
-document.addEventListener("DOMContentLoaded", () => { listen(); charts(); });
-document.addEventListener("htmx:after:swap", charts);
+// A form of options applies at once: without scripts it has a button.
+function applies() {
+  document.querySelectorAll("form.options").forEach((form) => form.querySelectorAll("select").forEach((field) => {
+    field.onchange = () => form.requestSubmit();
+  }));
+}
+
+// On a narrow screen the style sheet stacks the cells of a row, each after its column's heading.
+function headings() {
+  document.querySelectorAll("main table").forEach((table) => {
+    const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent);
+    if (names.length) table.classList.add("stacks");
+    table.querySelectorAll("tbody tr").forEach((row) => [...row.children].forEach((cell, i) => { if (names[i] && !cell.classList.contains("pick")) cell.dataset.heading = names[i]; }));
+  });
+}
+
+// The badge is outside of the part that a refresh replaces.
+function badge() {
+  const count = document.getElementById("alerts")?.dataset.count || 0;
+  const place = document.getElementById("badge");
+  place.hidden = !+count;
+  place.textContent = `${count} ${+count === 1 ? "alert" : "alerts"}`;
+}
+
+function refresh() {
+  charts();
+  applies();
+  headings();
+}
+
+document.addEventListener("DOMContentLoaded", () => { listen(); refresh(); });
+document.addEventListener("htmx:after:swap", () => { refresh(); badge(); });
