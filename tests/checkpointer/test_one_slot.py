@@ -50,7 +50,7 @@ def agents_bytes(ckpt: relight.Checkpointer) -> int:
 
 
 def train(model: nn.Module, ckpt: relight.Checkpointer, steps: range, pause_s: float) -> None:
-    """Make steps, after each of which every weight equals its number."""
+    """Make steps. After each, every weight equals the step."""
     for step in steps:
         with torch.no_grad():
             model.weight.fill_(step)
@@ -60,11 +60,11 @@ def train(model: nn.Module, ckpt: relight.Checkpointer, steps: range, pause_s: f
 
 def check(path: Path) -> list[int]:
     """Return the saved steps. Each checkpoint must have its own step's weights."""
-    found = relight.open(path)
-    for checkpoint in found.checkpoints():
+    checkpoints = relight.open(path).checkpoints()
+    for checkpoint in checkpoints:
         weights = relight.load(path, checkpoint.step)["model"]["weight"]
         assert bool((weights == checkpoint.step).all()), checkpoint
-    return [checkpoint.step for checkpoint in found.checkpoints()]
+    return [checkpoint.step for checkpoint in checkpoints]
 
 
 def test_a_disk_that_is_faster_than_the_interval_needs_one_slot(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def fill(model: nn.Module, value: float, *names: str) -> None:
 
 
 def values(model: nn.Module) -> list[float]:
-    """Return the value of each layer, all of whose weights must be equal."""
+    """Return the value of each layer. All weights of a layer must be equal."""
     weights = [parameter.detach() for parameter in model.parameters()]
     assert all(float(weight.min()) == float(weight.max()) for weight in weights), "a layer is a mixture"
     return [float(weight.flatten()[0]) for weight in weights]
@@ -102,7 +102,7 @@ def test_every_form_of_a_checkpoint_is_followed(options: dict[str, Any], tmp_pat
 
 
 def test_an_encrypted_run_is_followed(tmp_path: Path) -> None:
-    """With its key; without it, the error names the reason, and the live tensors stay as they are."""
+    """With its key."""
     write_key_file(str(tmp_path / "key"))
     encrypt = f"file:{tmp_path / 'key'}"
     saved(tmp_path / "s/run", range(2), encrypt=encrypt)
@@ -234,7 +234,9 @@ def test_a_forgotten_follower_ends_its_thread(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("words", [{"model": 3}, {"model": {}}, {"every": 0}, {"every": True}, {"every": "x"}], ids=str)
+@pytest.mark.parametrize(
+    "words", [{"model": 3}, {"model": {}}, {"every": 0}, {"every": True}, {"every": "soon"}], ids=str
+)
 def test_a_wrong_argument_is_refused(words: dict[str, Any], tmp_path: Path) -> None:
     """The error names the argument and shows a right one."""
     given = {"model": make(), **words}

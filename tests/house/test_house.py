@@ -71,11 +71,11 @@ def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
         "Checkpoint", "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Duration", "Fenced",
-        "IncompatibleState", "InternalError", "LazyCheckpoint", "LeaseHeld", "Limits",
+        "Follower", "IncompatibleState", "InternalError", "LazyCheckpoint", "LeaseHeld", "Limits",
         # if a new name is meant, add it here, to a page of docs/api and to the changelog
         "NewerFormat", "NoMemory", "NoSpace", "Peers", "Rate", "RelightError", "ReplicasDiffer", "RunRemoved", "RunReplaced", "Save", "SaveFailed", "Size",
         "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
-        "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
+        "every", "failure_policy", "flattened", "follow", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)
 

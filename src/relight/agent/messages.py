@@ -42,7 +42,7 @@ class OpenRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AllocateSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Request for ``count`` slots of ``size`` bytes, at most ``memory`` bytes in total. ``more``: besides those that this trainer has."""
+    """Request for ``count`` slots of ``size`` bytes, at most ``memory`` bytes in total. ``more``: in addition to this trainer's."""
 
     size: int
     count: int

@@ -23,7 +23,7 @@ def key_of(tensor: Tensor) -> Key:
 def chunk_map(part: Part, indices: Iterable[int]) -> ChunkMap:
     """Return the chunks of those tensors of a part."""
     starts = [[0, *accumulate(length for length, _ in pack.chunks)] for pack in part.packs]
-    found: ChunkMap = {}
+    chunks_by_key: ChunkMap = {}
     for index in indices:
         tensor = part.tensors[index]
         if not tensor.length:
@@ -31,17 +31,17 @@ def chunk_map(part: Part, indices: Iterable[int]) -> ChunkMap:
         pack_starts, chunks = starts[tensor.pack], part.packs[tensor.pack].chunks
         first = bisect_right(pack_starts, tensor.offset) - 1
         last = bisect_right(pack_starts, tensor.offset + tensor.length - 1) - 1
-        found[key_of(tensor)] = frozenset(
+        chunks_by_key[key_of(tensor)] = frozenset(
             (pack_starts[number] - tensor.offset, *chunks[number]) for number in range(first, last + 1)
         )
-    return found
+    return chunks_by_key
 
 
 class UnchangedRanges:
     """Ranges of a stored tensor's bytes. Adjacent ones are joined."""
 
     def __init__(self, tensor: Tensor, now: frozenset[Chunk], before: frozenset[Chunk]) -> None:
-        """``now``, ``before``: the tensor's chunks in the checkpoint to read, and in the one whose bytes are there."""
+        """``now``: the tensor's chunks in the checkpoint to read. ``before``: those of the checkpoint that the live tensor has."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, length, _ in sorted(now & before):

@@ -38,9 +38,12 @@ from relight.reader.opened import Opened
 from relight.restore.every_rank import ReadByEveryRank
 from relight.restore.request import Rename, RestoreRequest
 from relight.restore.result import Resumed
+from relight.settings.amounts import seconds_of
 from relight.settings.file import take_environment
+from relight.settings.short_traceback import short_traceback
 from relight.store import open_bytes
 from relight.store.urls import split_run
+from relight.units import Duration
 
 _SKIPPED = (CorruptCheckpoint, CheckpointNotFound, StoreUnavailable, UnsafeContent)
 """Errors of one checkpoint: it is damaged, or retention has removed it. The next check tries a newer one."""
@@ -68,30 +71,37 @@ class _Ready(NamedTuple):
     source: str
 
 
+@short_traceback
 def follow(
     path: str | os.PathLike[str],
     model: torch.nn.Module | Mapping[str, object],
     *,
     only: str | Sequence[str] | None = None,
     which: str = "latest",
-    every: float | None = None,
+    every: Duration | None = None,
     strict: bool = True,
     map: Rename = None,
     encrypt: str | Sequence[str] | None = None,
 ) -> Follower:
-    """Return a follower of the run at ``path`` (``store/run``), which keeps ``model`` at the newest committed checkpoint.
+    """Keep live tensors at the newest committed checkpoint of a run, which another process trains. Return the follower.
 
-    The follower changes the live tensors in ``poll()`` only. It reads the chunks that differ from those it has, verifies every byte, and
-    keeps them in memory until the switch: the bytes of what changed. It writes nothing, and the trainer does not wait for it.
-
-    ``model``: a module, which is the component ``model`` of the run, or a dict of components by name. ``only``: patterns of names, such as
-    ``"model/*"``; by default all of the given components. ``which``: ``latest``, a tag, ``best`` or ``best:METRIC``. ``every``: seconds
-    between two checks, in a thread that reads ahead; None: ``poll`` checks and reads itself. ``strict``, ``map``: see
-    ``Checkpointer.restore``. ``encrypt``: as for ``relight.load``.
-
-    Between two switches, nothing else may change these tensors: what is unchanged between two checkpoints is not read.
+    The follower changes the live tensors in ``poll()`` only. It reads the chunks that differ from those it has, verifies
+    every byte, and keeps them in memory until the switch: the bytes of what changed. It writes nothing, and the trainer
+    does not wait for it. Between two switches, nothing else may change these tensors: what is unchanged between two
+    checkpoints is not read.
 
     Raise ``ConfigError`` for an argument that does not fit. A run that does not exist yet is waited for.
+
+    Args:
+        path: The store and the run, such as ``runs/demo``.
+        model: A module, which is the run's component ``model``, or a dict of components by name.
+        only: Patterns of names, such as ``"model/head.*"``. None: all of the given components.
+        which: The checkpoint to follow: ``latest``, a tag, ``best`` or ``best:METRIC``.
+        every: The time between two checks, in a thread that reads ahead: seconds, or ``"10s"``. None: ``poll()`` checks
+            and reads itself.
+        strict: Whether stored and live state must fit exactly, as for ``Checkpointer.restore``.
+        map: New names for stored ones: a dict of patterns, or a function of the name.
+        encrypt: Where the key of an encrypted store is, as for ``relight.load``.
     """
     components: Mapping[str, object] = {"model": model} if isinstance(model, torch.nn.Module) else model
     if not isinstance(components, Mapping) or not components:
@@ -100,15 +110,14 @@ def follow(
             where="follow(…)",
             hint='relight.follow("runs/demo", model)',
         )
-    if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
-        raise ConfigError(f"every={shown(every)}", where="follow(every=…)", hint="a number of seconds above 0, or None")
+    every_s = None if every is None else seconds_of(every, "follow(every=…)")
     patterns = (
         [only] if isinstance(only, str) else [*only] if only is not None else [f"{name}/*" for name in components]
     )
     take_environment()
     url, run = split_run(path)
     store = open_bytes(url, guard=StoreSecurity.from_settings(encrypt))
-    return Follower(RestoreRequest(store, run, components, which, patterns, strict, map), every)
+    return Follower(RestoreRequest(store, run, components, which, patterns, strict, map), every_s)
 
 
 class Follower(ObjectView):
@@ -163,7 +172,11 @@ class Follower(ObjectView):
             return self._switch(ready) if ready is not None else None
 
     def wait(self, timeout_s: float | None = None) -> Switched | None:
-        """Wait until a newer checkpoint is ready, and switch to it. Return None if that takes longer than ``timeout_s``."""
+        """Wait until a newer checkpoint is ready, and switch to it. Return None if that takes too long.
+
+        Args:
+            timeout_s: The seconds to wait. None: without limit.
+        """
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             switched = self.poll()
@@ -172,7 +185,7 @@ class Follower(ObjectView):
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Stop checking. The live tensors stay as they are. Idempotent."""
+        """Stop checking. The live tensors keep their values. Idempotent."""
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -185,7 +198,7 @@ class Follower(ObjectView):
         self.close()
 
     def _switch(self, ready: _Ready) -> Switched:
-        """Copy the staged bytes into the live tensors. After an error, everything is read anew: the tensors may be a mixture."""
+        """Copy the staged bytes into the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
         began, self._held = time.perf_counter(), {}
         with torch.no_grad():
             ready.staged.deliver()
@@ -236,8 +249,8 @@ class Follower(ObjectView):
         """Read what differs from the live checkpoint. A switch may happen meanwhile: then the result is dropped."""
         request = _naming(self._request, checkpoint.id)
         with self._lock:
-            base, held = self.checkpoint, self._held
-        transport = _StagingTransport(request, held)
+            base, chunks = self.checkpoint, self._held
+        transport = _StagingTransport(request, chunks)
         try:
             with collector_paused():
                 ready = transport.stage(base, checkpoint)
@@ -265,10 +278,13 @@ class Follower(ObjectView):
 
     def _facts(self) -> Facts:
         live = f"step {self.checkpoint.step} ({self.checkpoint.id})" if self.checkpoint is not None else "none yet"
-        behind = self.lag_steps
         return Facts(
             self._request.where,
-            [("checkpoint", live), ("behind", f"{behind} steps" if behind else None), ("error", self.error)],
+            [
+                ("checkpoint", live),
+                ("lag", f"{self.lag_steps} steps" if self.lag_steps else None),
+                ("error", self.error),
+            ],
         )
 
 
