@@ -305,9 +305,7 @@ def _run() -> NoReturn:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
     if "_RELIGHT_COMPLETE" in os.environ:  # a shell requests completions
-        from relight.cli.config_completion import teach_shells
-
-        teach_shells()
+        import_module("relight.cli.config_completion").teach_shells()
     try:
         code = cli.main(prog_name="relight", standalone_mode=False)
         sys.stdout.flush()
