@@ -66,3 +66,23 @@ def test_mmap_and_a_device_do_not_go_together(tmp_path: Path) -> None:
     saved(tmp_path / "r")
     with pytest.raises(ConfigError, match="mmap"):
         relight.load(tmp_path / "r", mmap=True, device=KIND)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_tensors_are_cast_on_their_way_to_the_device(tmp_path: Path, lazy: bool) -> None:
+    """With ``dtype=``, floating-point tensors have the values of ``Tensor.to``, on the device; others are unchanged."""
+    saved(tmp_path / "r")
+    stored = relight.load(tmp_path / "r")
+    keep_busy()
+    if lazy:
+        with relight.load(tmp_path / "r", lazy=True, device=KIND, dtype="bfloat16") as checkpoint:
+            weight, large = checkpoint.get_tensor("model/weight"), checkpoint.get_slice("things/large")[: 1 << 20]
+    else:
+        loaded = relight.load(tmp_path / "r", device=KIND, dtype="bfloat16")
+        weight, large = loaded["model"]["weight"], loaded["things"]["large"][: 1 << 20]
+        for name, value in stored["things"].items():
+            wanted = torch.bfloat16 if value.is_floating_point() and not value.is_quantized else value.dtype
+            assert (loaded["things"][name].dtype, loaded["things"][name].device.type) == (wanted, KIND), name
+    assert weight.device.type == large.device.type == KIND
+    assert torch.equal(weight.cpu(), stored["model"]["weight"].bfloat16())
+    assert torch.equal(large.cpu(), stored["things"]["large"][: 1 << 20].bfloat16())
