@@ -17,6 +17,8 @@ from relight.doctor.checks_store import _mirror
 from relight.doctor.facts import DoctorFacts
 from relight.doctor.facts_store import collect_store
 from relight.monitoring.overview import Watcher
+from relight.store.mirror_calls import Drive
+from relight.store.mirror_files import MirrorReader
 from relight.store.urls import open_bytes, split_run
 
 
@@ -168,8 +170,19 @@ def test_the_doctor_and_the_alerts_show_it(url: str, tmp_path: Path, monkeypatch
     assert "drives of the mirrored store" in CliRunner().invoke(cli, ["doctor", "--ready", url, "--json"]).output
 
 
-def test_encrypted_and_incremental_checkpoints(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies are of encrypted files: damage on one drive is read around, and repaired, with the key."""
+@pytest.mark.parametrize("first", [0, 1])
+def test_encrypted_and_incremental_checkpoints(
+    first: int, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies are of encrypted files: damage on one drive is read around, whichever is read first, and repaired, with the key."""
+    in_turn = MirrorReader._in_turn
+
+    def in_order(reader: MirrorReader, length: int) -> list[Drive]:
+        for drive in reader._drives.values():
+            drive.rate_bps = 1e9 if drive.number == first else 1e6
+        return in_turn(reader, length)
+
+    monkeypatch.setattr(MirrorReader, "_in_turn", in_order)
     key = tmp_path / "key"
     output_of("keys", "new", str(key))
     monkeypatch.setenv("RELIGHT_KEY", f"file:{key}")

@@ -10,8 +10,10 @@ import ctypes
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from relight.comm.new_threads import ThreadPool
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
@@ -50,6 +52,8 @@ WRITE_PAGES = 128
 ROOMS = 3
 """Write buffers: one is filled while the others are written, so that the device is always busy."""
 _TRIES = 2
+_REREADS = 2
+"""Tags and pages may come from different drives, so the second of them is tried after the first one's bytes were refused twice."""
 
 
 def is_clear(key: str) -> bool:
@@ -177,7 +181,8 @@ class EncryptedStore(StoreWrapper):
             if self.takes_plain and not is_encrypted(bytes(end)):
                 return reader
             trailer = parse_trailer(bytes(end), reader.size, key)
-            return _DecryptingReader(reader, self._cipher_of(trailer, key), trailer.size, key)
+            cipher = self._cipher_of(trailer, key)
+            return _DecryptingReader(reader, cipher, trailer.size, key, partial(invalidate_cache, self.inner, key))
         except BaseException:
             reader.close()
             raise
@@ -410,12 +415,16 @@ class _ThreadBuffer(threading.local):
 
 
 class _DecryptingReader:
-    def __init__(self, inner: Reader, cipher: FileCipher, size: int, key: str) -> None:
-        self._inner, self._cipher, self.size, self._key = inner, cipher, size, key
+    def __init__(self, inner: Reader, cipher: FileCipher, size: int, key: str, refuse: Callable[[], None]) -> None:
+        """``refuse``: called if the bytes that were read are not what was encrypted: the store takes the next ones from elsewhere."""
+        self._inner, self._cipher, self.size, self._key, self._refuse = inner, cipher, size, key, refuse
         self._thread = _ThreadBuffer()
-        tags = bytearray(pages_of(size) * TAG_BYTES)
-        inner.read_into(size, memoryview(tags))
-        self._tags = memoryview(tags)
+        self._tags = self._read_tags()
+
+    def _read_tags(self) -> memoryview:
+        tags = memoryview(bytearray(pages_of(self.size) * TAG_BYTES))
+        self._inner.read_into(self.size, tags)
+        return tags
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
         first, count, begin, end = self._span(offset, length)
@@ -423,7 +432,7 @@ class _DecryptingReader:
         sealed = self._inner.fetch(begin, end - begin, scratch)
         if sealed is None:
             return None
-        self._open(sealed, scratch, first, count, offset, room[:length])
+        self._open_or_reread(sealed, scratch, first, count, offset, room[:length])
         return room[:length]
 
     def read_into(self, offset: int, into: memoryview) -> None:
@@ -436,7 +445,7 @@ class _DecryptingReader:
             first, count, begin, end = self._span(offset, length)
             scratch = self._scratch(end - begin)
             self._inner.read_into(begin, scratch[: end - begin])
-            self._open(scratch[: end - begin], scratch, first, count, offset, into[:length])
+            self._open_or_reread(scratch[: end - begin], scratch, first, count, offset, into[:length])
             offset, into = offset + length, into[length:]
 
     def close(self) -> None:
@@ -455,6 +464,23 @@ class _DecryptingReader:
         if len(scratch) < length + 2 * PAGE:
             scratch = self._thread.scratch = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
         return scratch
+
+    def _open_or_reread(
+        self, sealed: memoryview, scratch: memoryview, first: int, count: int, offset: int, into: memoryview
+    ) -> None:
+        """Decrypt as ``_open`` does. If that fails, read tags and pages again: only the way, or one drive of two, may have damaged them."""
+        begin, length = first * PAGE_BYTES, len(sealed)
+        for left in reversed(range(_REREADS + 1)):
+            try:
+                self._open(sealed, scratch, first, count, offset, into)
+                return
+            except CorruptCheckpoint:
+                if not left:
+                    raise
+            self._refuse()
+            self._tags = self._read_tags()
+            sealed = scratch[:length]
+            self._inner.read_into(begin, sealed)
 
     def _open(
         self, sealed: memoryview, scratch: memoryview, first: int, count: int, offset: int, into: memoryview
