@@ -15,7 +15,7 @@ from relight.serve.pages import PAGES
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Yield a server of two runs with several failures each. An alert fires for both."""
+    """Yield a server over two runs. Each has several failures, and an alert fires for it."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     with serving([make_many_runs(tmp_path / "runs", 2, 3)], tmp_path) as made:
         ends = time.monotonic() + 60

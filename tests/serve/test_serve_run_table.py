@@ -173,6 +173,20 @@ def test_damage_is_shown_wherever_the_checkpoint_is(
         until(lambda: server.get(compare).text.count('<span class="is failed">damaged</span>'), 1)
 
 
+def test_a_comparison_that_meets_damage_shows_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The side that is damaged is named as damaged, also in the run's list."""
+    monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
+    root = shutil.copytree(trained, tmp_path / "runs")
+    (pack,) = root.glob("slow/0000000005-*/pack-*")
+    pack.write_bytes(bytes(pack.stat().st_size))
+    with serving([root], tmp_path) as server:
+        compare = "/compare?a=slow@step=3&b=slow@latest"
+        until(lambda: server.get(compare).text.count('<span class="is failed">damaged</span>'), 1)
+        assert _states(server, "/runs/runs/slow") == ["damaged", "good", "good"]
+
+
 def _read_all_values(server: Server, base: str) -> None:
     for tensor in server.get(f"/api/v1{base}/checkpoints/latest").json()["tensors"]:
         server.get(f"/api/v1{base}/checkpoints/latest/values?path={tensor['path']}")

@@ -335,7 +335,13 @@ class Index:
             key, total, lambda advance: self._diff(sides, advance), rows=lambda detail: len(detail.tensors)
         )
         rows = self.sides(a, b)
-        difference = job.result_within(DIFF_GLANCE_S)
+        try:
+            difference = job.result_within(DIFF_GLANCE_S)
+        except CorruptCheckpoint as error:
+            for store, state, checkpoint in sides:
+                if error.where.startswith(f"{checkpoint.directory_in(state.name)}/"):
+                    self.damaged[store, state.name, checkpoint.id] = error.what
+            raise
         # another caller may have started this job and named the checkpoints differently
         return (
             replace(difference, a=a, b=b, a_row=rows[0], b_row=rows[1])
