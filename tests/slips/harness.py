@@ -21,7 +21,7 @@ from proofs.warm import Warm
 
 HERE = Path(__file__).parent
 PARTS = HERE / "parts"
-WAY_OUT = r"→|\b(is|are|takes)\b.*\bnot\b"
+WAY_OUT = r"→|\b(must be|is|are|takes)\b.*\bnot\b"
 """Pattern of an error with a remedy: a hint, or a sentence that states what to give instead."""
 
 

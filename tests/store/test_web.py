@@ -115,7 +115,7 @@ def test_nothing_is_written(served: tuple[LocalStore, str]) -> None:
         lambda: web.put_once("a", b""),
         lambda: web.delete("a"),
     ):
-        assert "reading" in str(refuses(ConfigError, call))
+        assert "read-only" in str(refuses(ConfigError, call))
     refuses(CheckpointNotFound, lambda: Log(web, "other").read())
 
 

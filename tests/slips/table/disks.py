@@ -118,7 +118,7 @@ with Checkpointer("runs/full", model=model, optimizer=optimizer, save=every(step
 steps = [one.step for one in relight.open("runs/full").checkpoints()]
 assert steps == [2, 5, 9], steps
 """,
-        shows=("still training", "step 8 failed", "No space left on device (ENOSPC)"),
+        shows=("still training", "step 8 failed", r"No space left on device \(ENOSPC\)"),
         quote=".*step 8 failed.*",
     ),
     Slip(
