@@ -24,8 +24,8 @@ from relight.errors import (
     UnsafeContent,
     shown,
 )
-from relight.follow.chunk_map import ChunkMap
-from relight.follow.staged import StagedState
+from relight.followers.chunk_map import ChunkMap
+from relight.followers.staged import StagedState
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relight.follow.chunk_map import ChunkMap, UnchangedRanges, chunk_map, key_of
+from relight.followers.chunk_map import ChunkMap, UnchangedRanges, chunk_map, key_of
 from relight.layout import Sink
 from relight.layout.sources import RangeSink, copy_bytes, skip_of
 from relight.reader.opened import Opened

@@ -4,6 +4,6 @@ Invariants: outside a switch, which happens in the caller's own call, the live t
 Every byte is verified before the switch. A follower writes nothing to the store. May import: ``restore`` and the rooms below.
 """
 
-from relight.follow.follower import Follower, Switched, follow
+from relight.followers.follower import Follower, Switched, follow
 
 __all__ = ["Follower", "Switched", "follow"]
