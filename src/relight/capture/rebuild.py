@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -67,7 +67,7 @@ class FreshTensors:
                     device = "cpu" if index in self._on_host else self._device
                     tensor = torch.empty(stored.shape, dtype=dtype, device=device)
                 except REFUSALS as error:
-                    raise refusal_of(stored, error) from error
+                    raise_refusal(stored, error)
             else:
                 tensor = self.make(stored, partial(self._empty, index, stored, dtype))
             self._made[index] = tensor
@@ -87,7 +87,7 @@ class FreshTensors:
         try:
             return empty()
         except REFUSALS as error:
-            raise refusal_of(stored, error) from error
+            raise_refusal(stored, error)
 
     def _empty(self, index: int, stored: Tensor, dtype: torch.dtype) -> torch.Tensor:
         data = self._mapped(index) if self._mapped is not None else None
@@ -111,11 +111,11 @@ class FreshTensors:
         }
 
 
-def refusal_of(stored: Tensor, error: BaseException) -> BaseException:
-    """Return ``NoMemory``, with the name and bytes of ``stored``, if ``error`` is a refusal of memory, else ``error``."""
+def raise_refusal(stored: Tensor, error: BaseException) -> NoReturn:
+    """Raise ``NoMemory``, with the name and bytes of ``stored``, if ``error`` is a refusal of memory, else ``error``."""
     if not is_no_memory(error):
-        return error
-    return no_memory(error, f"a tensor of {size_text(stored.length)}", stored.name[:200])
+        raise error
+    raise no_memory(error, f"a tensor of {size_text(stored.length)}", stored.name[:200]) from error
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:

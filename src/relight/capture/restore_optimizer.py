@@ -30,7 +30,7 @@ from relight.capture.optimizers import (
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
-from relight.capture.rebuild import Thunk, refusal_of, torch_dtype
+from relight.capture.rebuild import Thunk, raise_refusal, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.restore_plan import LAST, STATE, Planning
 from relight.capture.tensors import touched
@@ -455,7 +455,7 @@ class OptimizerPlan:
                     try:
                         tensor = zeros()
                     except REFUSALS as error:
-                        raise refusal_of(stored, error) from error
+                        raise_refusal(stored, error)
                 for where, part in chosen.items():
                     planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
             else:  # one value for all: they are stepped together

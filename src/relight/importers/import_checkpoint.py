@@ -112,14 +112,14 @@ def _bring_in(
 
     started = time.monotonic()
     step_number = step if step is not None else detected.step or 0
-    counts_done = detected.content.first_step == 1 or (
-        step is None and detected.step is None
-    )  # without a step: 0 are done
     planted = plant(detected.content, detected.files, which)
     if not planted.items and not planted.parts:
         raise IncompatibleState(
             "no part of it matches the selection", where=detected.path, hint=f"it has {', '.join(detected.parts)}"
         )
+    counts_done = detected.content.first_step == 1 or (
+        step is None and detected.step is None
+    )  # without a step: 0 are done
     origin = {
         "format": detected.format, "kind": detected.kind, "name": detected.files.name[:200], "bytes": detected.files.bytes_read,
         "digest": hexdigest("\0".join([detected.files.digest(), *sorted(which)]).encode()),
