@@ -117,9 +117,8 @@ def _bring_in(
         raise IncompatibleState(
             "no part of it matches the selection", where=detected.path, hint=f"it has {', '.join(detected.parts)}"
         )
-    counts_done = detected.content.first_step == 1 or (
-        step is None and detected.step is None
-    )  # without a step: 0 are done
+    # without any step, none is done
+    counts_done = detected.content.first_step == 1 or (step is None and detected.step is None)
     origin = {
         "format": detected.format, "kind": detected.kind, "name": detected.files.name[:200], "bytes": detected.files.bytes_read,
         "digest": hexdigest("\0".join([detected.files.digest(), *sorted(which)]).encode()),
