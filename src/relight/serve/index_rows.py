@@ -88,7 +88,7 @@ def checkpoint_row(
     if known is not None:
         state, why = "damaged", f"damaged: {masked(known.damage)} (found by {known.by})"
     elif checkpoint.body.suspect:
-        state, why = "suspect", "suspect: its loss was abnormal"
+        state, why = "suspect", "suspect: when it was saved, ranks differed in what they should have in common"
     elif checkpoint.id in set_aside:
         state, why = "rolled back", "rolled back: training continued from an earlier checkpoint"
     size = checkpoint.body.stored_bytes
