@@ -92,6 +92,7 @@ FIELDS: dict[str, str] = {
     "skipped": "steps with checkpoints that could not be restored, a list",
     "slots": "snapshots that there is memory for, a number",
     "source": "where the bytes came from",
+    "lag_s": "seconds from the commit of a checkpoint to the switch to it",
     "span": "the stage of the save",
     "start": "seconds of the machine's monotonic clock",
     "state_bytes": "bytes of the state",
