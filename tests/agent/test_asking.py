@@ -282,7 +282,7 @@ def test_only_the_newest_of_many_slots_are_sent(server: AgentServer) -> None:
     try:
         for count in (18, FDS_MAX + 7):
             server._kept = [CommittedSlot(f"{number}", 1, slot, 0, (0,), session) for number in range(count)]  # type: ignore[arg-type]
-            server._commit_kept(session)
+            server._commit_kept(session, True)
             slots = agent.held(5.0)
             assert [slot_held.id for slot_held in slots] == [f"{number}" for number in range(count)][-FDS_MAX:]
             for slot_held in slots:
@@ -310,7 +310,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
 
     try:
         wire.send(HeldList([("a", 0, [0]), ("b", 0, [0]), ("c", 0, [0])]), [fd, fd])
-        with pytest.raises(StoreUnavailable, match="2 of 3 descriptors"):
+        with pytest.raises(StoreUnavailable, match="2 of 3 file descriptors"):
             agent.held(5.0)
         wire.send(SlotsAllocated([PAGE, PAGE]), [fd])
         with pytest.raises(StoreUnavailable, match="1 of 2 descriptors"):

@@ -74,7 +74,7 @@ def test_it_is_stored_by_parameter(tmp_path: Path) -> None:
     mixed = Mixed()
     mixed.train(tmp_path / "run", 3)
     tree = relight.load(tmp_path / "run")["optimizer"]
-    assert tree["groups"][0]["params"] == ["0.weight", "0.bias", "1.weight"]
+    assert tree["param_groups"][0]["params"] == ["0.weight", "0.bias", "1.weight"]
     assert {name: tuple(master.shape) for name, master in tree["masters"].items()} == {
         "0.weight": (7, 5),
         "0.bias": (7,),

@@ -22,6 +22,8 @@ from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
 PYTHON_MAX = {"many": 6.0, "layers": 9.0}
+LOAD_PYTHON_MAX = {"many": 6.0, "layers": 10.0}
+"""One more for the form that an optimizer's ``load_state_dict`` takes."""
 C_MAX = 30.0
 CAPTURE_PYTHON_MAX = {"many": 12.0, "layers": 26.0}
 CAPTURE_C_MAX = 55.0
@@ -95,7 +97,7 @@ def test_a_restore_does_little_for_each_tensor(tmp_path: Path, build: Callable[[
 def test_so_does_a_load(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
     """``relight.load`` makes each tensor, and little more."""
     python, c = per_tensor(tmp_path, build, lambda run, live: relight.load(tmp_path / run))
-    assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
+    assert python <= LOAD_PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
 
 
 @pytest.mark.parametrize("build", [many, layers])

@@ -191,7 +191,7 @@ def test_a_donor_that_was_retired_meanwhile() -> None:
         attempt.place.log.append(lambda view: (RetireBody(ids=[first.id], reason="by hand"), fold(view).epoch))
 
     files = set(store._files)
-    with pytest.raises(relight.SaveFailed, match=f"chunks of {first.id}"):
+    with pytest.raises(relight.SaveFailed, match=f"chunks of checkpoint {first.id}"):
         attempt.save(dataclasses.replace(request(1, contents, smaller), packs_written=retire))
     assert {key for key in store._files if "/log/" not in key} == {key for key in files if "/log/" not in key}
     after = attempt.save(request(2, contents, smaller))

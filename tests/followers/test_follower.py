@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import relight
+from relight.followers.staged import StagedSink
 from relight.keys import write_key_file
 from relight.observe import Event
 
@@ -242,3 +244,154 @@ def test_a_wrong_argument_is_refused(words: dict[str, Any], tmp_path: Path) -> N
     given = {"model": make(), **words}
     with pytest.raises(relight.ConfigError, match="follow"):
         relight.follow(tmp_path / "s/run", **given)
+
+
+class Extra(nn.Module):
+    """A module with tensors that its own code loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        self.counts, self.fixed = torch.zeros(1 << 18), torch.zeros(1 << 18)
+
+    def get_extra_state(self) -> dict[str, torch.Tensor]:
+        return {"counts": self.counts, "fixed": self.fixed}
+
+    def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.counts, self.fixed = state["counts"], state["fixed"]
+
+
+@pytest.fixture
+def dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory is never zero by chance."""
+    empty = torch.empty
+
+    def filled(*shape: Any, **options: Any) -> torch.Tensor:
+        tensor = empty(*shape, **options)
+        return tensor.fill_(-7) if tensor.dtype.is_floating_point else tensor
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+@pytest.mark.usefixtures("dirty")
+def test_what_an_objects_own_code_loads_is_read_whole(tmp_path: Path) -> None:
+    """Such tensors get new memory at each switch. What has not changed is read, too."""
+    saved_module, live = Extra(), Extra()
+    optimizer = torch.optim.AdamW(saved_module.parameters(), lr=torch.tensor(1e-3))
+    live_optimizer = torch.optim.AdamW(live.parameters(), lr=torch.tensor(5.0))
+    components = {"model": live, "optimizer": live_optimizer}
+    path = tmp_path / "s/run"
+    saved_module.fixed.fill_(3)
+    with (
+        relight.Checkpointer(path, model=saved_module, optimizer=optimizer, background=False, save=None) as ckpt,
+        relight.follow(path, components) as follower,
+    ):
+        ckpt.restore()
+        for step in range(3):
+            saved_module.counts.fill_(step)
+            saved_module.weight.sum().backward()
+            optimizer.step()
+            ckpt.save(step)
+            assert follower.poll() is not None
+            assert float(live.counts.min()) == float(live.counts.max()) == step
+            assert float(live.fixed.min()) == float(live.fixed.max()) == 3
+            assert torch.equal(live.weight, saved_module.weight)
+            assert float(live_optimizer.param_groups[0]["lr"]) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["inline", "thread"])
+def test_a_failed_switch_leaves_nothing_that_counts(
+    thread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interrupted switch the tensors may be a mixture: the next checkpoint, also the same one, is read whole."""
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(1))
+    with relight.follow(path, live, every=0.02 if thread else None) as follower:
+        assert follower.wait(20) is not None
+        saved_on(path, 1)
+        deliver = StagedSink.deliver
+
+        def interrupted(sink: StagedSink) -> None:
+            deliver(sink)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(StagedSink, "deliver", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            follower.wait(20)
+        assert follower.checkpoint is None
+        switched = follower.wait(20)
+        assert switched is not None and switched.bytes == BYTES
+        assert values(live) == [1, 0, 0, 0]
+
+
+def test_a_run_that_was_begun_again_is_followed(tmp_path: Path) -> None:
+    """The run is removed, which is an error meanwhile, and another one gets its name."""
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(3))
+    with relight.follow(path, live) as follower:
+        assert follower.poll() is not None
+        shutil.rmtree(path)
+        assert follower.poll() is None and isinstance(follower.error, relight.CheckpointNotFound)
+        model = saved(path, range(7, 8))
+        switched = follower.poll()
+        assert switched is not None and switched.step == 7
+        assert values(live) == values(model) == [7] * LAYERS
+
+
+def test_a_damaged_checkpoint_does_not_lead_to_an_older_one(tmp_path: Path) -> None:
+    """The live checkpoint was removed by retention, and an older one is kept by its tag."""
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(1))
+    relight.open(path).tag("kept", 0)
+    with relight.follow(path, live) as follower:
+        saved_on(path, 1, keep=relight.keep(last=1))
+        assert follower.poll() is not None
+        saved_on(path, 2, keep=relight.keep(last=1))
+        newest = relight.open(path).checkpoints()[-1]
+        (pack,) = path.glob(f"*{newest.id}*/pack-*")
+        pack.write_bytes(pack.read_bytes()[:-1] + b"?")
+        pack.write_bytes(b"?" * pack.stat().st_size)
+        for _ in range(3):
+            assert follower.poll() is None
+        assert values(live) == [1, 0, 0, 0]
+
+
+def test_tensors_that_moved_are_read_whole(tmp_path: Path) -> None:
+    """The module was converted after a checkpoint was staged, and its old memory is not the module's any more."""
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(1))
+    with relight.follow(path, live, every=0.01) as follower:
+        assert follower.wait(20) is not None
+        for step in (1, 2):
+            model = saved_on(path, step)
+            ends = time.monotonic() + 20
+            while follower._ready is None and time.monotonic() < ends:
+                time.sleep(0.01)
+            live.double().float()
+            assert follower.wait(20) is not None
+            assert values(live) == values(model) == [step, 0, 0, 0]
+
+
+def test_an_error_of_the_callers_code_does_not_end_the_thread(tmp_path: Path) -> None:
+    """It is in ``error``, and the next check goes on."""
+    path, live, calls = tmp_path / "s/run", make(), [0]
+
+    def rename(name: str) -> str:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise KeyError(name)
+        return name
+
+    saved(path, range(1))
+    with relight.follow(path, live, every=0.01, map=rename) as follower:
+        assert follower.wait(20) is not None
+        assert follower.error is None and calls[0] > 1
+
+
+def test_a_closed_follower_refuses(tmp_path: Path) -> None:
+    """And names the way out."""
+    follower = relight.follow(tmp_path / "s/run", make())
+    follower.close()
+    with pytest.raises(relight.ConfigError, match="closed"):
+        follower.poll()

@@ -44,6 +44,7 @@ BROAD_MAY_STAND = {
     "monitoring/notify.py": "a plug-in of apprise may fail in any way: reported by its kind, and the next target is tried",
     "testing/codec_suite.py": "another package's codec may raise anything: the suite's test fails with it",
     "observe/object_view.py": "a debugger shows objects that are half made",
+    "followers/follower.py": "an error of one check, also of the caller's map=: kept in `error`, and the thread continues",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 

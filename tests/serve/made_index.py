@@ -89,9 +89,10 @@ def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
             seconds=2.5 + 0.1 * (i % 3),
             good=i not in (3, 4),
             state={3: "suspect", 4: "damaged"}.get(i, "good"),
-            why={3: "suspect: when it was saved, ranks differed in what they should have in common", 4: "damaged: chunk 3 is not what was committed" + evil}.get(
-                i, ""
-            ),
+            why={
+                3: "suspect: when it was saved, ranks differed in what they should have in common",
+                4: "damaged: chunk 3 is not what was committed" + evil,
+            }.get(i, ""),
             tags=["best" + evil] if i == 3 else [],
         )
         for i in range(count)

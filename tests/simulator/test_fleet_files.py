@@ -143,7 +143,7 @@ def test_settings_reach_into_a_scenario() -> None:
         ("10m,copies=9", "from 1 to 4"), ("10m,copies=1,data=3", "copies=, or data="), ("10m,memory=perhaps", "on or off"),
         ("10m,far_last=2", "far_last without far"), ("10m,far=fast", "far must be a size"), ("10m,precision=0.5", "without recall"),
         ("10m,recall=2", "share from 0 to 1"), ("10m,recall=nan", "must be a number"), ("10m,recall=0.5,precision=0", "above 0"),
-        ("10m,node_failures=-1", "whole number"), ("10m,backoff_s=inf", "must be a number"), ("10m,split=maybe", "true or false"),
+        ("10m,node_failures=-1", "whole number"), ("10m,backoff_s=inf", "must be a time"), ("10m,split=maybe", "true or false"),
         ("10m,within=long", "within"), ("a" * 600, "more than 500"), ("10m,spares=-1", "from 0 up"),
     ],
 )  # fmt: skip

@@ -98,6 +98,11 @@ class FreshTensors:
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(stored.shape)
 
     @property
+    def indices(self) -> frozenset[int]:
+        """The tensors that were requested: their memory is new, and has nothing of what it had before."""
+        return frozenset(self._made)
+
+    @property
     def sinks(self) -> dict[int, Sink]:
         """Sinks for all tensors that were requested and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)

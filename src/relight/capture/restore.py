@@ -164,6 +164,7 @@ class _Planner(Planning):
             if isinstance(value, torch.optim.Optimizer):
                 follow_weights(self, value)
         self.result.sinks = self.targets.sinks(self.memory)
+        self.result.fresh = self.memory.indices
         self.do(FIRST, self.targets.filled)
         return self.result
 
@@ -367,7 +368,7 @@ class _Planner(Planning):
                 self.guarded(join_path(path, key), partial(owner.set_extra_state, values[key]))
             live = flattened_state(module) if is_flattened(module) else module.state_dict(keep_vars=True)
             for key in values.keys() - extra:
-                self.guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
+                self.guarded(join_path(path, key), partial(_copy_into, live[key], values[key]))
             return
         current = module.state_dict()  # with its metadata: loading code checks the versions there
         for key in attributes:
@@ -575,3 +576,8 @@ def _live(value: Any) -> str:
     if is_lazy(value):
         return ": the live one is not initialised yet, run a forward pass before the restore"
     return f" (live {dtype_text(value)} {list(value.shape)})" if isinstance(value, torch.Tensor) else ""
+
+
+def _copy_into(live: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy elements into a parameter or buffer. A sparse one is not detached: a detached sparse tensor has other parts."""
+    (live.detach() if live.layout is torch.strided else live).copy_(value)

@@ -30,6 +30,8 @@ class RestorePlan:
     strict: bool = True
     where: str = ""
     sinks: dict[int, Sink] = field(default_factory=dict)
+    fresh: frozenset[int] = frozenset()
+    """The tensors that are read into new memory, for ``finish`` to use: every byte of them must be read."""
     values: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)

@@ -70,19 +70,22 @@ def finite_metrics(history: History) -> set[str]:
 def choose_all(history: History, which: str | int = "latest") -> list[Chosen]:
     """Return the checkpoints to try, in order: for ``latest`` every live checkpoint, otherwise one.
 
-    ``latest`` has the newest first. Suspect and rolled back checkpoints come after all others.
+    ``latest`` has the newest first. Suspect checkpoints come after all others, and last those that were rolled back, the oldest first.
     ``which``: ``latest``, ``best``, ``best:METRIC``, ``best:METRIC:min|max``, ``step=N`` or N (the step's newest save), a tag, an id or its
     unambiguous beginning.
     """
     newest_first = history.live[::-1]
     if which == "latest":
         return [
-            Chosen(checkpoint)
-            for checkpoint in sorted(
-                newest_first, key=lambda checkpoint: (checkpoint.id in history.rolled_back_ids, checkpoint.body.suspect)
-            )
+            Chosen(checkpoint) for checkpoint in sorted(newest_first, key=lambda checkpoint: _turn(history, checkpoint))
         ]
     return [choose(history, which)]
+
+
+def _turn(history: History, checkpoint: Checkpoint) -> tuple[bool, bool, int]:
+    """Return the key by which ``latest`` orders checkpoints."""
+    rolled_back = checkpoint.id in history.rolled_back_ids
+    return rolled_back, checkpoint.body.suspect, checkpoint.seq if rolled_back else -checkpoint.seq
 
 
 def candidates(history: History, which: str | int = "latest") -> list[Checkpoint]:

@@ -183,9 +183,9 @@ class Background:
             if shape is None or not self._alive():
                 return True
             if len(shape.busy) == len(shape.slots):
-                self._grow(shape)
                 if hurry:
                     self.hurry()
+                self._grow(shape)
             if yields is not None and len(shape.busy) == len(shape.slots):
                 self._take_slot(shape, yields)
             return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), self.bound(wait_s))

@@ -65,6 +65,7 @@ class Restorer:
                     session.ranks,
                     session.further,
                     peers.remote,
+                    first_step,
                 )
             )
         peers.forget()

@@ -19,12 +19,14 @@ from relight.errors import (
     CheckpointNotFound,
     ConfigError,
     CorruptCheckpoint,
+    IncompatibleState,
     RelightError,
-    StoreUnavailable,
     UnsafeContent,
+    known,
     shown,
 )
 from relight.followers.chunk_map import ChunkMap
+from relight.followers.live_memory import memory_by_name
 from relight.followers.staged import StagedState
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
@@ -38,15 +40,13 @@ from relight.reader.opened import Opened
 from relight.restore.every_rank import ReadByEveryRank
 from relight.restore.request import Rename, RestoreRequest
 from relight.restore.result import Resumed
+from relight.restore.transport import CheckpointView
 from relight.settings.amounts import seconds_of
 from relight.settings.file import take_environment
 from relight.settings.short_traceback import short_traceback
 from relight.store import open_bytes
 from relight.store.urls import split_run
 from relight.units import Duration
-
-_SKIPPED = (CorruptCheckpoint, CheckpointNotFound, StoreUnavailable, UnsafeContent)
-"""Errors of one checkpoint: it is damaged, or retention has removed it. The next check tries a newer one."""
 
 
 class Switched(NamedTuple):
@@ -62,11 +62,14 @@ class Switched(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    base: Checkpoint | None
-    """The checkpoint that the live tensors must have: the staged bytes are the differences from it."""
+    base: int
+    """The number of switches before which it was read: the staged bytes are the differences from the live checkpoint then."""
     checkpoint: Checkpoint
     staged: StagedState
     plan: RestorePlan
+    stored: CheckpointView
+    memory: dict[str, object]
+    """By the stored name: the live memory that takes the tensor. Without those that are read into new memory."""
     bytes: int
     source: str
 
@@ -112,7 +115,11 @@ def follow(
         )
     every_s = None if every is None else seconds_of(every, "follow(every=…)")
     patterns = (
-        [only] if isinstance(only, str) else [*only] if only is not None else [f"{name}/*" for name in components]
+        [only]
+        if isinstance(only, str)
+        else [*only]
+        if only is not None
+        else [each for name in components for each in (name, f"{name}/*")]
     )
     take_environment()
     url, run = split_run(path)
@@ -125,11 +132,18 @@ class Follower(ObjectView):
 
     def __init__(self, request: RestoreRequest, every_s: float | None = None) -> None:
         self._request, self._every_s = request, every_s
-        self._log = Log(request.store, request.run)
         self._held: ChunkMap = {}
+        """Chunks of the live checkpoint."""
+        self._memory: dict[str, object] = {}
+        """By the stored name: the live memory that has these chunks."""
+        self._plan: RestorePlan | None = None
+        """The plan of the last switch. It keeps that memory alive: another tensor cannot get its address."""
+        self._switches = 0
+        """Switches that were begun: what was staged before the last one does not count."""
+        self._pid = os.getpid()
         self._ready: _Ready | None = None
         self._failed: set[str] = set()
-        """Checkpoints that could not be read. They are not tried again."""
+        """Checkpoints that are damaged or do not fit. They are not tried again."""
         self._refused: RelightError | None = None
         self._lock = threading.Lock()
         """Held while the live tensors are changed, or ``_ready`` is."""
@@ -140,6 +154,8 @@ class Follower(ObjectView):
         """The newest checkpoint that the follower has seen."""
         self.error: RelightError | None = None
         """What the last check failed with; None if it succeeded."""
+        self.values: dict[str, object] = {}
+        """Values of the live checkpoint that cannot be changed in place, by component."""
         self.bytes_read = 0
         """Bytes read and verified so far."""
         self._thread: threading.Thread | None = None
@@ -162,14 +178,26 @@ class Follower(ObjectView):
         Without ``every``, this call reads the log and the changed chunks itself. Raise ``IncompatibleState`` if a checkpoint does not fit
         the live tensors, which are unchanged then. What cannot be read is in ``error``, and is tried again or replaced by a newer one.
         """
-        if self._thread is None:
+        if self._stopping.is_set():
+            raise ConfigError(
+                "this follower was closed", where=self._request.where, hint="relight.follow(…) makes another"
+            )
+        if self._pid != os.getpid():  # a forked child has neither the thread nor what it held
+            self._pid, self._lock, self._thread, self._ready = os.getpid(), threading.Lock(), None, None
+        if self._thread is None or not self._thread.is_alive():
             self._check()
         with self._lock:
             if self._refused is not None:
                 refused, self._refused = self._refused, None
                 raise refused
             ready, self._ready = self._ready, None
-            return self._switch(ready) if ready is not None else None
+            if ready is None or ready.base != self._switches:
+                return None
+            places = memory_by_name(_planned(self._request, ready.stored), ready.stored.tensors)
+            if all(places.get(name) == place for name, place in ready.memory.items()):
+                return self._switch(ready)
+            self._forget()  # the live tensors have other memory now, of which nothing is known
+        return self.poll() if self._thread is None else None
 
     def wait(self, timeout_s: float | None = None) -> Switched | None:
         """Wait until a newer checkpoint is ready, and switch to it. Return None if that takes too long.
@@ -199,11 +227,13 @@ class Follower(ObjectView):
 
     def _switch(self, ready: _Ready) -> Switched:
         """Copy the staged bytes into the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
-        began, self._held = time.perf_counter(), {}
+        began = time.perf_counter()
+        self._forget()
         with torch.no_grad():
             ready.staged.deliver()
             ready.plan.finish()
-        self._held, self.checkpoint = ready.staged.chunks, ready.checkpoint
+        self._held, self._memory, self._plan = ready.staged.chunks, ready.memory, ready.plan
+        self.checkpoint, self.values = ready.checkpoint, ready.plan.values
         committed_s = seconds_since_epoch(ready.checkpoint.time)
         lag_s = max(0.0, time.time() - committed_s) if committed_s is not None else 0.0
         switched = Switched(
@@ -223,57 +253,70 @@ class Follower(ObjectView):
         )
         return switched
 
+    def _forget(self) -> None:
+        """Record that the live tensors have no known checkpoint: the next one is read whole."""
+        self._switches += 1
+        self._held, self._memory, self.checkpoint = {}, {}, None
+
     def _check(self) -> None:
         """Read the log, and stage the checkpoint to follow if the live tensors have another one."""
         try:
             chosen = self._choose()
             if chosen is None:
                 return
-            current = self._ready.checkpoint if self._ready is not None else self.checkpoint
+            ready = self._ready
+            current = ready.checkpoint if ready is not None else self.checkpoint
             if current is None or current.id != chosen.id:
                 self._stage(chosen)
             self.error = None
-        except RelightError as error:
-            self.error = error
+        except Exception as error:  # also of the caller's map=, or of torch: the thread must go on
+            self.error = known(error).with_traceback(None)  # its frames hold the staged bytes
 
     def _choose(self) -> Checkpoint | None:
+        """Return the checkpoint to have; None for none. The log is read anew: the run may have been removed and begun again."""
         try:
-            history = fold(self._log.read())
+            history = fold(Log(self._request.store, self._request.run).read())
             tried = [chosen.checkpoint for chosen in choose_all(history, self._request.which)]
         except CheckpointNotFound:
+            if self.newest is not None:
+                raise  # it was there
             return None  # the run, its tag or its metric does not exist yet
+        if self._request.which == "latest":
+            tried = [each for each in tried if each.id not in history.rolled_back_ids and not each.body.suspect]
         self.newest = tried[0] if tried else None
-        return next((checkpoint for checkpoint in tried if checkpoint.id not in self._failed), None)
+        live = self.checkpoint
+        keeps = live is not None and live.id not in history.rolled_back_ids
+        if self.newest is not None and self.newest.id in self._failed and live is not None and keeps:
+            tried = [each for each in tried if each.seq > live.seq]  # a damaged one does not lead to an older one
+        return next((each for each in tried if each.id not in self._failed), None)
 
     def _stage(self, checkpoint: Checkpoint) -> None:
         """Read what differs from the live checkpoint. A switch may happen meanwhile: then the result is dropped."""
-        request = _naming(self._request, checkpoint.id)
         with self._lock:
-            base, chunks = self.checkpoint, self._held
-        transport = _StagingTransport(request, chunks)
+            base, chunks, memory = self._switches, self._held, self._memory
+        transport = _StagingTransport(_naming(self._request, checkpoint.id), chunks, memory)
         try:
             with collector_paused():
                 ready = transport.stage(base, checkpoint)
-        except _SKIPPED as error:
-            if not error.retryable:
+        except RelightError as error:
+            if isinstance(error, (CorruptCheckpoint, UnsafeContent, IncompatibleState)):
                 self._failed.add(checkpoint.id)
-            emit(
-                "follow.skipped",
-                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is not followed: {error}",
-                id=checkpoint.id,
-                step=checkpoint.step,
-                kind=error.kind,
-            )
-            raise
-        except RelightError as error:  # it does not fit: the caller must know
-            self._failed.add(checkpoint.id)
-            self._refused = error
+            if isinstance(error, IncompatibleState):
+                self._refused = error  # the caller must know
+            else:
+                emit(
+                    "follow.skipped",
+                    f"checkpoint {checkpoint.id} (step {checkpoint.step}) is not followed: {error}",
+                    id=checkpoint.id,
+                    step=checkpoint.step,
+                    kind=error.kind,
+                )
             raise
         finally:
             transport.close(None)
         self.bytes_read += ready.bytes
         with self._lock:
-            if self.checkpoint is base:
+            if self._switches == base:
                 self._ready = ready
 
     def _facts(self) -> Facts:
@@ -295,32 +338,46 @@ def _naming(request: RestoreRequest, checkpoint_id: str) -> RestoreRequest:
     )
 
 
+def _planned(request: RestoreRequest, stored: CheckpointView) -> RestorePlan:
+    """Return the plan of a restore into the live components."""
+    return plan_restore(
+        request.components, stored.tensors, stored.tree, only=request.only, strict=request.strict, rename=request.rename,
+        where=stored.prefix, check=stored.check, classes=recorded_classes(stored.user),
+    )  # fmt: skip
+
+
+def _memory_of(plan: RestorePlan, request: RestoreRequest, stored: CheckpointView) -> dict[str, object]:
+    """Return the live memory that ``plan`` changes, by the stored name. What a second plan has elsewhere is new memory of each plan."""
+    again = memory_by_name(_planned(request, stored), stored.tensors)
+    return {name: place for name, place in memory_by_name(plan, stored.tensors).items() if again.get(name) == place}
+
+
 class _StagingTransport(ReadByEveryRank):
     """Reads a checkpoint as a restore does, into memory of its own."""
 
-    def __init__(self, request: RestoreRequest, held: ChunkMap) -> None:
+    def __init__(self, request: RestoreRequest, chunks: ChunkMap, memory: Mapping[str, object]) -> None:
+        """``chunks``: what the live tensors have. ``memory``: where, by the stored name."""
         super().__init__(request, waits=False)
-        self._held = held
+        self._chunks, self._memory = chunks, memory
         self._staged: StagedState | None = None
 
     def _targets(self, opened: Opened, by_part: list[Mapping[int, Sink]]) -> Sequence[Mapping[int, Sink]]:
         """See ``ReadByEveryRank``."""
-        self._staged = StagedState(opened, by_part, self._held)
+        self._staged = StagedState(opened, by_part, self._chunks)
         return self._staged.sinks
 
-    def stage(self, base: Checkpoint | None, checkpoint: Checkpoint) -> _Ready:
+    def stage(self, base: int, checkpoint: Checkpoint) -> _Ready:
         """Read the changed bytes of a checkpoint."""
-        result, request = Resumed(), self._request
-        for copy in self.find(result).copies:
+        for copy in self.find(Resumed()).copies:
             stored = self.open(copy)
-            plan = plan_restore(
-                request.components, stored.tensors, stored.tree, only=request.only, strict=request.strict, rename=request.rename,
-                where=stored.prefix, check=stored.check, classes=recorded_classes(stored.user),
-            )  # fmt: skip
+            plan = _planned(self._request, stored)
+            memory = _memory_of(plan, self._request, stored)
+            same = {name for name, place in memory.items() if self._memory.get(name) == place}
+            self._chunks = {key: chunks for key, chunks in self._chunks.items() if key[0] in same}
             count, source = self.read(plan.sinks)
             assert self._staged is not None
-            return _Ready(base, checkpoint, self._staged, plan, count, source)
-        raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=request.where)
+            return _Ready(base, checkpoint, self._staged, plan, stored, memory, count, source)
+        raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=self._request.where)
 
 
 def _check_again(follower: weakref.ref[Follower], every_s: float) -> None:

@@ -190,6 +190,7 @@ _LEFT_OUT = {
     "why": "",
     "reason_kind": "",
     "reason_by": "",
+    "first_step": 0,
 }
 """Fields that are left out of a record if they have these defaults."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}

@@ -52,9 +52,11 @@ LOSSY = RootKey("lossy", Fields, written_by="commit.save", read_by="commit.save 
 """For each name pattern, how its tensors are stored lossily, and the bound of each value's error."""
 RANKS = RootKey("ranks", int, written_by="ranks.one_writer", read_by="reader.one_writer")
 """Number of ranks that saved a checkpoint which one rank wrote."""
-MICRO_STEP = RootKey("micro_step", int, written_by="checkpointer.state_capture", read_by="restore.execute")
+MICRO_STEP = RootKey("micro_step", int, written_by="checkpointer.state_capture", read_by="restore.execute cli.show")
 """The micro-step within the step after which the state was saved."""
-FIRST_STEP = RootKey("first_step", int, written_by="checkpointer.save_loop importers", read_by="commit.save")
+FIRST_STEP = RootKey(
+    "first_step", int, written_by="checkpointer.save_loop importers.import_checkpoint", read_by="commit.save"
+)
 """The number of the run's first step, if that is not 0: step + 1 - first_step steps were done."""
 AVERAGED = RootKey("averaged", list[Fields], written_by="export.average", read_by="")
 """The averaged checkpoints with their weights."""

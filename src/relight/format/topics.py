@@ -67,6 +67,8 @@ class RollbackNote(msgspec.Struct, frozen=True, kw_only=True):
     """``first-last``: samples of these steps are skipped; empty for none."""
     lr: float | None = None
     """Factor for learning rates."""
+    first_step: int = 0
+    """The number that the job which rolls back gives its first step: ``before`` is counted from it."""
 
 
 class BestByNote(msgspec.Struct, frozen=True, kw_only=True):

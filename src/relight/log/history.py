@@ -219,7 +219,9 @@ def _repacked(history: History, checkpoint_id: str) -> None:
 
 def _rolled_back(history: History, note: RollbackNote) -> None:
     history.rolled_back_ids.update(
-        checkpoint.id for checkpoint in history.by_id.values() if checkpoint.step >= note.before
+        checkpoint.id
+        for checkpoint in history.by_id.values()
+        if checkpoint.body.steps_done > note.before - note.first_step
     )
     first, _, last = note.skip.partition("-")
     if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:

@@ -28,7 +28,7 @@ from relight.restore.transport import RestoreTransport
 def restore_state(request: RestoreRequest) -> Resumed:
     """Restore what ``request`` names, after a rollback that a supervisor requested, and record it in the audit log. Collective."""
     heartbeat().phase("restoring")
-    apply_requested_rollback(request.store, request.run, request.ranks)
+    apply_requested_rollback(request.store, request.run, request.ranks, request.first_step)
     if request.ranks.world.rank:
         return restore_first_good(request)
     facts = ActionFacts(request.run, given={"which": request.which, "only": request.only})

@@ -37,6 +37,8 @@ class RestoreRequest:
     """The tiers after the store."""
     remote: Callable[[], Remote | None] = lambda: None
     """Access to snapshots in the memory of other nodes."""
+    first_step: int = 0
+    """The number that the job gives its first step: a requested rollback names steps by such numbers."""
 
     @property
     def where(self) -> str:

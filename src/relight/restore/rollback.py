@@ -21,7 +21,7 @@ from relight.store import ByteStore
 from relight.torch_private.optimizers import inner_schedulers, rate_attributes
 
 
-def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> None:
+def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup, first_step: int = 0) -> None:
     """Record that the run continues from before a step, if ``relight run`` requested that. Once per process. Cost: one
     record, then."""
     before, skip, cut = (os.environ.pop(name, "") for name in (BEFORE, SKIP, CUT))
@@ -40,7 +40,9 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> No
         log.start()
 
         def decide(view: LogView) -> tuple[Body, int]:
-            return ROLLED_BACK.note(RollbackNote(before=int(before), skip=skip, lr=lr)), fold(view).epoch
+            return ROLLED_BACK.note(RollbackNote(before=int(before), skip=skip, lr=lr, first_step=first_step)), fold(
+                view
+            ).epoch
 
         log.append(decide)
         return b""

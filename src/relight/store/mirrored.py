@@ -301,7 +301,7 @@ class MirroredStore(DriveStates):
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
         """See ``CachesBlocks``. The caller refuses what it read: the next read comes from the other drive, and is compared."""
         for served, start, size, number in reversed(self._served):
-            if served == key and start < offset + (size if length is None else length) and offset < start + size:
+            if served == key and (length is None or start < offset + length) and offset < start + size:
                 self._suspects[key] = (number, start, size)
                 return
 

@@ -1,0 +1,40 @@
+"""Which memory of the live state takes each stored tensor, so that a follower sees whether it is still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from relight.capture.regions import Regions
+from relight.capture.restore_plan import RestorePlan
+from relight.capture.tensors import FanOut, TensorSink
+from relight.format import Tensor
+from relight.layout import Sink
+from relight.layout.sources import HostMemorySink
+
+
+def memory_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, object]:
+    """Return the place of the live memory by the stored tensor's name.
+
+    Without tensors that are read into new memory, such as those that an object's own ``load_state_dict`` takes.
+    """
+    places = {tensors[index].name: _place(sink) for index, sink in plan.sinks.items() if index not in plan.fresh}
+    return {name: place for name, place in places.items() if place is not None}
+
+
+def _place(sink: Sink) -> object:
+    if isinstance(sink, HostMemorySink):
+        return sink.address, sink.length
+    if isinstance(sink, TensorSink):
+        return _place_of_tensor(sink.tensor)
+    if isinstance(sink, FanOut):
+        places = tuple(_place(inner) for inner in sink.sinks)
+        return None if None in places else places
+    if isinstance(sink, Regions):
+        return tuple((region.box, _place_of_tensor(region.tensor)) for region in sink.regions)
+    return None
+
+
+def _place_of_tensor(tensor: torch.Tensor) -> object:
+    return str(tensor.device), tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
