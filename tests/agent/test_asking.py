@@ -313,7 +313,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         with pytest.raises(StoreUnavailable, match="2 of 3 file descriptors"):
             agent.held(5.0)
         wire.send(SlotsAllocated([PAGE, PAGE]), [fd])
-        with pytest.raises(StoreUnavailable, match="1 of 2 descriptors"):
+        with pytest.raises(StoreUnavailable, match="1 of 2 file descriptors"):
             agent.slots(PAGE, 2, None, 5.0)
         monkeypatch.setattr(client, "adopt", once)
         wire.send(SlotsAllocated([PAGE, PAGE]), [fd, fd])

@@ -34,6 +34,21 @@ def test_step_five_is_the_state_after_five_steps(tmp_path: Path) -> None:
     assert listed(tmp_path / "s/run") == [(5, 5)]
     assert run_steps(tmp_path / "s/run", 1, 12, save=relight.every(steps=5), keep=relight.keep(every=5)) == 6
     assert listed(tmp_path / "s/run") == [(5, 5), (10, 10), (12, 12)]
+    plan = relight.open(tmp_path / "s/run").plan_prune(relight.keep(every=5))
+    assert {verdict.step: verdict.keep for verdict in plan.verdicts} == {5: True, 10: True, 12: True}
+
+
+def test_a_rollback_counts_finished_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of 10 finished steps is before step 10 of a loop that counts from 0, and after step 10 of one that counts from 1."""
+    run_steps(tmp_path / "s/run", 1, 10, save=relight.every(steps=5))
+    assert listed(tmp_path / "s/run") == [(5, 5), (10, 10)]
+    model = torch.nn.Linear(2, 2)
+    for first, begun in ((0, 10), (1, 6)):
+        monkeypatch.setenv("RELIGHT_BEFORE", "10")
+        with relight.Checkpointer(
+            tmp_path / "s/run", model=model, background=False, save=None, first_step=first
+        ) as ckpt:
+            assert ckpt.restore() == begun
 
 
 @pytest.mark.parametrize(("before", "after", "begun"), [(0, 1, 6), (1, 0, 5)])

@@ -374,7 +374,7 @@ def test_tensors_that_moved_are_read_whole(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_callers_code_does_not_end_the_thread(tmp_path: Path) -> None:
-    """It is in ``error``, and the next check goes on."""
+    """It is in ``error``, and the next check is made."""
     path, live, calls = tmp_path / "s/run", make(), [0]
 
     def rename(name: str) -> str:

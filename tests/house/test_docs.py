@@ -194,7 +194,7 @@ def test_readme_begins_with_what_a_user_needs() -> None:
             "pip install",
             f"Version {VERSION}",
             "relight.Checkpointer(",
-            "resumed from step",
+            "reports where it resumes",
             "torch.save",
             "## Works with",
             "make demo",

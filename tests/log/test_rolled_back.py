@@ -47,7 +47,7 @@ def test_a_checkpoint_after_a_rollback_is_not_the_latest(monkeypatch: pytest.Mon
     monkeypatch.setenv(SKIP, "25-26")
     apply_requested_rollback(store, RUN, SINGLE_RANK)
     history = attempt.history()
-    assert steps(history) == [20, 10, 40, 30] and history.skips == [(25, 26)]
+    assert steps(history) == [20, 10, 30, 40] and history.skips == [(25, 26)]
     assert (
         resolve(history, "latest").step == 20
         and resolve(history, "best").step == 20
@@ -57,7 +57,7 @@ def test_a_checkpoint_after_a_rollback_is_not_the_latest(monkeypatch: pytest.Mon
     assert len(attempt.history().notes) == 1
     save(attempt, 24)
     save(attempt, 30)
-    assert steps(attempt.history()) == [30, 24, 20, 10, 40, 30]
+    assert steps(attempt.history()) == [30, 24, 20, 10, 30, 40]
 
 
 def test_a_fresh_run_may_skip_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_further_tiers_are_rolled_back_too() -> None:
     near.note(ROLLED_BACK.note(RollbackNote(before=20, skip="20-20")))
     save(far, 5)
     merged = merge([near.history(), far.history()]).history
-    assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.rolled_back_ids) == 2
+    assert steps(merged)[-2:] == [20, 30] and merged.skips == [(20, 20)] and len(merged.rolled_back_ids) == 2
 
 
 def test_learning_rates_are_lowered_once_for_each_rollback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ class Follower(ObjectView):
             places = memory_by_name(_planned(self._request, ready.stored), ready.stored.tensors)
             if all(places.get(name) == place for name, place in ready.memory.items()):
                 return self._switch(ready)
-            self._forget()  # the live tensors have other memory now, of which nothing is known
+            self._forget()  # the live tensors have other memory now, with unknown values
         return self.poll() if self._thread is None else None
 
     def wait(self, timeout_s: float | None = None) -> Switched | None:
@@ -269,11 +269,11 @@ class Follower(ObjectView):
             if current is None or current.id != chosen.id:
                 self._stage(chosen)
             self.error = None
-        except Exception as error:  # also of the caller's map=, or of torch: the thread must go on
+        except Exception as error:  # also of the caller's map=, or of torch: the thread continues
             self.error = known(error).with_traceback(None)  # its frames hold the staged bytes
 
     def _choose(self) -> Checkpoint | None:
-        """Return the checkpoint to have; None for none. The log is read anew: the run may have been removed and begun again."""
+        """Return the checkpoint to have; None for none. The log is read whole: the run may have been removed and begun again."""
         try:
             history = fold(Log(self._request.store, self._request.run).read())
             tried = [chosen.checkpoint for chosen in choose_all(history, self._request.which)]

@@ -87,6 +87,13 @@ class Candidate:
     abandoned: bool = False
     """Whether it is not an ancestor of the newest good checkpoint: training started again from scratch, or from an
     older one."""
+    label: int | None = None
+    """The step as the run counts it; None: ``step``."""
+
+    @property
+    def shown_step(self) -> int:
+        """The step's number for people."""
+        return self.step if self.label is None else self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +217,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
         return [
             KeepVerdict(
                 checkpoint.id,
-                checkpoint.step,
+                checkpoint.shown_step,
                 True,
                 ", ".join(reasons[checkpoint.id]) or "nothing that would stay is known to verify",
             )
@@ -218,11 +225,11 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
         ]
     evicted = _evicted(rules, newest_first, counted, reasons)
     return [
-        KeepVerdict(checkpoint.id, checkpoint.step, False, evicted[checkpoint.id])
+        KeepVerdict(checkpoint.id, checkpoint.shown_step, False, evicted[checkpoint.id])
         if checkpoint.id in evicted
         else KeepVerdict(
             checkpoint.id,
-            checkpoint.step,
+            checkpoint.shown_step,
             bool(reasons[checkpoint.id]),
             ", ".join(reasons[checkpoint.id]) or _why_not(rules, checkpoint),
         )

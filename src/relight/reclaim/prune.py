@@ -271,6 +271,7 @@ def _candidate(history: History, checkpoint: Checkpoint, verified: bool | None) 
     return Candidate(
         checkpoint.id, checkpoint.seq, checkpoint.body.steps_done - 1, metrics, history.tags_of(checkpoint.id), needed_by, verified, "",
         checkpoint.body.new_bytes, time_s, routine=checkpoint.body.save_reason.is_routine, aside=checkpoint.id in history.rolled_back_ids,
+        label=checkpoint.step,
     )  # fmt: skip
 
 
