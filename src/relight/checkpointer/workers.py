@@ -38,7 +38,7 @@ _EXIT_S = 3.0
 """Seconds that a worker has to end at the trainer's exit before it is killed."""
 _COMM = "pt_data_worker"
 """The name that torch gives its worker processes."""
-_LIVE, _ASKED, _NEXT, _WANTED, _FIELDS = 0, 1, 2, 8, 72
+_LIVE, _ASKED, _NEXT, _WANTED, _FIELDS = 0, 1, 2, 8, mmap.PAGESIZE // 8
 
 
 class WorkerPage:

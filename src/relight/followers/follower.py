@@ -270,7 +270,7 @@ class Follower(ObjectView):
                 self._stage(chosen)
             self.error = None
         except Exception as error:  # also of the caller's map=, or of torch: the thread continues
-            self.error = known(error).with_traceback(None)  # its frames hold the staged bytes
+            self.error = _without_frames(known(error))
 
     def _choose(self) -> Checkpoint | None:
         """Return the checkpoint to have; None for none. The log is read whole: the run may have been removed and begun again."""
@@ -329,6 +329,17 @@ class Follower(ObjectView):
                 ("error", self.error),
             ],
         )
+
+
+def _without_frames(error: RelightError) -> RelightError:
+    """Return the error without tracebacks, also of its causes: their frames would hold the staged bytes as long as the error is kept."""
+    seen = set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
 
 
 def _naming(request: RestoreRequest, checkpoint_id: str) -> RestoreRequest:
