@@ -144,7 +144,8 @@ class Follower(ObjectView):
         self._ready: _Ready | None = None
         self._failed: set[str] = set()
         """Checkpoints that are damaged or do not fit. They are not tried again."""
-        self._refused: RelightError | None = None
+        self._refused: tuple[str, RelightError] | None = None
+        """A checkpoint that does not fit the live tensors, and why."""
         self._lock = threading.Lock()
         """Held while the live tensors are changed, or ``_ready`` is."""
         self._stopping = threading.Event()
@@ -186,10 +187,14 @@ class Follower(ObjectView):
             self._pid, self._lock, self._thread, self._ready = os.getpid(), threading.Lock(), None, None
         if self._thread is None or not self._thread.is_alive():
             self._check()
+        elif self._refused is not None:  # the thread may have met the tensors while the caller was changing them
+            self._failed.discard(self._refused[0])
+            self._refused = None
+            self._check()
         with self._lock:
             if self._refused is not None:
-                refused, self._refused = self._refused, None
-                raise refused
+                (_, error), self._refused = self._refused, None
+                raise error
             ready, self._ready = self._ready, None
             if ready is None or ready.base != self._switches:
                 return None
@@ -302,7 +307,7 @@ class Follower(ObjectView):
             if isinstance(error, (CorruptCheckpoint, UnsafeContent, IncompatibleState)):
                 self._failed.add(checkpoint.id)
             if isinstance(error, IncompatibleState):
-                self._refused = error  # the caller must know
+                self._refused = checkpoint.id, error  # the caller must know
             else:
                 emit(
                     "follow.skipped",
