@@ -131,7 +131,7 @@ class Follower(ObjectView):
     """Keeps live tensors at a run's newest checkpoint. ``relight.follow`` returns one. One thread of the caller uses it."""
 
     def __init__(self, request: RestoreRequest, every_s: float | None = None) -> None:
-        self._request, self._every_s = request, every_s
+        self._request = request
         self._held: ChunkMap = {}
         """Chunks of the live checkpoint."""
         self._memory: dict[str, object] = {}
