@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from loader_changes import end_workers
 from roundtrip import Stored, restore, save
 from torch.utils.data import (
     BatchSampler,
@@ -100,6 +101,9 @@ class Run:
 
     def run(self, steps: int) -> list[tuple]:
         return [self.step() for _ in range(steps)]
+
+    def __del__(self) -> None:
+        end_workers(self.loader, self.iterator)
 
 
 def straight(make: Callable[[], DataLoader], steps: int) -> list[tuple]:
@@ -553,9 +557,11 @@ def test_persistent_workers_resume_after_the_end_of_an_epoch(at: int, init) -> N
                     break
             if count == stop:
                 stored = save({"data": loader})
+                end_workers(loader)
                 seed(70)
                 loader, stop = make(), None
                 restore(stored, {"data": loader})
+        end_workers(loader)
         return seen
 
     assert trace(at) == trace(None)
