@@ -135,6 +135,19 @@ class SlotJob:
     """Whether the result has been sent: only retention is left to do."""
 
 
+def _new_slot(size: int) -> Slot:
+    """Allocate a cleared slot of ``size`` bytes. Raise ``NoSpace`` or ``OSError`` if there is no memory."""
+    slot = Slot(SharedMapping(allocate(size), size, writable=True))
+    slot.memory.populate()
+    slot.clear()
+    return slot
+
+
+def _reason(error: NoSpace | OSError) -> str:
+    """Return why there is no slot, in words."""
+    return error.what if isinstance(error, NoSpace) else str(error)
+
+
 class AgentServer:
     """The state of the agent's process."""
 
@@ -295,14 +308,13 @@ class AgentServer:
         while len(session.slots) < count:
             if spare:
                 slot = spare.pop()
+                slot.clear()
             else:
                 try:
-                    slot = Slot(SharedMapping(allocate(want.size), want.size, writable=True))
+                    slot = _new_slot(want.size)
                 except (NoSpace, OSError) as error:
-                    why = error.what if isinstance(error, NoSpace) else str(error)
+                    why = _reason(error)
                     break
-                slot.memory.populate()
-            slot.clear()
             session.slots.append(slot)
         sizes = [slot.memory.size for slot in session.slots]
         session.wire.send(SlotsAllocated(sizes, why), [slot.memory.fd for slot in session.slots])
@@ -312,12 +324,9 @@ class AgentServer:
         added, why = list[Slot](), ""
         try:
             for _ in range(want.count):
-                slot = Slot(SharedMapping(allocate(want.size), want.size, writable=True))
-                slot.memory.populate()
-                slot.clear()
-                added.append(slot)
+                added.append(_new_slot(want.size))
         except (NoSpace, OSError) as error:
-            why = error.what if isinstance(error, NoSpace) else str(error)
+            why = _reason(error)
         with self._lock:
             session.slots += added
         session.wire.send(SlotsAllocated([slot.memory.size for slot in added], why), [slot.memory.fd for slot in added])

@@ -42,18 +42,12 @@ class StagedSink(RangeSink):
             else:
                 self._inner.absorb(offset, memoryview(data))
 
-    @property
-    def bytes(self) -> int:
-        """Number of bytes kept."""
-        return sum(len(data) for _, data in self._pieces)
-
 
 class StagedState:
     """The changed bytes of one checkpoint, and the chunks that the live tensors have once they are delivered."""
 
     def __init__(self, opened: Opened, by_part: Sequence[Mapping[int, Sink]], held: ChunkMap) -> None:
         """``by_part``: the live sinks of each part's tensors. ``held``: chunks of the checkpoint that the live tensors have."""
-        self.opened = opened
         self.chunks: ChunkMap = {}
         self.sinks: list[dict[int, StagedSink]] = []
         for part, sinks in zip(opened.parts, by_part, strict=True):
@@ -73,8 +67,3 @@ class StagedState:
         for sinks in self.sinks:
             for sink in sinks.values():
                 sink.deliver()
-
-    @property
-    def bytes(self) -> int:
-        """Number of bytes that are kept."""
-        return sum(sink.bytes for sinks in self.sinks for sink in sinks.values())
