@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture import plan_restore
 from relight.capture.restore_plan import RestorePlan
 from relight.catalog.find import choose_all
+from relight.catalog.tiers import merge, open_further, read_further
 from relight.comm import new_threads
 from relight.errors import (
     CheckpointNotFound,
@@ -25,33 +25,34 @@ from relight.errors import (
     known,
     shown,
 )
+from relight.followers.agreement import FollowingRanks, Report, error_in
 from relight.followers.chunk_map import ChunkMap
-from relight.followers.live_memory import memory_by_name
-from relight.followers.staged import StagedState
-from relight.format.class_names import recorded_classes
+from relight.followers.staging import Staging, naming
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
-from relight.layout import Sink
-from relight.log import Checkpoint, Log, fold
+from relight.log import Checkpoint, History, Log, fold
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
 from relight.observe.object_view import Facts, ObjectView
-from relight.reader.opened import Opened
-from relight.restore.every_rank import ReadByEveryRank
+from relight.policy import Tiers
+from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.restore.request import Rename, RestoreRequest
-from relight.restore.result import Resumed
-from relight.restore.transport import CheckpointView
-from relight.settings.amounts import seconds_of
+from relight.settings.amounts import bytes_of, seconds_of
 from relight.settings.file import take_environment
 from relight.settings.short_traceback import short_traceback
 from relight.store import open_bytes
 from relight.store.urls import split_run
-from relight.units import Duration
+from relight.units import Duration, Size
+
+_LASTING = (CorruptCheckpoint, UnsafeContent, IncompatibleState)
+"""Errors of a checkpoint that another attempt would have, too."""
+_LASTING_KINDS = frozenset(error.kind for error in _LASTING)
 
 
 class Switched(NamedTuple):
     """A switch to another checkpoint. ``bytes``: read and verified for it. ``source``: where they came from. ``lag_s``: seconds from the
-    commit to the switch, by the clocks of the two hosts. ``seconds``: the switch itself."""
+    commit to the switch, by the clocks of the two hosts. ``seconds``: the switch itself. ``changed``: the stored names of the tensors that
+    got new bytes."""
 
     step: int
     id: str
@@ -59,29 +60,19 @@ class Switched(NamedTuple):
     source: str
     lag_s: float
     seconds: float
-
-
-class _Ready(NamedTuple):
-    base: int
-    """The number of switches before which it was read: the staged bytes are the differences from the live checkpoint then."""
-    checkpoint: Checkpoint
-    staged: StagedState
-    plan: RestorePlan
-    stored: CheckpointView
-    memory: dict[str, object]
-    """By the stored name: the live memory that takes the tensor. Without those that are read into new memory."""
-    bytes: int
-    source: str
+    changed: tuple[str, ...]
 
 
 @short_traceback
 def follow(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Tiers,
     model: torch.nn.Module | Mapping[str, object],
     *,
     only: str | Sequence[str] | None = None,
     which: str = "latest",
     every: Duration | None = None,
+    memory: Size | None = None,
+    together: bool = True,
     strict: bool = True,
     map: Rename = None,
     encrypt: str | Sequence[str] | None = None,
@@ -93,15 +84,23 @@ def follow(
     does not wait for it. Between two switches, nothing else may change these tensors: what is unchanged between two
     checkpoints is not read.
 
+    Where ``torch.distributed`` has several ranks, they all follow together: each calls this function and its methods alike,
+    and every switch is to the same checkpoint on all ranks.
+
     Raise ``ConfigError`` for an argument that does not fit. A run that does not exist yet is waited for.
 
     Args:
-        path: The store and the run, such as ``runs/demo``.
+        path: The store and the run, such as ``runs/demo``, or several stores, near to far (``relight.Tiers(…)``).
         model: A module, which is the run's component ``model``, or a dict of components by name.
         only: Patterns of names, such as ``"model/head.*"``. None: all of the given components.
         which: The checkpoint to follow: ``latest``, a tag, ``best`` or ``best:METRIC``.
         every: The time between two checks, in a thread that reads ahead: seconds, or ``"10s"``. None: ``poll()`` checks
             and reads itself.
+        memory: The bytes that may wait for a switch, such as ``"1GB"``. Then ``poll()`` reads the changed bytes itself, in
+            batches of that size, or of one tensor if that is larger. If a batch cannot be read, ``poll()`` raises, and
+            the live tensors are a mixture until the next switch: ``follower.checkpoint`` is None. None: all changed bytes
+            wait in memory, and a failed read changes nothing.
+        together: False: this rank follows without the others.
         strict: Whether stored and live state must fit exactly, as for ``Checkpointer.restore``.
         map: New names for stored ones: a dict of patterns, or a function of the name.
         encrypt: Where the key of an encrypted store is, as for ``relight.load``.
@@ -121,38 +120,50 @@ def follow(
         if only is not None
         else [each for name in components for each in (name, f"{name}/*")]
     )
+    limit = None if memory is None else bytes_of(memory, "follow(memory=…)")
     take_environment()
-    url, run = split_run(path)
-    store = open_bytes(url, guard=StoreSecurity.from_settings(encrypt))
-    return Follower(RestoreRequest(store, run, components, which, patterns, strict, map), every_s)
+    url, run = split_run(path.nearest.url if isinstance(path, Tiers) else path)
+    security = StoreSecurity.from_settings(encrypt)
+    store = open_bytes(url, guard=security)
+    further = open_further(path if isinstance(path, Tiers) else None, security)
+    ranks = FollowingRanks(together)
+    request = RestoreRequest(store, run, components, which, patterns, strict, map, ranks=ranks.alone, further=further)
+    return Follower(request, every_s, limit, ranks)
 
 
 class Follower(ObjectView):
     """Keeps live tensors at a run's newest checkpoint. ``relight.follow`` returns one. One thread of the caller uses it."""
 
-    def __init__(self, request: RestoreRequest, every_s: float | None = None) -> None:
-        self._request = request
+    def __init__(
+        self, request: RestoreRequest, every_s: float | None, memory_bytes: int | None, ranks: FollowingRanks
+    ) -> None:
+        self._request, self._memory_bytes, self._ranks = request, memory_bytes, ranks
         self._held: ChunkMap = {}
         """Chunks of the live checkpoint."""
-        self._memory: dict[str, object] = {}
+        self._memory: Mapping[str, object] = {}
         """By the stored name: the live memory that has these chunks."""
         self._plan: RestorePlan | None = None
         """The plan of the last switch. It keeps that memory alive: another tensor cannot get its address."""
         self._switches = 0
         """Switches that were begun: what was staged before the last one does not count."""
         self._pid = os.getpid()
-        self._ready: _Ready | None = None
+        self._log: Log | None = None
+        self._head = -1
+        """The log's newest record at the last check."""
+        self._target = ""
+        """With several ranks: the id of the checkpoint that all ranks read now."""
+        self._ready: Staging | None = None
         self._failed: set[str] = set()
         """Checkpoints that are damaged or do not fit. They are not tried again."""
-        self._refused: tuple[str, RelightError] | None = None
-        """A checkpoint that does not fit the live tensors, and why."""
+        self._failure: tuple[str, RelightError] | None = None
+        """A checkpoint that this rank could not read since the last poll, and why."""
         self._lock = threading.Lock()
-        """Held while the live tensors are changed, or ``_ready`` is."""
-        self._stopping = threading.Event()
+        """Held while the live tensors are changed, or what ``poll`` reads is."""
+        self._stopping, self._wake = threading.Event(), threading.Event()
         self.checkpoint: Checkpoint | None = None
         """The checkpoint that the live tensors have; None before the first switch."""
         self.newest: Checkpoint | None = None
-        """The newest checkpoint that the follower has seen."""
+        """The newest checkpoint that the follower has seen. Of several ranks, rank 0 sees it."""
         self.error: RelightError | None = None
         """What the last check failed with; None if it succeeded."""
         self.values: dict[str, object] = {}
@@ -178,31 +189,90 @@ class Follower(ObjectView):
 
         Without ``every``, this call reads the log and the changed chunks itself. Raise ``IncompatibleState`` if a checkpoint does not fit
         the live tensors, which are unchanged then. What cannot be read is in ``error``, and is tried again or replaced by a newer one.
+        With several ranks, all call this, and switch together or not at all.
         """
         if self._stopping.is_set():
             raise ConfigError(
                 "this follower was closed", where=self._request.where, hint="relight.follow(…) makes another"
             )
-        if self._pid != os.getpid():  # a forked child has neither the thread nor what it held
+        if self._pid != os.getpid():  # a forked child has neither the thread nor what it held, and is no rank
             self._pid, self._lock, self._thread, self._ready = os.getpid(), threading.Lock(), None, None
+            self._ranks = FollowingRanks(together=False)
         if self._thread is None or not self._thread.is_alive():
+            self._thread = None
             self._check()
-        elif self._refused is not None:  # the thread may have met the tensors while the caller was changing them
-            self._failed.discard(self._refused[0])
-            self._refused = None
-            self._check()
+        ready, reports, error = self._compare()
+        if any(report.kind == IncompatibleState.kind for report in reports):
+            if self._thread is not None:  # the thread may have met the tensors while the caller was changing them
+                self._stage(next(report.failed for report in reports if report.kind == IncompatibleState.kind))
+                ready, reports, error = self._compare()
+            refusal = error_in(reports)
+            if isinstance(refusal, IncompatibleState):
+                raise error if isinstance(error, IncompatibleState) else refusal
+        if ready is None or any(report.ready != reports[0].target for report in reports):
+            return None
+        try:
+            with raise_on_all_ranks(self._ranks, f"switching to checkpoint {ready.checkpoint.id}"), self._lock:
+                switched = self._switch(ready)
+        except BaseException as failed:  # the tensors of this rank, or of another, may be a mixture
+            with self._lock:
+                self._forget()
+            if isinstance(failed, _LASTING):
+                self._failed.add(ready.checkpoint.id)
+            raise
+        emit(
+            "follow.switched",
+            f"follows run {self._request.run!r} at step {switched.step}",
+            run=self._request.run,
+            store=self._request.store.url,
+            step=switched.step,
+            id=switched.id,
+            bytes=switched.bytes,
+            source=switched.source,
+            lag_s=round(switched.lag_s, 6),
+            seconds=round(switched.seconds, 6),
+        )
+        return switched
+
+    def _compare(self) -> tuple[Staging | None, list[Report], RelightError | None]:
+        """Compare what the ranks have read. Return what this rank can switch to, all reports, and this rank's error."""
+        ready = self._usable()
         with self._lock:
-            if self._refused is not None:
-                (_, error), self._refused = self._refused, None
-                raise error
-            ready, self._ready = self._ready, None
-            if ready is None or ready.base != self._switches:
+            failure, self._failure = self._failure, None
+            ready_id = ready.checkpoint.id if ready is not None else ""
+            report = Report(self._target if self._ranks.several else ready_id, ready_id)
+        if failure is not None:
+            report = Report(report.target, ready_id, failure[0], failure[1].kind, str(failure[1]).splitlines()[0])
+        reports = self._ranks.exchange(report)
+        failed = {report.failed for report in reports if report.failed}
+        if self._ranks.several:
+            with self._lock:
+                self._target = "" if reports[0].target in failed else reports[0].target
+                if self._ready is not None and self._ready.checkpoint.id in failed:
+                    self._drop()
+            self._failed |= {report.failed for report in reports if report.kind in _LASTING_KINDS}
+            if failure is None:
+                self.error = error_in(reports) or self.error
+            if not self._ranks.leads:
+                self._wake.set()
+        return (None if ready_id in failed else ready), reports, failure[1] if failure is not None else None
+
+    def _usable(self) -> Staging | None:
+        """Return what is staged for the live tensors as they are now."""
+        with self._lock:
+            ready = self._ready
+            if ready is None:
                 return None
-            places = memory_by_name(_planned(self._request, ready.stored), ready.stored.tensors)
-            if all(places.get(name) == place for name, place in ready.memory.items()):
-                return self._switch(ready)
+            try:
+                if not ready.has_moved():
+                    return ready
+            except RelightError as error:
+                self._failure = ready.checkpoint.id, error
             self._forget()  # the live tensors have other memory now, with unknown values
-        return self.poll() if self._thread is None else None
+        if self._thread is not None or self._ranks.several or self._failure is not None:
+            return None
+        self._stage(ready.checkpoint.id)
+        return self._ready
 
     def wait(self, timeout_s: float | None = None) -> Switched | None:
         """Wait until a newer checkpoint is ready, and switch to it. Return None if that takes too long.
@@ -213,16 +283,19 @@ class Follower(ObjectView):
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             switched = self.poll()
-            if switched is not None or (ends is not None and time.monotonic() >= ends):
+            over = ends is not None and time.monotonic() >= ends
+            if switched is not None or (self._ranks.agree(over) if self._ranks.several else over):
                 return switched
             time.sleep(0.05)
 
     def close(self) -> None:
         """Stop checking. The live tensors keep their values. Idempotent."""
         self._stopping.set()
+        self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
+        self._drop()
 
     def __enter__(self) -> Follower:
         return self
@@ -230,62 +303,86 @@ class Follower(ObjectView):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _switch(self, ready: _Ready) -> Switched:
-        """Copy the staged bytes into the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
+    def _switch(self, ready: Staging) -> Switched:
+        """Change the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
         began = time.perf_counter()
+        ready_bytes = ready.bytes_read
+        self._ready = None
         self._forget()
-        with torch.no_grad():
-            ready.staged.deliver()
-            ready.plan.finish()
+        try:
+            ready.deliver()
+        finally:
+            ready.close(None)
+            self.bytes_read += ready.bytes_read - ready_bytes
         self._held, self._memory, self._plan = ready.staged.chunks, ready.memory, ready.plan
         self.checkpoint, self.values = ready.checkpoint, ready.plan.values
         committed_s = seconds_since_epoch(ready.checkpoint.time)
         lag_s = max(0.0, time.time() - committed_s) if committed_s is not None else 0.0
-        switched = Switched(
-            ready.checkpoint.step, ready.checkpoint.id, ready.bytes, ready.source, lag_s, time.perf_counter() - began
+        return Switched(
+            ready.checkpoint.step,
+            ready.checkpoint.id,
+            ready.bytes_read,
+            ready.source,
+            lag_s,
+            time.perf_counter() - began,
+            ready.staged.changed,
         )
-        emit(
-            "follow.switched",
-            f"follows run {self._request.run!r} at step {switched.step}",
-            run=self._request.run,
-            store=self._request.store.url,
-            step=switched.step,
-            id=switched.id,
-            bytes=switched.bytes,
-            source=switched.source,
-            lag_s=round(lag_s, 6),
-            seconds=round(switched.seconds, 6),
-        )
-        return switched
 
     def _forget(self) -> None:
         """Record that the live tensors have no known checkpoint: the next one is read whole."""
         self._switches += 1
-        self._held, self._memory, self.checkpoint = {}, {}, None
+        self._held, self._memory, self._target, self.checkpoint = {}, {}, "", None
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop what is staged."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close(None)
 
     def _check(self) -> None:
-        """Read the log, and stage the checkpoint to follow if the live tensors have another one."""
+        """Read the log, and stage the checkpoint to follow if the live tensors have another one. Collective without a thread."""
+        target = self._target
         try:
-            chosen = self._choose()
-            if chosen is None:
-                return
-            ready = self._ready
-            current = ready.checkpoint if ready is not None else self.checkpoint
-            if current is None or current.id != chosen.id:
-                self._stage(chosen)
+            if self._ranks.leads and not target:
+                target = self._choose()
             self.error = None
-        except Exception as error:  # also of the caller's map=, or of torch: the thread continues
+        except Exception as error:  # also of torch: the thread continues
             self.error = _without_frames(known(error))
+        if self._ranks.several and self._thread is None:
+            target = self._ranks.share_target(target)
+        if self._ranks.several:
+            with self._lock:
+                self._target = target
+        ready = self._ready
+        current = ready.checkpoint if ready is not None else self.checkpoint
+        if target and (current is None or current.id != target):
+            self._stage(target)
 
-    def _choose(self) -> Checkpoint | None:
-        """Return the checkpoint to have; None for none. The log is read whole: the run may have been removed and begun again."""
+    def _history(self) -> History:
+        """Return the run's history. Only records that are new since the last check are read."""
         try:
-            history = fold(Log(self._request.store, self._request.run).read())
+            view = self._log.read() if self._log is not None else None
+        except (CheckpointNotFound, CorruptCheckpoint):
+            view = None
+        if view is None or view.faults or view.head < self._head:  # perhaps the run was removed and begun again
+            self._log = Log(self._request.store, self._request.run)
+            view = self._log.read()
+        self._head = view.head
+        history = fold(view)
+        if not self._request.further:
+            return history
+        return merge([history, *(reach.history for reach in read_further(self._request.further, history))]).history
+
+    def _choose(self) -> str:
+        """Return the id of the checkpoint to have; empty for none."""
+        try:
+            history = self._history()
             tried = [chosen.checkpoint for chosen in choose_all(history, self._request.which)]
         except CheckpointNotFound:
             if self.newest is not None:
                 raise  # it was there
-            return None  # the run, its tag or its metric does not exist yet
+            return ""  # the run, its tag or its metric does not exist yet
         if self._request.which == "latest":
             tried = [each for each in tried if each.id not in history.rolled_back_ids and not each.body.suspect]
         self.newest = tried[0] if tried else None
@@ -293,36 +390,45 @@ class Follower(ObjectView):
         keeps = live is not None and live.id not in history.rolled_back_ids
         if self.newest is not None and self.newest.id in self._failed and live is not None and keeps:
             tried = [each for each in tried if each.seq > live.seq]  # a damaged one does not lead to an older one
-        return next((each for each in tried if each.id not in self._failed), None)
+        return next((each.id for each in tried if each.id not in self._failed), "")
 
-    def _stage(self, checkpoint: Checkpoint) -> None:
+    def _stage(self, checkpoint_id: str) -> None:
         """Read what differs from the live checkpoint. A switch may happen meanwhile: then the result is dropped."""
         with self._lock:
             base, chunks, memory = self._switches, self._held, self._memory
-        transport = _StagingTransport(_naming(self._request, checkpoint.id), chunks, memory)
+        staging: Staging | None = None
         try:
             with collector_paused():
-                ready = transport.stage(base, checkpoint)
-        except RelightError as error:
-            if isinstance(error, (CorruptCheckpoint, UnsafeContent, IncompatibleState)):
-                self._failed.add(checkpoint.id)
-            if isinstance(error, IncompatibleState):
-                self._refused = checkpoint.id, error  # the caller must know
-            else:
-                emit(
-                    "follow.skipped",
-                    f"checkpoint {checkpoint.id} (step {checkpoint.step}) is not followed: {error}",
-                    id=checkpoint.id,
-                    step=checkpoint.step,
-                    kind=error.kind,
-                )
-            raise
-        finally:
-            transport.close(None)
-        self.bytes_read += ready.bytes
+                staging = Staging(naming(self._request, checkpoint_id), chunks, memory, base, self._memory_bytes)
+                staging.prepare()
+        except Exception as error:  # also of the caller's map=, or of torch: the thread continues
+            if staging is not None:
+                staging.close(None)
+            self._note_failure(checkpoint_id, _without_frames(known(error)))
+            return
+        self._failed.discard(checkpoint_id)
+        self.error = None
         with self._lock:
-            if self._switches == base:
-                self._ready = ready
+            self.bytes_read += staging.bytes_read
+            if self._switches == base and not self._stopping.is_set():
+                self._drop()
+                self._ready = staging
+                return
+        staging.close(None)
+
+    def _note_failure(self, checkpoint_id: str, error: RelightError) -> None:
+        """Record that a checkpoint could not be read."""
+        if isinstance(error, _LASTING):
+            self._failed.add(checkpoint_id)
+        if not isinstance(error, IncompatibleState):  # the caller gets that one
+            emit(
+                "follow.skipped",
+                f"checkpoint {checkpoint_id} of run {self._request.run!r} is not followed: {error}",
+                id=checkpoint_id,
+                kind=error.kind,
+            )
+        with self._lock:
+            self.error, self._failure = error, (checkpoint_id, error)
 
     def _facts(self) -> Facts:
         live = f"step {self.checkpoint.step} ({self.checkpoint.id})" if self.checkpoint is not None else "none yet"
@@ -347,55 +453,6 @@ def _without_frames(error: RelightError) -> RelightError:
     return error
 
 
-def _naming(request: RestoreRequest, checkpoint_id: str) -> RestoreRequest:
-    """Return the request for that checkpoint alone."""
-    return RestoreRequest(
-        request.store, request.run, request.components, checkpoint_id, request.only, request.strict, request.rename
-    )
-
-
-def _planned(request: RestoreRequest, stored: CheckpointView) -> RestorePlan:
-    """Return the plan of a restore into the live components."""
-    return plan_restore(
-        request.components, stored.tensors, stored.tree, only=request.only, strict=request.strict, rename=request.rename,
-        where=stored.prefix, check=stored.check, classes=recorded_classes(stored.user),
-    )  # fmt: skip
-
-
-def _memory_of(plan: RestorePlan, request: RestoreRequest, stored: CheckpointView) -> dict[str, object]:
-    """Return the live memory that ``plan`` changes, by the stored name. What a second plan has elsewhere is new memory of each plan."""
-    again = memory_by_name(_planned(request, stored), stored.tensors)
-    return {name: place for name, place in memory_by_name(plan, stored.tensors).items() if again.get(name) == place}
-
-
-class _StagingTransport(ReadByEveryRank):
-    """Reads a checkpoint as a restore does, into memory of its own."""
-
-    def __init__(self, request: RestoreRequest, chunks: ChunkMap, memory: Mapping[str, object]) -> None:
-        """``chunks``: what the live tensors have. ``memory``: where, by the stored name."""
-        super().__init__(request, waits=False)
-        self._chunks, self._memory = chunks, memory
-        self._staged: StagedState | None = None
-
-    def _targets(self, opened: Opened, by_part: list[Mapping[int, Sink]]) -> Sequence[Mapping[int, Sink]]:
-        """See ``ReadByEveryRank``."""
-        self._staged = StagedState(opened, by_part, self._chunks)
-        return self._staged.sinks
-
-    def stage(self, base: int, checkpoint: Checkpoint) -> _Ready:
-        """Read the changed bytes of a checkpoint."""
-        for copy in self.find(Resumed()).copies:
-            stored = self.open(copy)
-            plan = _planned(self._request, stored)
-            memory = _memory_of(plan, self._request, stored)
-            same = {name for name, place in memory.items() if self._memory.get(name) == place}
-            self._chunks = {key: chunks for key, chunks in self._chunks.items() if key[0] in same}
-            count, source = self.read(plan.sinks)
-            assert self._staged is not None
-            return _Ready(base, checkpoint, self._staged, plan, stored, memory, count, source)
-        raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=self._request.where)
-
-
 def _check_again(follower: weakref.ref[Follower], every_s: float) -> None:
     """Check until the follower is closed, or is no longer referenced."""
     while True:
@@ -403,7 +460,7 @@ def _check_again(follower: weakref.ref[Follower], every_s: float) -> None:
         if current is None or current._stopping.is_set():
             return
         current._check()
-        stopping = current._stopping
+        wake = current._wake
         del current
-        if stopping.wait(every_s):
-            return
+        wake.wait(every_s)
+        wake.clear()

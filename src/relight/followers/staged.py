@@ -16,6 +16,8 @@ class StagedSink(RangeSink):
     def __init__(self, inner: Sink, unchanged: UnchangedRanges | None) -> None:
         """``unchanged``: ranges of the stored tensor that the live memory has already; None: it has nothing."""
         self._inner, self._unchanged = inner, unchanged
+        self.is_changed = False
+        """Whether bytes were read for the live memory."""
         self.skip, self.length = skip_of(inner), inner.length
         self._pieces: list[tuple[int, bytes]] = []
 
@@ -33,10 +35,17 @@ class StagedSink(RangeSink):
         """Keep verified bytes."""
         self._pieces.append((offset, bytes(data)))
 
+    @property
+    def wanted_bytes(self) -> int:
+        """The most bytes that are kept until ``deliver``."""
+        return 0 if self.length and not self.needs(0, self.length) else self.length
+
     def deliver(self) -> None:
-        """Copy the bytes into the live memory."""
+        """Copy the bytes into the live memory, and drop them."""
+        pieces, self._pieces = self._pieces, []
+        self.is_changed = self.is_changed or bool(pieces)
         view = self._inner.view()
-        for offset, data in self._pieces:
+        for offset, data in pieces:
             if view is not None:
                 copy_bytes(memoryview(data), view[offset : offset + len(data)])
             else:
@@ -48,6 +57,7 @@ class StagedState:
 
     def __init__(self, opened: Opened, by_part: Sequence[Mapping[int, Sink]], held: ChunkMap) -> None:
         """``by_part``: the live sinks of each part's tensors. ``held``: chunks of the checkpoint that the live tensors have."""
+        self._parts = opened.parts
         self.chunks: ChunkMap = {}
         self.sinks: list[dict[int, StagedSink]] = []
         for part, sinks in zip(opened.parts, by_part, strict=True):
@@ -67,3 +77,14 @@ class StagedState:
         for sinks in self.sinks:
             for sink in sinks.values():
                 sink.deliver()
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Stored names of the tensors that the delivery has changed, in the order of the checkpoint."""
+        names = (
+            part.tensors[index].name
+            for part, sinks in zip(self._parts, self.sinks, strict=True)
+            for index, sink in sinks.items()
+            if sink.is_changed
+        )
+        return tuple(dict.fromkeys(names))

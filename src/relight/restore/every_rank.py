@@ -69,23 +69,24 @@ class ReadByEveryRank:
 
     def read(self, sinks: Mapping[int, Sink]) -> tuple[int, str]:
         """See ``RestoreTransport``. Each stored byte is read once per node."""
+        return self._read(*self._assigned(sinks))
+
+    def _assigned(self, sinks: Mapping[int, Sink]) -> tuple[Opened, list[Mapping[int, Sink]]]:
+        """Return the opened checkpoint, and the sinks by its parts."""
         assert self._opened is not None
         (opened, joined), self._opened = self._opened, None
         if joined is None:
-            by_part: list[Mapping[int, Sink]] = [only_needed(sinks)]
-        else:
-            by_part = [*sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))]
-        reading = RestoreReader(opened, self._targets(opened, by_part), self._near, self._ranks)
+            return opened, [only_needed(sinks)]
+        return opened, [*sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))]
+
+    def _read(self, opened: Opened, by_part: Sequence[Mapping[int, Sink]]) -> tuple[int, str]:
+        reading = RestoreReader(opened, by_part, self._near, self._ranks)
         with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from memory"):
             reading.from_memory()
         # Ranks of one node that share a damaged chunk fail together. Ranks of other nodes, or with chunks of their own, do not.
         with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from the store"):
             reading.from_store()
         return reading.bytes_read, reading.source
-
-    def _targets(self, opened: Opened, by_part: list[Mapping[int, Sink]]) -> Sequence[Mapping[int, Sink]]:
-        """Return the sinks to fill, for each part of the checkpoint. A follower puts its own in their place."""
-        return by_part
 
     def close(self, error: BaseException | None) -> None:
         """See ``RestoreTransport``."""
