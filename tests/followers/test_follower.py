@@ -395,3 +395,72 @@ def test_a_closed_follower_refuses(tmp_path: Path) -> None:
     follower.close()
     with pytest.raises(relight.ConfigError, match="closed"):
         follower.poll()
+
+
+def test_where_memory_is_short_batches_are_read_in_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most the given bytes wait at a time, and only what changed is read."""
+    path, live = tmp_path / "s/run", make()
+    most = [0]
+    absorb, deliver, waiting = StagedSink.absorb, StagedSink.deliver, [0]
+
+    def counted(sink: StagedSink, offset: int, data: memoryview) -> None:
+        absorb(sink, offset, data)
+        waiting[0] += len(data)
+        most[0] = max(most[0], waiting[0])
+
+    def delivered(sink: StagedSink) -> None:
+        waiting[0] -= sum(len(data) for _, data in sink._pieces)
+        deliver(sink)
+
+    monkeypatch.setattr(StagedSink, "absorb", counted)
+    monkeypatch.setattr(StagedSink, "deliver", delivered)
+    saved(path, range(1))
+    with relight.follow(path, live, memory="1MB") as follower:
+        first = follower.poll()
+        assert first is not None and first.bytes == BYTES and most[0] <= 2 * WIDTH * 4 and values(live) == [0] * LAYERS
+        assert first.changed == tuple(f"model/layer{number}.weight" for number in range(LAYERS))
+        saved_on(path, 1)
+        second = follower.poll()
+        assert second is not None and second.bytes == WIDTH * 4 and second.changed == ("model/layer0.weight",)
+        assert values(live) == [1, 0, 0, 0] and follower.bytes_read == BYTES + WIDTH * 4
+
+
+@pytest.mark.parametrize("every", [None, 0.01], ids=["inline", "thread"])
+def test_a_batch_that_cannot_be_read_is_raised(every: float | None, tmp_path: Path) -> None:
+    """The tensors may be a mixture: no checkpoint counts as theirs, and the next switch reads everything."""
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(1))
+    with relight.follow(path, live, memory=1, every=every) as follower:
+        assert follower.wait(20) is not None
+        saved_on(path, 1)
+        pack = sorted(path.glob("0000000001-*/pack-*"))[-1]
+        data = bytearray(pack.read_bytes())
+        for place in range(100_000, len(data), 100_000):  # in each tensor
+            data[place] ^= 1
+        pack.write_bytes(data)
+        with pytest.raises(relight.CorruptCheckpoint):
+            follower.wait(20)
+        assert follower.checkpoint is None
+        switched = follower.wait(20)
+        assert switched is not None and switched.step == 0 and switched.bytes == BYTES
+        assert values(live) == [0] * LAYERS
+
+
+def test_tiers_are_read_nearest_first(tmp_path: Path) -> None:
+    """What the first one has lost comes from the next one; a checkpoint that only the second one has is followed."""
+    near, far, live = tmp_path / "near/run", tmp_path / "far/run", make()
+    tiers = relight.Tiers(hot=near, cold=far)
+    saved(tiers, range(1))  # type: ignore[arg-type]
+    with relight.follow(tiers, live) as follower:
+        first = follower.poll()
+        assert first is not None and first.source == "store" and first.bytes == BYTES
+        model = saved_on(tiers, 1)  # type: ignore[arg-type]
+        for pack in near.glob("0000000001-*/pack-*"):
+            pack.unlink()
+        second = follower.poll()
+        assert second is not None and second.step == 1 and second.bytes == WIDTH * 4
+        assert values(live) == values(model)
+        shutil.rmtree(near)
+    with relight.follow(tiers, make()) as follower:
+        only = follower.poll()
+        assert only is not None and (only.step, only.source) == (1, "cold")

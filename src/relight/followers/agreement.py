@@ -14,6 +14,8 @@ from relight.ranks.group import SingleRank
 RANKS_S = 600.0
 """The longest wait for another rank, in seconds."""
 
+TEXT_CHARACTERS = 2000
+
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
     """What a rank has at a poll. Empty texts for none."""
@@ -26,6 +28,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """The id of one that it could not read."""
     kind: str = ""
     text: str = ""
+    """The error, at most ``TEXT_CHARACTERS``."""
 
 
 class FollowingRanks(SingleRank):
@@ -63,4 +66,5 @@ def error_in(reports: Sequence[Report]) -> RelightError | None:
     if not failed:
         return None
     rank = failed[0][1]
-    return error_of(reports[rank].kind)(f"rank {rank}: {reports[rank].text}", hint="its error there has the details")
+    first, *details = reports[rank].text.splitlines()
+    return error_of(reports[rank].kind)(f"rank {rank}: {first}", details=details)

@@ -25,7 +25,7 @@ from relight.errors import (
     known,
     shown,
 )
-from relight.followers.agreement import FollowingRanks, Report, error_in
+from relight.followers.agreement import TEXT_CHARACTERS, FollowingRanks, Report, error_in
 from relight.followers.chunk_map import ChunkMap
 from relight.followers.staging import Staging, naming
 from relight.format.collector import collector_paused
@@ -157,6 +157,8 @@ class Follower(ObjectView):
         """Checkpoints that are damaged or do not fit. They are not tried again."""
         self._failure: tuple[str, RelightError] | None = None
         """A checkpoint that this rank could not read since the last poll, and why."""
+        self._reported = ("", "")
+        """The last failure that was reported: a checkpoint and a kind of error."""
         self._lock = threading.Lock()
         """Held while the live tensors are changed, or what ``poll`` reads is."""
         self._stopping, self._wake = threading.Event(), threading.Event()
@@ -165,7 +167,7 @@ class Follower(ObjectView):
         self.newest: Checkpoint | None = None
         """The newest checkpoint that the follower has seen. Of several ranks, rank 0 sees it."""
         self.error: RelightError | None = None
-        """What the last check failed with; None if it succeeded."""
+        """What the last check failed with; None if it succeeded. Of several ranks: on any of them, until the next switch."""
         self.values: dict[str, object] = {}
         """Values of the live checkpoint that cannot be changed in place, by component."""
         self.bytes_read = 0
@@ -204,7 +206,9 @@ class Follower(ObjectView):
         ready, reports, error = self._compare()
         if any(report.kind == IncompatibleState.kind for report in reports):
             if self._thread is not None:  # the thread may have met the tensors while the caller was changing them
-                self._stage(next(report.failed for report in reports if report.kind == IncompatibleState.kind))
+                failed_id = next(report.failed for report in reports if report.kind == IncompatibleState.kind)
+                self._failed.discard(failed_id)
+                self._stage(failed_id, self._switches)
                 ready, reports, error = self._compare()
             refusal = error_in(reports)
             if isinstance(refusal, IncompatibleState):
@@ -216,9 +220,9 @@ class Follower(ObjectView):
                 switched = self._switch(ready)
         except BaseException as failed:  # the tensors of this rank, or of another, may be a mixture
             with self._lock:
+                if isinstance(failed, _LASTING):
+                    self._failed.add(ready.checkpoint.id)
                 self._forget()
-            if isinstance(failed, _LASTING):
-                self._failed.add(ready.checkpoint.id)
             raise
         emit(
             "follow.switched",
@@ -242,7 +246,7 @@ class Follower(ObjectView):
             ready_id = ready.checkpoint.id if ready is not None else ""
             report = Report(self._target if self._ranks.several else ready_id, ready_id)
         if failure is not None:
-            report = Report(report.target, ready_id, failure[0], failure[1].kind, str(failure[1]).splitlines()[0])
+            report = Report(report.target, ready_id, failure[0], failure[1].kind, str(failure[1])[:TEXT_CHARACTERS])
         reports = self._ranks.exchange(report)
         failed = {report.failed for report in reports if report.failed}
         if self._ranks.several:
@@ -271,7 +275,7 @@ class Follower(ObjectView):
             self._forget()  # the live tensors have other memory now, with unknown values
         if self._thread is not None or self._ranks.several or self._failure is not None:
             return None
-        self._stage(ready.checkpoint.id)
+        self._stage(ready.checkpoint.id, self._switches)
         return self._ready
 
     def wait(self, timeout_s: float | None = None) -> Switched | None:
@@ -315,7 +319,7 @@ class Follower(ObjectView):
             ready.close(None)
             self.bytes_read += ready.bytes_read - ready_bytes
         self._held, self._memory, self._plan = ready.staged.chunks, ready.memory, ready.plan
-        self.checkpoint, self.values = ready.checkpoint, ready.plan.values
+        self.checkpoint, self.values, self.error = ready.checkpoint, ready.plan.values, None
         committed_s = seconds_since_epoch(ready.checkpoint.time)
         lag_s = max(0.0, time.time() - committed_s) if committed_s is not None else 0.0
         return Switched(
@@ -342,22 +346,25 @@ class Follower(ObjectView):
 
     def _check(self) -> None:
         """Read the log, and stage the checkpoint to follow if the live tensors have another one. Collective without a thread."""
-        target = self._target
+        several, base, target = self._ranks.several, self._switches, self._target
         try:
             if self._ranks.leads and not target:
                 target = self._choose()
-            self.error = None
+                if several and self.checkpoint is not None and target == self.checkpoint.id:
+                    target = ""
+            if not several:
+                self.error = None
         except Exception as error:  # also of torch: the thread continues
             self.error = _without_frames(known(error))
-        if self._ranks.several and self._thread is None:
+        if several and self._thread is None:
             target = self._ranks.share_target(target)
-        if self._ranks.several:
-            with self._lock:
+        with self._lock:
+            if several and self._switches == base and (self._ranks.leads or self._thread is None):
                 self._target = target
-        ready = self._ready
-        current = ready.checkpoint if ready is not None else self.checkpoint
-        if target and (current is None or current.id != target):
-            self._stage(target)
+            ready = self._ready
+            current = ready.checkpoint if ready is not None else self.checkpoint
+        if target and self._switches == base and (current is None or current.id != target):
+            self._stage(target, base)
 
     def _history(self) -> History:
         """Return the run's history. Only records that are new since the last check are read."""
@@ -365,11 +372,15 @@ class Follower(ObjectView):
             view = self._log.read() if self._log is not None else None
         except (CheckpointNotFound, CorruptCheckpoint):
             view = None
-        if view is None or view.faults or view.head < self._head:  # perhaps the run was removed and begun again
-            self._log = Log(self._request.store, self._request.run)
-            view = self._log.read()
-        self._head = view.head
-        history = fold(view)
+        try:
+            if view is None or view.faults or view.head < self._head:  # perhaps the run was removed and begun again
+                self._log = Log(self._request.store, self._request.run)
+                view = self._log.read()
+            self._head, history = view.head, fold(view)
+        except CheckpointNotFound:
+            if not self._request.further:
+                raise
+            history = History()
         if not self._request.further:
             return history
         return merge([history, *(reach.history for reach in read_further(self._request.further, history))]).history
@@ -392,10 +403,12 @@ class Follower(ObjectView):
             tried = [each for each in tried if each.seq > live.seq]  # a damaged one does not lead to an older one
         return next((each.id for each in tried if each.id not in self._failed), "")
 
-    def _stage(self, checkpoint_id: str) -> None:
-        """Read what differs from the live checkpoint. A switch may happen meanwhile: then the result is dropped."""
+    def _stage(self, checkpoint_id: str, base: int) -> None:
+        """Read what differs from the live checkpoint after ``base`` switches. If another switch has begun, drop the result."""
         with self._lock:
-            base, chunks, memory = self._switches, self._held, self._memory
+            if self._switches != base:
+                return
+            chunks, memory = self._held, self._memory
         staging: Staging | None = None
         try:
             with collector_paused():
@@ -406,8 +419,8 @@ class Follower(ObjectView):
                 staging.close(None)
             self._note_failure(checkpoint_id, _without_frames(known(error)))
             return
-        self._failed.discard(checkpoint_id)
-        self.error = None
+        if not self._ranks.several:  # another rank may still fail
+            self.error = None
         with self._lock:
             self.bytes_read += staging.bytes_read
             if self._switches == base and not self._stopping.is_set():
@@ -419,8 +432,11 @@ class Follower(ObjectView):
     def _note_failure(self, checkpoint_id: str, error: RelightError) -> None:
         """Record that a checkpoint could not be read."""
         if isinstance(error, _LASTING):
+            if checkpoint_id in self._failed:  # both the thread and the caller have tried it
+                return
             self._failed.add(checkpoint_id)
-        if not isinstance(error, IncompatibleState):  # the caller gets that one
+        reported, self._reported = self._reported, (checkpoint_id, error.kind)
+        if not isinstance(error, IncompatibleState) and reported != self._reported:  # the caller gets that one
             emit(
                 "follow.skipped",
                 f"checkpoint {checkpoint_id} of run {self._request.run!r} is not followed: {error}",

@@ -37,7 +37,7 @@ class ReadByEveryRank:
         """See ``RestoreTransport``. Rank 0 reads first: other ranks then read at least the records that it read."""
         for leads in (True, False) if self._ranks.several else (True,):
             with read_on_all_ranks(self._ranks, "reading the log"):
-                if leads == (self._ranks.world.rank == 0):
+                if not self._ranks.several or leads == (self._ranks.world.rank == 0):
                     self._places = read_places(self._request, result)
         places = self._places
         assert places is not None
