@@ -27,6 +27,7 @@ from relight.errors import (
 )
 from relight.followers.agreement import FollowingRanks, Report, error_in
 from relight.followers.chunk_map import ChunkMap
+from relight.followers.live_memory import tensors_by_name
 from relight.followers.staging import Staging, naming
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
@@ -52,7 +53,7 @@ _LASTING_KINDS = frozenset(error.kind for error in _LASTING)
 class Switched(NamedTuple):
     """A switch to another checkpoint. ``bytes``: read and verified for it. ``source``: where they came from. ``lag_s``: seconds from the
     commit to the switch, by the clocks of the two hosts. ``seconds``: the switch itself. ``changed``: the stored names of the tensors that
-    got new bytes."""
+    got new bytes. The others have the values of the checkpoint ``before``. None: no checkpoint was known, and all tensors were read."""
 
     step: int
     id: str
@@ -61,6 +62,7 @@ class Switched(NamedTuple):
     lag_s: float
     seconds: float
     changed: tuple[str, ...]
+    before: str | None
 
 
 @short_traceback
@@ -166,6 +168,8 @@ class Follower(ObjectView):
         """The newest checkpoint that the follower has seen. Of several ranks, rank 0 sees it."""
         self.error: RelightError | None = None
         """What the last check failed with; None if it succeeded."""
+        self.tensors: dict[str, torch.Tensor] = {}
+        """Live tensors by their stored names, since the last switch. Without those that an object's own code takes."""
         self.values: dict[str, object] = {}
         """Values of the live checkpoint that cannot be changed in place, by component."""
         self.bytes_read = 0
@@ -305,7 +309,7 @@ class Follower(ObjectView):
 
     def _switch(self, ready: Staging) -> Switched:
         """Change the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.checkpoint
         ready_bytes = ready.bytes_read
         self._ready = None
         self._forget()
@@ -316,6 +320,7 @@ class Follower(ObjectView):
             self.bytes_read += ready.bytes_read - ready_bytes
         self._held, self._memory, self._plan = ready.staged.chunks, ready.memory, ready.plan
         self.checkpoint, self.values = ready.checkpoint, ready.plan.values
+        self.tensors = tensors_by_name(ready.plan, ready.stored.tensors)
         committed_s = seconds_since_epoch(ready.checkpoint.time)
         lag_s = max(0.0, time.time() - committed_s) if committed_s is not None else 0.0
         return Switched(
@@ -326,6 +331,7 @@ class Follower(ObjectView):
             lag_s,
             time.perf_counter() - began,
             ready.staged.changed,
+            before.id if before is not None else None,
         )
 
     def _forget(self) -> None:
