@@ -85,12 +85,14 @@ def plan_restore(
     check: Check | None = None,
     elsewhere: bool = False,
     classes: Mapping[str, str] | None = None,
+    casts: bool = False,
 ) -> RestorePlan:
     """Plan the restore of a stored state into ``components``.
 
     Raise ``IncompatibleState`` with all mismatches at once; then nothing has changed. ``tree``: encoded, or decoded.
     ``elsewhere``: stored values without a live place may belong to other ranks, so the caller must ``refuse`` those that
     no rank takes. ``check``: see ``FreshTensors``. ``classes``: of the stored components, from ``recorded_classes``.
+    ``casts``: whether floating-point tensors may have another dtype than the stored ones, even if ``strict``.
     """
     planner = _Planner(
         components,
@@ -100,6 +102,7 @@ def plan_restore(
         _renamer(rename) if rename is not None else None,
         FreshTensors(tensors, check),
         where,
+        casts,
     )
     if classes:
         planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes

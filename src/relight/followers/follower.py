@@ -103,7 +103,8 @@ def follow(
             the live tensors are a mixture until the next switch: ``follower.checkpoint`` is None. None: all changed bytes
             wait in memory, and a failed read changes nothing.
         together: False: this rank follows without the others.
-        strict: Whether stored and live state must fit exactly, as for ``Checkpointer.restore``.
+        strict: Whether stored and live state must fit, as for ``Checkpointer.restore``. Live tensors may have another
+            floating-point dtype: the elements are cast.
         map: New names for stored ones: a dict of patterns, or a function of the name.
         encrypt: Where the key of an encrypted store is, as for ``relight.load``.
     """
