@@ -60,6 +60,7 @@ from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.restore_plan import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
+from relight.capture.tensor_views import TensorViews
 from relight.capture.tensors import without_repeats
 from relight.capture.typed_values import like, member
 from relight.errors import IncompatibleState, RelightError
@@ -177,7 +178,9 @@ class _Planner(Planning):
         kind = kind_of(value)
         path = join_path("", name)
         stored = self.classes.get(name)
-        if kind == MODULE:
+        if isinstance(value, TensorViews):
+            value.plan(self, node, path)
+        elif kind == MODULE:
             self.note_class(path, value, stored)
             self._module(value if is_flattened(value) else unwrap(value), node, path)
         elif kind == OPTIMIZER:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from relight.capture.restore_plan import RestorePlan
+from relight.capture.tensor_views import TensorViews
 from relight.catalog.find import choose_all
 from relight.catalog.tiers import merge, open_further, read_further
 from relight.comm import new_threads
@@ -108,7 +109,7 @@ def follow(
         map: New names for stored ones: a dict of patterns, or a function of the name.
         encrypt: Where the key of an encrypted store is, as for ``relight.load``.
     """
-    components: Mapping[str, object] = {"model": model} if isinstance(model, torch.nn.Module) else model
+    components: Mapping[str, object] = {"model": model} if isinstance(model, (torch.nn.Module, TensorViews)) else model
     if not isinstance(components, Mapping) or not components:
         raise ConfigError(
             f"model is a module, or a dict of components by name, not {shown(model)}",
