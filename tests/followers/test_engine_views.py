@@ -2,91 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_decoder import HEAD, HEADS, HIDDEN, KEYS, PADDED, QUERIES, Decoder, engine, expected, fill
 from torch import nn
 
 import relight
+from relight.comm.ports import free_port
 from relight.followers.engine_views import engine_views
 
-HIDDEN, HEAD, QUERIES, KEYS, INNER, VOCAB = 64, 16, 8, 2, 96, 250
-HEADS = {"q_proj": QUERIES, "k_proj": KEYS, "v_proj": KEYS}
 
-
-class Block(nn.Module):
-    """A decoder layer's weights, as Hugging Face names them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = nn.Module(), nn.Module()
-        for name, rows in (("q_proj", QUERIES * HEAD), ("k_proj", KEYS * HEAD), ("v_proj", KEYS * HEAD)):
-            self.self_attn.add_module(name, nn.Linear(HIDDEN, rows))
-        self.self_attn.o_proj = nn.Linear(QUERIES * HEAD, HIDDEN, bias=False)
-        self.mlp.gate_proj, self.mlp.up_proj = (nn.Linear(HIDDEN, INNER, bias=False) for _ in range(2))
-        self.mlp.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
-        self.input_layernorm = nn.RMSNorm(HIDDEN)
-
-
-class Decoder(nn.Module):
-    """A small model of two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(VOCAB, HIDDEN)
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)
-
-
-def engine(tp_size: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Return one rank's tensors, as vLLM and SGLang lay them out: fused, cut, and with a padded vocabulary."""
-    keys, padded = max(1, KEYS // tp_size), (VOCAB + 63) // 64 * 64 // tp_size
-    qkv, inner = (QUERIES // tp_size + 2 * keys) * HEAD, INNER // tp_size
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (padded, HIDDEN), "lm_head.weight": (padded, HIDDEN)}
-    for layer in ("layers.0", "layers.1"):
-        shapes |= {
-            f"{layer}.self_attn.qkv_proj.weight": (qkv, HIDDEN),
-            f"{layer}.self_attn.qkv_proj.bias": (qkv,),
-            f"{layer}.self_attn.o_proj.weight": (HIDDEN, QUERIES * HEAD // tp_size),
-            f"{layer}.mlp.gate_up_proj.weight": (2 * inner, HIDDEN),
-            f"{layer}.mlp.down_proj.weight": (HIDDEN, inner),
-            f"{layer}.input_layernorm.weight": (HIDDEN,),
-        }
-    return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
-
-
-def expected(model: Decoder, tp_rank: int, tp_size: int) -> dict[str, torch.Tensor]:
-    """Return the rank's tensors, computed from the whole model."""
-
-    def rows(tensor: torch.Tensor, count: int, index: int) -> torch.Tensor:
-        size = len(tensor) // count
-        return tensor[size * index : size * (index + 1)]
-
-    wanted: dict[str, torch.Tensor] = {}
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    groups = min(KEYS, tp_size)
-    for layer in ("layers.0", "layers.1"):
-        for kind in ("weight", "bias"):
-            parts = [rows(state[f"{layer}.self_attn.q_proj.{kind}"], tp_size, tp_rank)]
-            for part in ("k_proj", "v_proj"):
-                whole = state[f"{layer}.self_attn.{part}.{kind}"]
-                parts.append(rows(whole, groups, tp_rank * groups // tp_size))
-            wanted[f"{layer}.self_attn.qkv_proj.{kind}"] = torch.cat(parts)
-        gate_up = [rows(state[f"{layer}.mlp.{part}.weight"], tp_size, tp_rank) for part in ("gate_proj", "up_proj")]
-        wanted[f"{layer}.mlp.gate_up_proj.weight"] = torch.cat(gate_up)
-        for part in ("self_attn.o_proj", "mlp.down_proj"):
-            wanted[f"{layer}.{part}.weight"] = rows(state[f"{layer}.{part}.weight"].T, tp_size, tp_rank).T
-        wanted[f"{layer}.input_layernorm.weight"] = state[f"{layer}.input_layernorm.weight"]
-    for name in ("embed_tokens.weight", "lm_head.weight"):
-        filled = torch.zeros((VOCAB + 63) // 64 * 64, HIDDEN)
-        filled[:VOCAB] = state[name]
-        wanted[name] = rows(filled, tp_size, tp_rank)
-    return wanted
-
-
-PADDED = {"*embed_tokens.weight": VOCAB, "lm_head.weight": VOCAB}
+def assert_filled(live: dict[str, torch.Tensor], model: Decoder, tp_rank: int, tp_size: int) -> None:
+    """All tensors of the rank have the model's values, cast."""
+    wanted = expected(model, tp_rank, tp_size)
+    assert wanted.keys() == live.keys()
+    for name, tensor in live.items():
+        assert torch.equal(tensor, wanted[name].to(tensor.dtype)), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -102,13 +38,29 @@ def test_fused_weights_and_slices_are_filled(tp_rank: int, tp_size: int, dtype: 
                 parameter.data.normal_()
             ckpt.step(step)
             assert follower.poll() is not None
-            wanted = expected(model, tp_rank, tp_size)
-            assert wanted.keys() == live.keys()
-            for name, tensor in live.items():
-                assert torch.equal(tensor, wanted[name].to(dtype)), name
+            assert_filled(live, model, tp_rank, tp_size)
 
 
-def test_a_module_is_viewed_like_its_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_a_run_of_several_ranks_is_followed_by_slices(tp_size: int, tmp_path: Path) -> None:
+    """The ranks of the run and those of the engine cut the weights in different ways."""
+    port, program = str(free_port()), Path(__file__).with_name("sharded_decoder.py")
+    ranks = [
+        subprocess.Popen([sys.executable, program, str(rank), "3", port, tmp_path / "s/run", "0", "1"])
+        for rank in range(3)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0, 0]
+    model = Decoder()
+    fill(model, 1)
+    for tp_rank in range(tp_size):
+        live = engine(tp_size, torch.bfloat16)
+        views = engine_views(live, heads=HEADS, padded=PADDED, tp_rank=tp_rank, tp_size=tp_size)
+        with relight.follow(tmp_path / "s/run", views) as follower:
+            assert follower.poll() is not None
+        assert_filled(live, model, tp_rank, tp_size)
+
+
+def test_a_module_is_viewed_like_its_tensors() -> None:
     """Parameters and saved buffers; a tied weight by its first name."""
     fused = nn.Module()
     fused.qkv_proj = nn.Linear(HIDDEN, (QUERIES + 2 * KEYS) * HEAD)
