@@ -171,7 +171,7 @@ class Follower(ObjectView):
         self.error: RelightError | None = None
         """What the last check failed with; None if it succeeded."""
         self.tensors: dict[str, torch.Tensor] = {}
-        """Live tensors by their stored names, since the last switch. Without those that an object's own code takes."""
+        """Live tensors by their stored names, since the last switch. Without those that are sharded, or that an object's own code takes."""
         self.values: dict[str, object] = {}
         """Values of the live checkpoint that cannot be changed in place, by component."""
         self.bytes_read = 0

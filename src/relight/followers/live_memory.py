@@ -24,9 +24,9 @@ def memory_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, ob
 
 
 def tensors_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, torch.Tensor]:
-    """Return the live tensors that ``plan`` fills, by the stored name, in the checkpoint's order; of sharded ones this process's part.
+    """Return the live tensors that ``plan`` fills, by the stored name, in the checkpoint's order.
 
-    Without tensors that are read into new memory. A stored tensor that fills several live ones stands for the first of them.
+    Without those that are sharded, or read into new memory. If a stored tensor fills several live ones, the first counts.
     """
     lives = {index: _live(plan.sinks[index]) for index in sorted(plan.sinks) if index not in plan.fresh}
     return {tensors[index].name: live for index, live in lives.items() if live is not None}
@@ -35,8 +35,6 @@ def tensors_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, t
 def _live(sink: Sink) -> torch.Tensor | None:
     if isinstance(sink, FanOut):
         return _live(sink.sinks[0])
-    if isinstance(sink, Regions):
-        return sink.regions[0].tensor.detach() if len(sink.regions) == 1 else None
     live = sink.owner if isinstance(sink, HostMemorySink) else getattr(sink, "tensor", None)
     return live.detach() if isinstance(live, torch.Tensor) else None
 
