@@ -27,7 +27,7 @@ NAMES = [f"model.layers.{number}.weight" for number in range(LAYERS)]
 
 
 def make() -> nn.Module:
-    """Return a model with a small tensor of another dtype, whose names are those of Hugging Face."""
+    """Return a model with a small tensor of another dtype, with names as Hugging Face gives them."""
     net = nn.Module()
     net.model = nn.Module()
     net.model.layers = nn.ModuleList(nn.Linear(1, WIDTH, bias=False) for _ in range(LAYERS))
@@ -242,15 +242,14 @@ def test_unchanged_files_are_linked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only files with a changed tensor are written again, and the last two directories stay."""
-    monkeypatch.setattr(engines._Folder, "shard_bytes", 3 * WIDTH)
+    """Only files with a changed tensor are written again, in two directories by turns."""
+    monkeypatch.setattr(engines._WeightsFolder, "shard_bytes", 3 * WIDTH)
     if server.kind != "vllm":
         pytest.skip("one of the engines is enough")
     engine = VLLM(server.url, tmp_path / "weights")
     _, save, follower = run
     server.sent()
-    (tmp_path / "weights/relight-99-leftover.writing").mkdir(parents=True)
-    (tmp_path / "weights/theirs").mkdir()
+    (tmp_path / "weights/theirs").mkdir(parents=True)
     for step in range(4):
         save(step)
         engine.push(follower, follower.poll())

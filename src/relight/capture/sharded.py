@@ -58,7 +58,7 @@ class Flat:
         return "flat", id(self.owner), self.spread.flat
 
 
-class TensorSlice(NamedTuple):
+class LiveSlice(NamedTuple):
     """``local`` holds ``box`` of a tensor of ``shape``. The caller states it: no ranks are involved. For reading only."""
 
     shape: tuple[int, ...]
@@ -86,16 +86,16 @@ def own_rank() -> int:
 
 
 def is_spread(value: object) -> bool:
-    """Return whether ``value`` is a DTensor, a ``Flat`` or a ``TensorSlice``. Costs nothing if the process uses none."""
-    if type(value) is Flat or type(value) is TensorSlice:
+    """Return whether ``value`` is a DTensor, a ``Flat`` or a ``LiveSlice``. Costs nothing if the process uses none."""
+    if type(value) is Flat or type(value) is LiveSlice:
         return True
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, torch.Tensor) and isinstance(value, module.DTensor)
 
 
-def local_of(tensor: torch.Tensor | Flat | TensorSlice) -> torch.Tensor:
+def local_of(tensor: torch.Tensor | Flat | LiveSlice) -> torch.Tensor:
     """Return this process's part of a tensor: a DTensor's local tensor; any other tensor itself."""
-    if isinstance(tensor, TensorSlice):
+    if isinstance(tensor, LiveSlice):
         return tensor.local
     if isinstance(tensor, Flat):
         return tensor.spread.local

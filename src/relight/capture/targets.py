@@ -14,7 +14,7 @@ from relight.capture.memory_of_targets import read_only, why_no_bytes
 from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_parts
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import regions_for
-from relight.capture.sharded import Flat, TensorSlice, is_spread, local_of
+from relight.capture.sharded import Flat, LiveSlice, is_spread, local_of
 from relight.capture.tensors import (
     TORCH_DTYPES,
     USUAL,
@@ -106,7 +106,7 @@ class Targets:
         self._live.extend(tensors)
         return True
 
-    def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat | TensorSlice) -> bool:
+    def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat | LiveSlice) -> bool:
         """Return whether shape and, if strict, dtype fit. A mismatch is added to ``wrong``."""
         stored = self._tensors[leaf.tensors[0]]
         missing = why_no_bytes(live) if isinstance(live, torch.Tensor) else None
@@ -121,14 +121,14 @@ class Targets:
             return False
         return True
 
-    def _takes_dtype(self, stored: torch.dtype, live: torch.Tensor | Flat | TensorSlice) -> bool:
+    def _takes_dtype(self, stored: torch.dtype, live: torch.Tensor | Flat | LiveSlice) -> bool:
         if stored == live.dtype or not self._strict:
             return True
         return self._casts and casts_between(stored, live.dtype, local_of(live).device)
 
-    def into(self, leaf: Leaf, live: torch.Tensor | Flat | TensorSlice, path: str) -> bool:
+    def into(self, leaf: Leaf, live: torch.Tensor | Flat | LiveSlice, path: str) -> bool:
         """Read the leaf straight into ``live``. Return False if the layout does not allow it."""
-        if isinstance(live, (Flat, TensorSlice)) or is_spread(live):
+        if isinstance(live, (Flat, LiveSlice)) or is_spread(live):
             return self._into_spread(leaf, live, path)
         if live.layout != torch.strided or live.is_quantized or live.is_meta:
             return False
@@ -162,14 +162,14 @@ class Targets:
             elif self.fits(below, leaf, part) and not self.into(leaf, part, below):
                 self._wrong.append(f"{below}: the live tensor's layout takes no bytes")
 
-    def _into_spread(self, leaf: Leaf, live: torch.Tensor | Flat | TensorSlice, path: str) -> bool:
+    def _into_spread(self, leaf: Leaf, live: torch.Tensor | Flat | LiveSlice, path: str) -> bool:
         if leaf.kind != "tensor":
             self._wrong.append(f"{path}: stored with elements that share memory, live spread over ranks")
         elif self.add(leaf.tensors[0], live, path):
             self._live.append(local_of(live))
         return True
 
-    def add(self, index: int, live: torch.Tensor | Flat | TensorSlice, path: str) -> bool:
+    def add(self, index: int, live: torch.Tensor | Flat | LiveSlice, path: str) -> bool:
         """Also read tensor ``index`` into ``live``. Return False, with a mismatch, if another one goes to that memory."""
         tensor = local_of(live)
         missing = why_no_bytes(tensor)
@@ -234,6 +234,6 @@ class Targets:
         return identities.setdefault(identity(tensor), index)
 
 
-def dtype_text(tensor: torch.Tensor | Flat | TensorSlice) -> str:
+def dtype_text(tensor: torch.Tensor | Flat | LiveSlice) -> str:
     """Return the format's name of the dtype."""
     return str(tensor.dtype).removeprefix("torch.")

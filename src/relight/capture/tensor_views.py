@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relight.capture.sharded import TensorSlice
+from relight.capture.sharded import LiveSlice
 from relight.format import Leaf
 from relight.format.tree import join_path
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from relight.capture.restore_plan import Planning
 
 
-class TensorViews(Mapping[str, "torch.Tensor | TensorSlice"]):
-    """A component whose tensors are views of other memory, such as the parts of fused weights. For reading only.
+class TensorViews(Mapping[str, "torch.Tensor | LiveSlice"]):
+    """A component of views of other memory, such as the parts of fused weights. For reading only.
 
     Every one of them must be stored. Stored tensors that have no view are ignored.
     """
 
-    def __init__(self, views: Mapping[str, torch.Tensor | TensorSlice]) -> None:
+    def __init__(self, views: Mapping[str, torch.Tensor | LiveSlice]) -> None:
         """``views``: by the stored name, without the component's."""
         self._views = dict(views)
 
-    def __getitem__(self, name: str) -> torch.Tensor | TensorSlice:
+    def __getitem__(self, name: str) -> torch.Tensor | LiveSlice:
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:

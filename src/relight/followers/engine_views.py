@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture.sharded import TensorSlice
+from relight.capture.sharded import LiveSlice
 from relight.capture.tensor_views import TensorViews
 from relight.errors import ConfigError
 from relight.layout import Box
@@ -17,7 +17,7 @@ from relight.layout import Box
 FUSED: Mapping[str, Sequence[str]] = MappingProxyType(
     {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 )
-"""Modules that vLLM and SGLang fuse, and the stored modules whose rows lie in each, in this order."""
+"""Modules that vLLM and SGLang fuse, and the stored modules that each has the rows of, in this order."""
 SHARDED: Mapping[str, int] = MappingProxyType(
     dict.fromkeys(("*.o_proj.weight", "*.down_proj.weight"), 1)
     | {f"*{name}.*": 0 for name in (*(part for parts in FUSED.values() for part in parts), "embed_tokens", "lm_head")}
@@ -55,7 +55,7 @@ def engine_views(
     if not 0 <= tp_rank < tp_size:
         raise _unfit(f"tp_rank={tp_rank} of tp_size={tp_size}", "", "0 ≤ tp_rank < tp_size")
     ranks = _Ranks(tp_rank, tp_size, heads or {})
-    views: dict[str, torch.Tensor | TensorSlice] = {}
+    views: dict[str, torch.Tensor | LiveSlice] = {}
     for name, tensor in _named(weights):
         for stored, view in _parts(name, tensor, fused, ranks):
             dimension = _first_match(stored, sharded)
@@ -116,7 +116,7 @@ def _parts(
 
 def _piece(
     name: str, view: torch.Tensor, dimension: int, stored: int | None, ranks: _Ranks
-) -> torch.Tensor | TensorSlice | None:
+) -> torch.Tensor | LiveSlice | None:
     """Return the part of a stored tensor that ``view`` holds, without padding; None if all of it is padding."""
     shares, index = ranks.share(name)
     length = view.shape[dimension]
@@ -131,7 +131,7 @@ def _piece(
         return local
     shape, begin = list(view.shape), [0] * view.ndim
     shape[dimension], begin[dimension] = extent, start
-    return TensorSlice(tuple(shape), Box(tuple(begin), tuple(local.shape)), local)
+    return LiveSlice(tuple(shape), Box(tuple(begin), tuple(local.shape)), local)
 
 
 def _first_match(name: str, table: Mapping[str, int]) -> int | None:

@@ -35,7 +35,7 @@ def tensors_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, t
 def _live(sink: Sink) -> torch.Tensor | None:
     if isinstance(sink, FanOut):
         return _live(sink.sinks[0])
-    live = sink.owner if isinstance(sink, HostMemorySink) else getattr(sink, "tensor", None)
+    live = sink.owner if isinstance(sink, HostMemorySink) else sink.tensor if isinstance(sink, TensorSink) else None
     return live.detach() if isinstance(live, torch.Tensor) else None
 
 

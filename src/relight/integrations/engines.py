@@ -10,7 +10,6 @@ import base64
 import json
 import os
 import pickle
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from relight.units import Duration, Size
 __all__ = ["FUSED", "SHARDED", "VLLM", "Pushed", "SGLang", "engine_views"]
 _ANSWER_BYTES_MAX = 1 << 20
 _AGAIN = "push() again: it then sends all tensors. Until it succeeds, the engine may stay paused, as its weights may be a mixture"
-_FOLDER = re.compile(r"relight-[0-9]+-[0-9a-z]+(\.writing)?\Z")
 
 Weights = dict[str, torch.Tensor]
 
@@ -131,7 +129,7 @@ class _Engine:
         raise NotImplementedError
 
     def _send(self, weights: Weights, changed: Sequence[str], step: int, checkpoint_id: str) -> None:
-        """Give the engine the weights, of which ``changed`` differ from those that it has."""
+        """Give the engine the weights. It has all but the ``changed`` ones already."""
         raise NotImplementedError
 
     def _ask(self, path: str, body: object = None, *, get: bool = False) -> dict[str, Any]:
@@ -166,7 +164,7 @@ class SGLang(_Engine):
     Args:
         url: The server, such as ``http://localhost:30000``.
         tp_size: The server's ``--tp-size``: a request has one copy of the tensors for each rank.
-        folder: A directory that follower and server see under this path. The server reads all weights from it.
+        folder: A directory for this alone, which follower and server see under this path. The server reads all weights from it.
         pause: What happens to running requests: ``retract``, ``abort``, or ``in_place``.
         batch: The bytes of tensors in one request.
         name: The engine's name of a stored tensor. None: the stored name without its component.
@@ -190,7 +188,7 @@ class SGLang(_Engine):
     ) -> None:
         super().__init__(url, name, headers, timeout)
         self._tp_size, self._pause, self._batch = tp_size, pause, bytes_of(batch, "SGLang(batch=…)")
-        self._folder = None if folder is None else _Folder(folder)
+        self._folder = None if folder is None else _WeightsFolder(folder)
 
     def _version(self, expected: str) -> str | None:
         return self._ask("/get_model_info", get=True).get("weight_version")
@@ -199,9 +197,8 @@ class SGLang(_Engine):
         self._ask("/pause_generation", {"mode": self._pause})
         version = {"weight_version": str(step), "flush_cache": self._pause != "in_place"}
         if self._folder is not None:
-            path = self._folder.write(weights, changed, step, checkpoint_id)
+            path = self._folder.write(weights, changed, checkpoint_id)
             self._ask("/update_weights_from_disk", {"model_path": str(path), **version})
-            self._folder.sweep()
         else:
             batches = [*_batches({name: weights[name] for name in changed}, self._batch)]
             for number, batch in enumerate(batches):
@@ -219,7 +216,7 @@ class VLLM(_Engine):
 
     Args:
         url: The server, such as ``http://localhost:8000``.
-        folder: A directory that follower and server see under this path.
+        folder: A directory for this alone, which follower and server see under this path.
         pause: What happens to running requests: ``wait`` for their end, ``abort``, or ``keep``.
         version: Whether the server has ``/update_weight_version`` and ``/weight_info``. If not, a restarted server gets the
             weights at the next switch only.
@@ -242,58 +239,47 @@ class VLLM(_Engine):
         timeout: Duration = 600,
     ) -> None:
         super().__init__(url, name, headers, timeout)
-        self._folder, self._pause, self._versions = _Folder(folder), pause, version
+        self._folder, self._pause, self._versions = _WeightsFolder(folder), pause, version
 
     def _version(self, expected: str) -> str | None:
         return self._ask("/weight_info", get=True).get("weight_version") if self._versions else expected
 
     def _send(self, weights: Weights, changed: Sequence[str], step: int, checkpoint_id: str) -> None:
-        path = self._folder.write(weights, changed, step, checkpoint_id)
+        path = self._folder.write(weights, changed, checkpoint_id)
         self._ask(f"/pause?mode={self._pause}")
         self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
         if self._versions:
             self._ask("/update_weight_version", {"new_version": str(step)})
         self._ask("/resume")
-        self._folder.sweep()
 
 
-class _Folder:
-    """Safetensors files for an engine. A file without changed tensors is linked from the directory before, not written again."""
+class _WeightsFolder:
+    """Safetensors files for an engine, in two directories by turns. A file without changed tensors is linked, not written again."""
 
     shard_bytes = 256 << 20
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._root = Path(path).absolute()
-        self._written: list[Path] = []
-        """Directories of this object, oldest first."""
+        self._current: tuple[str, Path] | None = None
+        """The checkpoint that was written last, and where. An engine that cannot load a newer one may read it again."""
 
-    def write(self, weights: Weights, changed: Sequence[str], step: int, checkpoint_id: str) -> Path:
-        """Return a new directory with all weights."""
-        target = self._root / f"relight-{step}-{checkpoint_id}"
-        if target in self._written:
-            return target
-        before, touched = (self._written[-1] if self._written else None), set(changed)
-        staging = target.with_name(f"{target.name}.writing")
+    def write(self, weights: Weights, changed: Sequence[str], checkpoint_id: str) -> Path:
+        """Return a directory with all weights."""
+        if self._current is not None and self._current[0] == checkpoint_id:
+            return self._current[1]
+        before, touched = (self._current[1] if self._current is not None else None), set(changed)
+        target = self._root / ("relight-1" if before is not None and before.name == "relight-0" else "relight-0")
         try:
-            for leftover in (staging, target):
-                shutil.rmtree(leftover, ignore_errors=True)
-            staging.mkdir(parents=True)
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
             for number, shard in enumerate(_batches(weights, self.shard_bytes)):
                 file = f"model-{number + 1:05d}.safetensors"
-                if before is None or not touched.isdisjoint(shard) or not _linked(before / file, staging / file):
-                    _write_safetensors(staging / file, shard)
-            staging.rename(target)
+                if before is None or not touched.isdisjoint(shard) or not _linked(before / file, target / file):
+                    _write_safetensors(target / file, shard)
         except OSError as error:
             raise translate(error, "writing weights for an engine", str(target)) from error
-        self._written.append(target)
+        self._current = checkpoint_id, target
         return target
-
-    def sweep(self) -> None:
-        """Remove all directories but the last two: the engine may read the one before again if it cannot load the next."""
-        del self._written[:-2]
-        for path in self._root.iterdir():
-            if _FOLDER.match(path.name) and path not in self._written:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _without_component(name: str) -> str:
