@@ -111,7 +111,7 @@ def _parts(
     if remainder or (None in counts and any(counts)):
         sizes = " + ".join(map(str, units))
         raise _unfit(f"{len(tensor)} rows cannot be divided into {sizes} parts", name, "give heads= of all fused parts")
-    yield from zip(parts, tensor.split([rows * unit for unit in units]), strict=True)
+    yield from zip(parts, torch.split(tensor, [rows * unit for unit in units]), strict=True)
 
 
 def _piece(

@@ -47,7 +47,7 @@ class Pushed(NamedTuple):
     seconds: float
 
 
-class _Engine:
+class _InferenceEngine:
     """One server of an engine. ``push`` is for one thread."""
 
     kind = ""
@@ -158,7 +158,7 @@ class _Engine:
         return answer if isinstance(answer, dict) else {}
 
 
-class SGLang(_Engine):
+class SGLang(_InferenceEngine):
     """A server of SGLang. Without ``folder``, changed tensors are sent in requests; with it, the server reads files.
 
     Args:
@@ -211,7 +211,7 @@ class SGLang(_Engine):
         self._ask("/continue_generation", {})
 
 
-class VLLM(_Engine):
+class VLLM(_InferenceEngine):
     """A server of vLLM, started with ``VLLM_SERVER_DEV_MODE=1``. It reads all weights from files.
 
     Args:
