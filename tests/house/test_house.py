@@ -87,6 +87,7 @@ EXECUTES: dict[tuple[str, str], str] = {
         "integrations/dcp_read.py",
         "torch.save",
     ): "DCP's planner takes values as torch.save'd bytes alone: made in memory, from plain values",
+    ("integrations/engines.py", "pickle"): "SGLang takes tensors as a pickle alone: written, never read",
 }
 """Permitted uses: (file, name) and the reason."""
 

@@ -31,6 +31,7 @@ OWN = {
     "heartbeat/heartbeat_page.py": "a page in the supervisor's private directory, by its whole path",
     "heartbeat/ease.py": "a page in the supervisor's private directory, by its whole path",
     "heartbeat/save_request.py": "a page in the supervisor's private directory, by its whole path",
+    "integrations/engines.py": "the two directories of weights, by their fixed names, in the folder that the caller gives for them alone",
     "integrations/lightning.py": "a directory that holds relight.json, as the trainer names it",
     "demo/drive.py": "the demonstration's own temporary directory",
 }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture.sharded import Flat, own_rank, part, spread_of
+from relight.capture.sharded import Flat, LiveSlice, own_rank, part, spread_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, TensorSink, as_integers, memory_of, sink_for
 from relight.errors import IncompatibleState
 from relight.format import Tensor
@@ -99,8 +99,10 @@ def _elements(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
     return flat
 
 
-def regions_for(tensor: torch.Tensor | Flat, dtype: torch.dtype) -> Regions:
+def regions_for(tensor: torch.Tensor | Flat | LiveSlice, dtype: torch.dtype) -> Regions:
     """Return a sink for this rank's part of a sharded tensor. Raise ``IncompatibleState`` if its sharding is unknown."""
+    if isinstance(tensor, LiveSlice):
+        return Regions(tensor.shape, dtype, [Region(tensor.box, tensor.local)])
     spread = spread_of(tensor)
     if isinstance(spread, str):
         raise IncompatibleState(spread)

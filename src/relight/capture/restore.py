@@ -60,6 +60,7 @@ from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.restore_plan import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
+from relight.capture.tensor_views import TensorViews
 from relight.capture.tensors import without_repeats
 from relight.capture.typed_values import like, member
 from relight.errors import IncompatibleState, RelightError
@@ -85,12 +86,14 @@ def plan_restore(
     check: Check | None = None,
     elsewhere: bool = False,
     classes: Mapping[str, str] | None = None,
+    casts: bool = False,
 ) -> RestorePlan:
     """Plan the restore of a stored state into ``components``.
 
     Raise ``IncompatibleState`` with all mismatches at once; then nothing has changed. ``tree``: encoded, or decoded.
     ``elsewhere``: stored values without a live place may belong to other ranks, so the caller must ``refuse`` those that
     no rank takes. ``check``: see ``FreshTensors``. ``classes``: of the stored components, from ``recorded_classes``.
+    ``casts``: whether floating-point tensors may have another dtype than the stored ones, even if ``strict``.
     """
     planner = _Planner(
         components,
@@ -100,6 +103,7 @@ def plan_restore(
         _renamer(rename) if rename is not None else None,
         FreshTensors(tensors, check),
         where,
+        casts,
     )
     if classes:
         planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes
@@ -174,7 +178,9 @@ class _Planner(Planning):
         kind = kind_of(value)
         path = join_path("", name)
         stored = self.classes.get(name)
-        if kind == MODULE:
+        if isinstance(value, TensorViews):
+            value.plan(self, node, path)
+        elif kind == MODULE:
             self.note_class(path, value, stored)
             self._module(value if is_flattened(value) else unwrap(value), node, path)
         elif kind == OPTIMIZER:

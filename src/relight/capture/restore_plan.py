@@ -66,7 +66,7 @@ class RestorePlan:
 
 
 class Planning:
-    """Planning of one restore. ``only``, ``strict``, ``rename``: see ``plan_restore``."""
+    """Planning of one restore. ``only``, ``strict``, ``rename``, ``casts``: see ``plan_restore``."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Planning:
         rename: Callable[[str], str] | None,
         memory: FreshTensors,
         where: str,
+        casts: bool = False,
     ) -> None:
         self.components, self.tensors, self.only, self.rename, self.memory = components, tensors, only, rename, memory
         self.idle: list[str] = list(dict.fromkeys(only)) if only is not None else []
@@ -84,7 +85,7 @@ class Planning:
         self.result = RestorePlan(strict, where)
         self.wrong: list[str] = []
         self.unused: list[str] = []
-        self.targets = Targets(tensors, self.wrong, strict=strict)
+        self.targets = Targets(tensors, self.wrong, strict=strict, casts=casts)
         self.mastered: set[tuple[int, str]] = set()
         """``(id of a declared flat tensor, parameter name)`` of the ranges that have their own stored values."""
         self.classes: Mapping[str, str] = {}

@@ -58,6 +58,19 @@ class Flat:
         return "flat", id(self.owner), self.spread.flat
 
 
+class LiveSlice(NamedTuple):
+    """``local`` holds ``box`` of a tensor of ``shape``. The caller states it: no ranks are involved. For reading only."""
+
+    shape: tuple[int, ...]
+    box: Box
+    local: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The live dtype."""
+        return self.local.dtype
+
+
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     """Return a view of ``box`` of a tensor; the tensor itself if that is all of it."""
     if box.size == tuple(tensor.shape):
@@ -73,15 +86,17 @@ def own_rank() -> int:
 
 
 def is_spread(value: object) -> bool:
-    """Return whether ``value`` is a DTensor or a ``Flat``. Costs nothing if the process uses neither."""
-    if type(value) is Flat:
+    """Return whether ``value`` is a DTensor, a ``Flat`` or a ``LiveSlice``. Costs nothing if the process uses none."""
+    if type(value) is Flat or type(value) is LiveSlice:
         return True
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, torch.Tensor) and isinstance(value, module.DTensor)
 
 
-def local_of(tensor: torch.Tensor | Flat) -> torch.Tensor:
+def local_of(tensor: torch.Tensor | Flat | LiveSlice) -> torch.Tensor:
     """Return this process's part of a tensor: a DTensor's local tensor; any other tensor itself."""
+    if isinstance(tensor, LiveSlice):
+        return tensor.local
     if isinstance(tensor, Flat):
         return tensor.spread.local
     return local_shard(tensor) if is_spread(tensor) else tensor

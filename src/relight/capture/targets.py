@@ -14,8 +14,17 @@ from relight.capture.memory_of_targets import read_only, why_no_bytes
 from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_parts
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import regions_for
-from relight.capture.sharded import Flat, is_spread, local_of
-from relight.capture.tensors import TORCH_DTYPES, USUAL, FanOut, identity, sink_for, touch_all, without_repeats
+from relight.capture.sharded import Flat, LiveSlice, is_spread, local_of
+from relight.capture.tensors import (
+    TORCH_DTYPES,
+    USUAL,
+    FanOut,
+    casts_between,
+    identity,
+    sink_for,
+    touch_all,
+    without_repeats,
+)
 from relight.format import Leaf, Tensor
 from relight.format.tree import join_path
 from relight.layout import Sink
@@ -28,8 +37,9 @@ _shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "
 class Targets:
     """Collects reads into live tensors; mismatches are added to ``wrong``. Nothing is written until sinks are filled."""
 
-    def __init__(self, tensors: Sequence[Tensor], wrong: list[str], *, strict: bool) -> None:
-        self._tensors, self._wrong, self._strict = tensors, wrong, strict
+    def __init__(self, tensors: Sequence[Tensor], wrong: list[str], *, strict: bool, casts: bool = False) -> None:
+        """``casts``: whether a live tensor may have another floating-point dtype than the stored one, even if ``strict``."""
+        self._tensors, self._wrong, self._strict, self._casts = tensors, wrong, strict, casts
         self._sinks: dict[int, Sink] = {}
         self._several: dict[int, list[Sink]] = {}
         self._first: dict[int, tuple[torch.Tensor, int]] = {}
@@ -96,24 +106,29 @@ class Targets:
         self._live.extend(tensors)
         return True
 
-    def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat) -> bool:
-        """Return whether shape and, if strict, dtype are the same. A mismatch is added to ``wrong``."""
+    def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat | LiveSlice) -> bool:
+        """Return whether shape and, if strict, dtype fit. A mismatch is added to ``wrong``."""
         stored = self._tensors[leaf.tensors[0]]
         missing = why_no_bytes(live) if isinstance(live, torch.Tensor) else None
         if missing is not None:
             self._wrong.append(f"{path}: {missing}")
             return False
         shape = tuple(leaf.meta) if leaf.kind == "expanded" else stored.shape
-        if shape != tuple(live.shape) or (torch_dtype(stored) != live.dtype and self._strict):
+        if shape != tuple(live.shape) or not self._takes_dtype(torch_dtype(stored), live):
             self._wrong.append(
                 f"{path}: stored {stored.dtype} {list(shape)}, live {dtype_text(live)} {list(live.shape)}"
             )
             return False
         return True
 
-    def into(self, leaf: Leaf, live: torch.Tensor | Flat, path: str) -> bool:
+    def _takes_dtype(self, stored: torch.dtype, live: torch.Tensor | Flat | LiveSlice) -> bool:
+        if stored == live.dtype or not self._strict:
+            return True
+        return self._casts and casts_between(stored, live.dtype, local_of(live).device)
+
+    def into(self, leaf: Leaf, live: torch.Tensor | Flat | LiveSlice, path: str) -> bool:
         """Read the leaf straight into ``live``. Return False if the layout does not allow it."""
-        if isinstance(live, Flat) or is_spread(live):
+        if isinstance(live, (Flat, LiveSlice)) or is_spread(live):
             return self._into_spread(leaf, live, path)
         if live.layout != torch.strided or live.is_quantized or live.is_meta:
             return False
@@ -147,14 +162,14 @@ class Targets:
             elif self.fits(below, leaf, part) and not self.into(leaf, part, below):
                 self._wrong.append(f"{below}: the live tensor's layout takes no bytes")
 
-    def _into_spread(self, leaf: Leaf, live: torch.Tensor | Flat, path: str) -> bool:
+    def _into_spread(self, leaf: Leaf, live: torch.Tensor | Flat | LiveSlice, path: str) -> bool:
         if leaf.kind != "tensor":
             self._wrong.append(f"{path}: stored with elements that share memory, live spread over ranks")
         elif self.add(leaf.tensors[0], live, path):
             self._live.append(local_of(live))
         return True
 
-    def add(self, index: int, live: torch.Tensor | Flat, path: str) -> bool:
+    def add(self, index: int, live: torch.Tensor | Flat | LiveSlice, path: str) -> bool:
         """Also read tensor ``index`` into ``live``. Return False, with a mismatch, if another one goes to that memory."""
         tensor = local_of(live)
         missing = why_no_bytes(tensor)
@@ -219,6 +234,6 @@ class Targets:
         return identities.setdefault(identity(tensor), index)
 
 
-def dtype_text(tensor: torch.Tensor | Flat) -> str:
+def dtype_text(tensor: torch.Tensor | Flat | LiveSlice) -> str:
     """Return the format's name of the dtype."""
     return str(tensor.dtype).removeprefix("torch.")

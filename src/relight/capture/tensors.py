@@ -7,6 +7,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,6 +45,18 @@ _queued = _QueuedCopies()
 def dtype_name(dtype: torch.dtype) -> str | None:
     """Return the format's name of a dtype; None if it has none."""
     return _NAMES.get(dtype)
+
+
+@cache
+def casts_between(stored: torch.dtype, live: torch.dtype, device: torch.device) -> bool:
+    """Return whether elements of one floating-point dtype can be copied into tensors of the other on ``device``."""
+    if not (stored.is_floating_point and live.is_floating_point):
+        return False
+    try:
+        torch.zeros(1, dtype=live, device=device).copy_(torch.zeros(1, dtype=stored, device="cpu"))
+    except (RuntimeError, NotImplementedError):  # packed dtypes, such as float4_e2m1fn_x2
+        return False
+    return True
 
 
 def why_not(tensor: torch.Tensor) -> str | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from relight.capture.restore_plan import RestorePlan
+from relight.capture.tensor_views import TensorViews
 from relight.catalog.find import choose_all
 from relight.catalog.tiers import merge, open_further, read_further
 from relight.comm import new_threads
@@ -27,6 +28,7 @@ from relight.errors import (
 )
 from relight.followers.agreement import TEXT_CHARACTERS, FollowingRanks, Report, error_in
 from relight.followers.chunk_map import ChunkMap
+from relight.followers.live_memory import tensors_by_name
 from relight.followers.staging import Staging, naming
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
@@ -52,7 +54,7 @@ _LASTING_KINDS = frozenset(error.kind for error in _LASTING)
 class Switched(NamedTuple):
     """A switch to another checkpoint. ``bytes``: read and verified for it. ``source``: where they came from. ``lag_s``: seconds from the
     commit to the switch, by the clocks of the two hosts. ``seconds``: the switch itself. ``changed``: the stored names of the tensors that
-    got new bytes."""
+    got new bytes. The others have the values of the checkpoint ``before``. None: no checkpoint was known, and all tensors were read."""
 
     step: int
     id: str
@@ -61,6 +63,7 @@ class Switched(NamedTuple):
     lag_s: float
     seconds: float
     changed: tuple[str, ...]
+    before: str | None
 
 
 @short_traceback
@@ -101,11 +104,12 @@ def follow(
             the live tensors are a mixture until the next switch: ``follower.checkpoint`` is None. None: all changed bytes
             wait in memory, and a failed read changes nothing.
         together: False: this rank follows without the others.
-        strict: Whether stored and live state must fit exactly, as for ``Checkpointer.restore``.
+        strict: Whether stored and live state must fit, as for ``Checkpointer.restore``. Live tensors may have another
+            floating-point dtype: the elements are cast.
         map: New names for stored ones: a dict of patterns, or a function of the name.
         encrypt: Where the key of an encrypted store is, as for ``relight.load``.
     """
-    components: Mapping[str, object] = {"model": model} if isinstance(model, torch.nn.Module) else model
+    components: Mapping[str, object] = {"model": model} if isinstance(model, (torch.nn.Module, TensorViews)) else model
     if not isinstance(components, Mapping) or not components:
         raise ConfigError(
             f"model is a module, or a dict of components by name, not {shown(model)}",
@@ -168,6 +172,8 @@ class Follower(ObjectView):
         """The newest checkpoint that the follower has seen. Of several ranks, rank 0 sees it."""
         self.error: RelightError | None = None
         """What the last check failed with; None if it succeeded. Of several ranks: on any of them, until the next switch."""
+        self.tensors: dict[str, torch.Tensor] = {}
+        """Live tensors by their stored names, since the last switch. Without those that are sharded, or that an object's own code takes."""
         self.values: dict[str, object] = {}
         """Values of the live checkpoint that cannot be changed in place, by component."""
         self.bytes_read = 0
@@ -309,7 +315,7 @@ class Follower(ObjectView):
 
     def _switch(self, ready: Staging) -> Switched:
         """Change the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.checkpoint
         ready_bytes = ready.bytes_read
         self._ready = None
         self._forget()
@@ -320,6 +326,7 @@ class Follower(ObjectView):
             self.bytes_read += ready.bytes_read - ready_bytes
         self._held, self._memory, self._plan = ready.staged.chunks, ready.memory, ready.plan
         self.checkpoint, self.values, self.error = ready.checkpoint, ready.plan.values, None
+        self.tensors = tensors_by_name(ready.plan, ready.stored.tensors)
         committed_s = seconds_since_epoch(ready.checkpoint.time)
         lag_s = max(0.0, time.time() - committed_s) if committed_s is not None else 0.0
         return Switched(
@@ -330,6 +337,7 @@ class Follower(ObjectView):
             lag_s,
             time.perf_counter() - began,
             ready.staged.changed,
+            before.id if before is not None else None,
         )
 
     def _forget(self) -> None:

@@ -23,6 +23,22 @@ def memory_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, ob
     return {name: place for name, place in places.items() if place is not None}
 
 
+def tensors_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, torch.Tensor]:
+    """Return the live tensors that ``plan`` fills, by the stored name, in the checkpoint's order.
+
+    Without those that are sharded, or read into new memory. If a stored tensor fills several live ones, the first counts.
+    """
+    lives = {index: _live(plan.sinks[index]) for index in sorted(plan.sinks) if index not in plan.fresh}
+    return {tensors[index].name: live for index, live in lives.items() if live is not None}
+
+
+def _live(sink: Sink) -> torch.Tensor | None:
+    if isinstance(sink, FanOut):
+        return _live(sink.sinks[0])
+    live = sink.owner if isinstance(sink, HostMemorySink) else sink.tensor if isinstance(sink, TensorSink) else None
+    return live.detach() if isinstance(live, torch.Tensor) else None
+
+
 def _place(sink: Sink) -> object:
     if isinstance(sink, HostMemorySink):
         return sink.address, sink.length

@@ -106,7 +106,7 @@ def planned(request: RestoreRequest, stored: CheckpointView) -> RestorePlan:
     """Return the plan of a restore into the live components."""
     return plan_restore(
         request.components, stored.tensors, stored.tree, only=request.only, strict=request.strict, rename=request.rename,
-        where=stored.prefix, check=stored.check, classes=recorded_classes(stored.user),
+        where=stored.prefix, check=stored.check, classes=recorded_classes(stored.user), casts=True,
     )  # fmt: skip
 
 
