@@ -19,7 +19,7 @@ from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.topics import RESULT
 from relight.log import Log, fold
 from relight.log import summary as summaries
-from relight.run_records.results import Result, record_result, results_of
+from relight.run_records.results import EvaluationResult, record_result, results_of
 from relight.store import LocalStore, open_bytes
 
 
@@ -54,7 +54,7 @@ def test_one_result_of_a_name_counts(tmp_path: Path) -> None:
 
     def write(number: int) -> None:
         barrier.wait()
-        recorded.append(record_result(store, "run", Result(ids[0], "eval", {"accuracy": number})))
+        recorded.append(record_result(store, "run", EvaluationResult(ids[0], "eval", {"accuracy": number})))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -70,7 +70,7 @@ def test_one_result_of_a_name_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "metrics", [[], {"": 1.0}, {"a\n": 1.0}, {1: 1.0}, {"a": "much"}, {"a": None}, {"a": torch.ones(2)}], ids=repr
 )
-def test_what_is_no_number_by_name_is_refused(metrics: Any, tmp_path: Path) -> None:
+def test_other_metrics_than_numbers_are_refused(metrics: Any, tmp_path: Path) -> None:
     """With a ``ConfigError``; nothing is recorded."""
     made(tmp_path / "s/run", 1)
     with pytest.raises(ConfigError):
@@ -101,10 +101,10 @@ def test_results_outlive_summaries_of_the_log(tmp_path: Path, monkeypatch: pytes
     ids = made(tmp_path / "s/run", 1)
     store = open_bytes(tmp_path / "s")
     for number in range(60):
-        record_result(store, "run", Result(ids[0], f"eval{number}", {f"m{number}": number}))
+        record_result(store, "run", EvaluationResult(ids[0], f"eval{number}", {f"m{number}": number}))
     view = Log(store, "run").read()
     assert view.summary is not None and fold(view).live[0].metrics["m0"] == 0
-    assert len(results_of(fold(view))) == 60 and not record_result(store, "run", Result(ids[0], "eval0", {}))
+    assert len(results_of(fold(view))) == 60 and not record_result(store, "run", EvaluationResult(ids[0], "eval0", {}))
 
 
 def test_an_unknown_checkpoint_gets_no_result(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_unknown_checkpoint_gets_no_result(tmp_path: Path) -> None:
     ids = made(tmp_path / "s/run", 1)
     store = open_bytes(tmp_path / "s")
     with pytest.raises(CheckpointNotFound):
-        record_result(store, "run", Result("0" * 10, "eval", {}))
+        record_result(store, "run", EvaluationResult("0" * 10, "eval", {}))
     for text in ('{"a":"x"}', "[]", "{", '{"a":{}}'):
         Log(store, "run").append(
             lambda view, text=text: (RESULT.note(RESULT.kind(id=ids[0], metrics=text)), fold(view).epoch)  # type: ignore[misc]
@@ -127,7 +127,7 @@ def test_results_are_carried_to_further_tiers(tmp_path: Path) -> None:
     for number in range(2):
         drain(attempt.store, "run")
         (checkpoint,) = attempt.history().live
-        record_result(attempt.store, "run", Result(checkpoint.id, f"eval{number}", {f"m{number}": number}))
+        record_result(attempt.store, "run", EvaluationResult(checkpoint.id, f"eval{number}", {f"m{number}": number}))
     for _ in range(2):
         drain(attempt.store, "run")
     far = Run(LocalStore(tmp_path / "far"), "run").history()

@@ -51,6 +51,7 @@ COMMANDS = {
     "import": CommandEntry(SHARE, "import checkpoints of other frameworks", "create run", "add checkpoints"),
     "run": CommandEntry(RUN, "run a training job as torchrun does, and keep it alive", "run job"),
     "save": CommandEntry(RUN, "request a save from a training job on any machine", "request save"),
+    "follow": CommandEntry(RUN, "run a command for each new checkpoint; record its results", "note", "run job"),
     "incidents": CommandEntry(RUN, "show a run's failures, the decisions and their costs"),
     "goodput": CommandEntry(RUN, "show where the time of a run's jobs went, by cause"),
     "demo": CommandEntry(RUN, "train, kill, resume, compare: see it work in two minutes", "run job"),

@@ -25,7 +25,7 @@ NAME_MAX = 200
 WHY_MAX = 500
 
 
-class Result(NamedTuple):
+class EvaluationResult(NamedTuple):
     """A result for a checkpoint. ``by``: name of the evaluation, which is empty for a result without a name."""
 
     id: str
@@ -38,11 +38,11 @@ class Result(NamedTuple):
     seconds: float | None = None
 
 
-def results_of(history: History, by: str | None = None) -> list[Result]:
+def results_of(history: History, by: str | None = None) -> list[EvaluationResult]:
     """Return the results of the known checkpoints, oldest first. ``by``: those of that evaluation alone."""
     known = {**history.retired, **history.by_id}
     return [
-        Result(note.id, note.by, metrics_in(note), note.failed or "", note.skipped or "", note.seconds)
+        EvaluationResult(note.id, note.by, metrics_in(note), note.failed or "", note.skipped or "", note.seconds)
         for record, note in RESULT.among(history.notes)
         if by in (None, note.by) and note.id in known and known[note.id].seq < record.seq
     ]
@@ -70,13 +70,13 @@ def _number(name: str, value: object) -> float:
         return int(value) if isinstance(value, bool) else value
     try:
         if not isinstance(value, str) and value is not None:
-            return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+            return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         pass
     raise ConfigError(f"metric {name!r} is not a number: {shown(value)}", where=f"metric {name}")
 
 
-def record_result(store: ByteStore, run: str, result: Result) -> bool:
+def record_result(store: ByteStore, run: str, result: EvaluationResult) -> bool:
     """Record a result. Return whether this call recorded it: False if there is a result of that name for the checkpoint.
 
     A result without a name is always recorded. Raise ``CheckpointNotFound`` for a checkpoint that the log does not know.
@@ -112,14 +112,14 @@ def carry_results(near: History, far: History, log: Log, epoch: int) -> None:
 
     Without them, retention and ``best`` of that tier would not know the metrics.
     """
-    there = {checkpoint.original_id: checkpoint.id for checkpoint in far.live}
+    far_ids = {checkpoint.original_id: checkpoint.id for checkpoint in far.live}
     known = {**near.retired, **near.by_id}
     have = [result._replace(seconds=None) for result in results_of(far)]
     for _, note in RESULT.among(near.notes):
-        target = there.get(known[note.id].original_id) if note.id in known else None
+        target = far_ids.get(known[note.id].original_id) if note.id in known else None
         if target is None:
             continue
-        carried = Result(target, note.by, metrics_in(note), note.failed or "", note.skipped or "")
+        carried = EvaluationResult(target, note.by, metrics_in(note), note.failed or "", note.skipped or "")
         if carried not in have:
             have.append(carried)
             body = RESULT.note(msgspec.structs.replace(note, id=target))
