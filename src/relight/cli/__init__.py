@@ -77,6 +77,7 @@ FORMS = {
     "cp --tiers": CommandEntry(KEEP, "copy what a run's further tiers lack", "run job"),
     "tag --hold": CommandEntry(KEEP, "keep a checkpoint whatever the rules are", "hold"),
     "tag --stage": CommandEntry(KEEP, "move candidate, staging or production", "stage"),
+    "export --follow": CommandEntry(SHARE, "keep an export at the newest checkpoint", "take out", "run job"),
     "import --all": CommandEntry(SHARE, "import a whole directory", "create run", "add checkpoints", "retire"),
     "keys rekey": CommandEntry(MORE, "encrypt again what a leaked key could open", "change keys"),
     "plan simulate": CommandEntry(MORE, "simulate months of a fleet", "run job"),

@@ -10,7 +10,8 @@ from relight.settings.environment import environment
 
 WITH = {
     "tag": "name", "tag --hold": "why let_go", "tag --stage": "", "branch": "name", "note": "text", "prune": "", "undelete": "which",
-    "log --rebuild": "", "cp": "", "export": "", "import": "", "import --all": "", "repack": "", "keys": "", "keys rekey": "", "save": "",
+    "log --rebuild": "", "cp": "", "export": "", "export --follow": "",
+    "import": "", "import --all": "", "repack": "", "keys": "", "keys rekey": "", "save": "",
     "verify": "", "verify --repair": "", "drill": "", "doctor": "fix", "follow": "",
 }  # fmt: skip
 """The audited commands. The value names arguments: without any of them the command only reads. Empty: it always changes something."""

@@ -46,6 +46,7 @@ def command(
     nth: int,
     until: int | None,
     forever: bool,
+    idle: str | None,
     every_s: float,
     retries: int,
     timeout: str | None,
@@ -74,7 +75,9 @@ def command(
     name = default_name(words) if name is None else name
     if not 0 < len(name) <= NAME_MAX or not name.isprintable():
         raise ConfigError(f"a name has 1 to {NAME_MAX} printable characters", where="--name")
-    source = followed(path, which, nth, until, forever, every_s, queue=None if everything else (queue or 1), once=once)
+    source = followed(
+        path, which, nth, until, forever, idle, every_s, queue=None if everything else (queue or 1), once=once
+    )
     evaluation, failed = Evaluation(words, name, retries, timeout_s), False
     output = sys.stderr.buffer if as_json else sys.stdout.buffer
     for checkpoint in source.checkpoints(lambda history: {result.id for result in results_of(history, name)}):

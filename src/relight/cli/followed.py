@@ -17,9 +17,12 @@ from relight.errors import CheckpointNotFound, ConfigError
 from relight.followers.each_checkpoint import Ending, Selection, each_checkpoint
 from relight.log import Checkpoint, History
 from relight.monitoring.overview import OVER_S, Watcher
+from relight.settings.amounts import seconds_of
 from relight.store import open_bytes
 from relight.store.urls import split_run
 
+END_POLL_S = 5.0
+"""Seconds between two checks whether the run is over."""
 _OPTIONS = (
     click.option(
         "--which",
@@ -35,6 +38,7 @@ _OPTIONS = (
         "--until", type=click.IntRange(min=0), metavar="STEP", help="End after the first checkpoint at or after STEP."
     ),
     click.option("--forever", is_flag=True, help="Do not end when the run is finished."),
+    click.option("--idle", metavar="TIME", help="A run without a record for TIME is finished; 24h by default."),
     click.option(
         "--every",
         "every_s",
@@ -83,7 +87,7 @@ class FollowedRun(NamedTuple):
 
 
 def followed(
-    path: str, which: str, nth: int, until: int | None, forever: bool, every_s: float, *, queue: int | None = 1,
+    path: str, which: str, nth: int, until: int | None, forever: bool, idle: str | None, every_s: float, *, queue: int | None = 1,
     once: bool = False,
 ) -> FollowedRun:  # fmt: skip
     """Return the run at ``path`` and what to handle of it.
@@ -93,7 +97,8 @@ def followed(
     if which != "latest" and nth > 1:
         raise ConfigError(f"--every-nth counts new checkpoints, and --which is {which}", hint="leave one of them out")
     run = _run_at(path)
-    is_over = _Over(f"{run.store.url.rstrip('/')}/{run.name}")
+    idle_s = OVER_S if idle is None else seconds_of(idle, "--idle")
+    is_over = _Over(f"{run.store.url.rstrip('/')}/{run.name}", idle_s)
     ending = Ending(threading.Event(), once, forever, is_over)
     return FollowedRun(run, Selection(which, nth, queue, until), ending, every_s)
 
@@ -120,18 +125,23 @@ def _terminated(number: int, frame: object) -> None:
 
 
 class _Over:
-    """Whether the processes of a run on this machine have reported its end, or there was no record or event for a day."""
+    """Whether a run's processes on this machine have reported its end, or there was no checkpoint, attempt or event for a while."""
 
-    def __init__(self, url: str) -> None:
-        self._watcher = Watcher([url])
+    def __init__(self, url: str, idle_s: float) -> None:
+        self._watcher, self._idle_s = Watcher([url]), idle_s
+        self._next_s = 0.0
 
     def __call__(self) -> bool:
-        """Read new events."""
+        """Read new events and records, if the last time was not just now."""
         now = time.time()
+        if time.monotonic() < self._next_s:
+            return False
+        self._next_s = time.monotonic() + END_POLL_S
         for seen in self._watcher.poll(now):
-            began_at, event_at = seen.began_at or 0.0, seen.last_event_at or 0.0
-            if not seen.run or seen.active or seen.error:
+            if not seen.run or seen.error:
                 continue
-            # the event is older than an attempt that began on another machine
-            return event_at >= began_at or now - max(began_at, event_at, seen.committed_at or 0.0) >= OVER_S
+            began_at, event_at = seen.began_at or 0.0, seen.last_event_at or 0.0
+            # an older event than the attempt: another machine has taken the run over
+            ended = not seen.active and event_at >= began_at
+            return ended or now - max(began_at, event_at, seen.committed_at or 0.0) >= self._idle_s
         return False
