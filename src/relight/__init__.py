@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.followers import Follower, follow
+    from relight.followers.follower import Follower, follow
     from relight.heartbeat import phase
     from relight.heartbeat.standby import standby
     from relight.log import Checkpoint
@@ -90,7 +90,7 @@ _HOMES = {
         "keep",
         "tier",
     ),
-    "relight.followers": ("Follower", "follow"),
+    "relight.followers.follower": ("Follower", "follow"),
     "relight.heartbeat": ("phase",),
     "relight.log": ("Checkpoint",),
     "relight.units": ("Duration", "Rate", "Size"),

@@ -403,6 +403,30 @@ class Store(ObjectView):
         return promote(opened, report(choose(opened.history(), which_of(which))), stage, why=why)
 
     @short_traceback
+    def report(
+        self, metrics: Mapping[str, float], which: str | int = "latest", run: str | None = None, *, name: str = ""
+    ) -> bool:
+        """Record metrics of a checkpoint after its commit, such as results of an evaluation. They count as the checkpoint's own.
+
+        So ``best:METRIC``, retention, ``relight ls`` and the dashboard use them. Of two values of a metric, the later one counts.
+        Return whether this call recorded them.
+
+        Args:
+            metrics: Numbers by name, such as ``{"accuracy": 0.9}``.
+            which: The checkpoint, as for ``relight.load``.
+            run: The run's name, if a store with several runs is open.
+            name: The evaluation. A second result of the same name for a checkpoint is not recorded. Empty: each call records.
+        """
+        from relight.run_records.results import NAME_MAX, EvaluationResult, check_result_metrics, record_result
+
+        checked = check_result_metrics(metrics)
+        if len(name) > NAME_MAX:
+            raise ConfigError(f"name= has more than {NAME_MAX} characters", where="report(name=…)")
+        opened = self.run(run)
+        checkpoint = report(choose(opened.history(), which_of(which)))
+        return record_result(opened.store, opened.name, EvaluationResult(checkpoint.id, name, checked))
+
+    @short_traceback
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
         """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing.
 

@@ -34,9 +34,9 @@ OTHER = frozenset(
 """Words after "relight" that name no command: in prose, imports, and constants such as b"relight ring key"."""
 
 
-def test_there_are_at_most_thirty_commands() -> None:
+def test_there_are_at_most_thirty_one_commands() -> None:
     """A user can survey them. A new one needs a place among the old ones, or is a form."""
-    assert len(COMMANDS) <= 30
+    assert len(COMMANDS) <= 31
     assert not {name for name in FORMS if name.split()[0] not in COMMANDS}
 
 

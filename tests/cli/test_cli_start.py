@@ -134,6 +134,7 @@ def test_each_command_is_a_click_command_of_its_own_name() -> None:
         "audited",
         "audited_facts",
         "common",
+        "followed",
         "launched",
         "ls_table",
         "output",

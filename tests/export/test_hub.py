@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,37 @@ def test_a_model_goes_to_the_hub_and_comes_back(served: tuple[HubState, dict[str
         "import", "hf://org/tiny", str(tmp_path / "runs" / "again"), environment={**environment, "HF_HUB_OFFLINE": "1"}
     )
     assert offline.returncode == 0, offline.stderr
+
+
+@needs_library
+def test_the_hub_gets_a_commit_for_each_new_checkpoint(served: tuple[HubState, dict[str, str]], tmp_path: Path) -> None:
+    """``export --follow`` replaces the weights, until the run is finished."""
+    state, environment = served
+    model, source = torch.nn.Linear(3, 1), tmp_path / "runs" / "demo"
+    with relight.Checkpointer(source, model=model, background=False, save=relight.every(steps=2)) as ckpt:
+        for step in range(3):
+            ckpt.step(step)
+        command = [
+            sys.executable,
+            "-m",
+            "relight",
+            "export",
+            "--follow",
+            str(source),
+            "hf://org/tiny",
+            "--every",
+            "0.1",
+        ]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as follower:
+            ends = time.monotonic() + 60
+            while "org/tiny" not in state.repos or "relight.json" not in state.files("org/tiny"):
+                assert follower.poll() is None and time.monotonic() < ends
+                time.sleep(0.05)
+            assert json.loads(state.files("org/tiny")["relight.json"])["step"] == 1
+            ckpt.close()
+            assert follower.wait(60) == 0, follower.communicate()
+    assert json.loads(state.files("org/tiny")["relight.json"])["step"] == 2
+    assert torch.equal(load(state.files("org/tiny")["model.safetensors"])["weight"], model.weight)
 
 
 @needs_library

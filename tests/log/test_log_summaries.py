@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -20,7 +21,7 @@ from relight.format.records import (
     SweepBody,
     TagBody,
 )
-from relight.format.topics import BEST_BY, REBUILDING, REPACKED, ROLLED_BACK
+from relight.format.topics import BEST_BY, REBUILDING, REPACKED, RESULT, ROLLED_BACK
 from relight.format.topics import REBUILT as REBUILT_NOTE
 from relight.log import FRESH, History, LogView, fold, line_of, newest_good
 from relight.log.ancestors import REBUILT
@@ -154,6 +155,10 @@ class Writer:
             ]
             if late := [retired for retired in late if retired.epoch == epoch]:  # a repeated COMMIT
                 self.put(pick.choice(late).body, epoch)
+        elif draw < 0.985:
+            about = pick.choice([*live, *history.retired.values()]).id
+            metrics = json.dumps({pick.choice("ab"): len(self.records)})
+            self.put(NoteBody(topic=RESULT.name, data={"id": about, "metrics": metrics, "by": "x"}), epoch)
         else:
             self.put(
                 NoteBody(topic="verified", data={"whole": " ".join(checkpoint.id for checkpoint in live[-3:])}), epoch
@@ -171,6 +176,7 @@ def compare(brief: LogView, whole: LogView) -> None:
             checkpoint.epoch,
             checkpoint.self_contained,
             checkpoint.requires,
+            checkpoint.metrics,
         )
         for checkpoint in folded.live
     ] == [
@@ -181,6 +187,7 @@ def compare(brief: LogView, whole: LogView) -> None:
             checkpoint.epoch,
             checkpoint.self_contained,
             checkpoint.requires,
+            checkpoint.metrics,
         )
         for checkpoint in expected.live
     ]

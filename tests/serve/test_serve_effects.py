@@ -32,6 +32,7 @@ from relight.versions.branching import branch
 from relight.versions.stages import clear, promote
 
 LIBRARY: dict[str, tuple[str, ...]] = {
+    "Store.report": ("note",),
     "Store.tag": ("tag",),
     "Store.branch": ("create run",),
     "Store.promote": ("stage",),

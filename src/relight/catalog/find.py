@@ -37,7 +37,7 @@ class Chosen(NamedTuple):
         """Text for people on how it was chosen: ``best by val_acc (max): 0.93 at step 1200``. Empty if no metric decided."""
         if self.by is None:
             return ""
-        value = metric_value(self.checkpoint.body.metrics[self.by.metric])
+        value = metric_value(self.checkpoint.metrics[self.by.metric])
         return (
             f"best by {self.by}: {value:.6g} at step {self.checkpoint.step}{f', {self.by.why}' if self.by.why else ''}"
         )
@@ -49,9 +49,9 @@ def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | 
         raise ConfigError(f"mode must be 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
     scored = [
-        (sign * metric_value(checkpoint.body.metrics[metric]), -checkpoint.seq, checkpoint)
+        (sign * metric_value(checkpoint.metrics[metric]), -checkpoint.seq, checkpoint)
         for checkpoint in checkpoints
-        if metric in checkpoint.body.metrics and not checkpoint.body.suspect
+        if metric in checkpoint.metrics and not checkpoint.body.suspect
     ]
     finite = [entry for entry in scored if math.isfinite(entry[0])]
     return min(finite, key=lambda entry: entry[:2])[2] if finite else None
@@ -62,7 +62,7 @@ def finite_metrics(history: History) -> set[str]:
     return {
         name
         for checkpoint in history.live
-        for name, value in checkpoint.body.metrics.items()
+        for name, value in checkpoint.metrics.items()
         if math.isfinite(metric_value(value))
     }
 
@@ -102,7 +102,7 @@ def report(chosen: Chosen) -> Checkpoint:
     """Emit ``best.chosen`` if a metric decided. Return the checkpoint."""
     if chosen.by is not None:
         checkpoint, (metric, mode, why) = chosen.checkpoint, chosen.by
-        value = metric_value(checkpoint.body.metrics[metric])
+        value = metric_value(checkpoint.metrics[metric])
         emit(
             "best.chosen",
             chosen.explanation,

@@ -211,7 +211,8 @@ def merge(histories: Sequence[History]) -> Merged:
     merged = History()
     for seq, key in enumerate(order):
         nearest = copies[key][0].checkpoint
-        merged.by_id[key] = replace(nearest, seq=seq, body=_named(nearest, key))
+        late = {name: value for copy in copies[key][::-1] for name, value in copy.checkpoint.late_metrics.items()}
+        merged.by_id[key] = replace(nearest, seq=seq, body=_named(nearest, key), late_metrics=late)
     for history in reversed(histories):
         for name, checkpoint_id in history.tags.items():
             checkpoint = history.by_id[checkpoint_id]

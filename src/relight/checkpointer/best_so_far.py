@@ -68,7 +68,7 @@ class BestSoFar(Hook):
         for name, mode in self._wanted:
             checkpoint = best(history.live, name, mode)
             if checkpoint:
-                self.durable[f"{name}:{mode}"] = metric_value(checkpoint.body.metrics[name])
+                self.durable[f"{name}:{mode}"] = metric_value(checkpoint.metrics[name])
 
     @property
     def values(self) -> dict[str, float]:

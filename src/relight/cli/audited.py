@@ -10,8 +10,9 @@ from relight.settings.environment import environment
 
 WITH = {
     "tag": "name", "tag --hold": "why let_go", "tag --stage": "", "branch": "name", "note": "text", "prune": "", "undelete": "which",
-    "log --rebuild": "", "cp": "", "export": "", "import": "", "import --all": "", "repack": "", "keys": "", "keys rekey": "", "save": "",
-    "verify": "", "verify --repair": "", "drill": "", "doctor": "fix",
+    "log --rebuild": "", "cp": "", "export": "", "export --follow": "",
+    "import": "", "import --all": "", "repack": "", "keys": "", "keys rekey": "", "save": "",
+    "verify": "", "verify --repair": "", "drill": "", "doctor": "fix", "follow": "",
 }  # fmt: skip
 """The audited commands. The value names arguments: without any of them the command only reads. Empty: it always changes something."""
 _READ_ONLY_FLAGS = ("dry_run", "listed", "history")

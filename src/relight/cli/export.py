@@ -38,21 +38,58 @@ SHOWN = 8
 """Largest number of omitted items that are printed."""
 
 
+_OPTIONS = (
+    click.option("--to", type=click.Choice(FORMATS), help="Format; by default from TARGET's suffix, else safetensors."),
+    click.option("--shard", metavar="SIZE", help="Several files of at most SIZE, and their index: 5GB."),
+    click.option("--component", metavar="NAME", help="Which component; by default the model."),
+    click.option("--all", "everything", is_flag=True, help="All components."),
+    click.option("--only", multiple=True, metavar="GLOB", help="Only matching tensors: 'layers.0.*'. Repeatable."),
+    click.option(
+        "--rename",
+        multiple=True,
+        metavar="FROM=TO",
+        help="Replace a prefix of names; re:PATTERN=TO: a regular expression.",
+    ),
+    click.option("--dtype", metavar="|".join(SHORT), help="Convert floats to this dtype, rounded to nearest."),
+    click.option(
+        "--tied",
+        type=click.Choice(["first", "each"]),
+        default="first",
+        show_default=True,
+        help="Names of tied weights.",
+    ),
+)
+
+
+def export_options(command: Any) -> Any:
+    """Add the options of what is exported, and how."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def options_of(
+    target: str, to: str | None, shard: str | None, component: str | None, everything: bool, only: tuple[str, ...],
+    rename: tuple[str, ...], dtype: str | None, tied: str, overwrite: bool,
+) -> Options:  # fmt: skip
+    """Return the options of an export."""
+    return Options(
+        to=to or format_of(target),
+        shard_bytes=None if shard is None else bytes_of(shard, "--shard"),
+        component=component,
+        only=only,
+        everything=everything,
+        rename=rename,
+        dtype=None if dtype is None else dtype_meant(dtype),
+        tied=tied,
+        overwrite=overwrite,
+    )
+
+
 @click.command("export")
 @click.argument("source", metavar="SOURCE[@WHICH]")
 @click.argument("target", required=False)
-@click.option("--to", type=click.Choice(FORMATS), help="Format; by default from TARGET's suffix, else safetensors.")
-@click.option("--shard", metavar="SIZE", help="Several files of at most SIZE, and their index: 5GB.")
-@click.option("--component", metavar="NAME", help="Which component; by default the model.")
-@click.option("--all", "everything", is_flag=True, help="All components.")
-@click.option("--only", multiple=True, metavar="GLOB", help="Only matching tensors: 'layers.0.*'. Repeatable.")
-@click.option(
-    "--rename", multiple=True, metavar="FROM=TO", help="Replace a prefix of names; re:PATTERN=TO: a regular expression."
-)
-@click.option("--dtype", metavar="|".join(SHORT), help="Convert floats to this dtype, rounded to nearest.")
-@click.option(
-    "--tied", type=click.Choice(["first", "each"]), default="first", show_default=True, help="Names of tied weights."
-)
+@export_options
 @click.option("--average", metavar="SPEC", help="Average several: last:5, or WHICH[=WEIGHT],RUN@WHICH[=WEIGHT] ….")
 @click.option("--ema", type=float, metavar="DECAY", help="Weigh each DECAY times as much as the next newer one.")
 @click.option("--into", metavar="RUN", help="Save the average as a checkpoint of RUN, instead of exporting it.")
@@ -100,17 +137,7 @@ def command(
             "give TARGET, or --into with --average, and not both",
             hint="relight export RUN FILE; relight export RUN --average last:5 --into RUN",
         )
-    options = Options(
-        to=to or format_of(target or ""),
-        shard_bytes=None if shard is None else bytes_of(shard, "--shard"),
-        component=component,
-        only=only,
-        everything=everything,
-        rename=rename,
-        dtype=None if dtype is None else dtype_meant(dtype),
-        tied=tied,
-        overwrite=overwrite,
-    )
+    options = options_of(target or "", to, shard, component, everything, only, rename, dtype, tied, overwrite)
     exported = opened.run.open(opened.choose(None)) if average is None else averaged(opened, average, ema)
     if target is None:
         assert into is not None and isinstance(exported, Mixture)
@@ -136,7 +163,7 @@ def command(
             }
         )
     else:
-        _print_report(plan, report)
+        print_report(plan, report)
 
 
 def _to_hub(
@@ -163,7 +190,7 @@ def _to_hub(
             {**facts(done.plan), "path": str(address), "commit": done.commit, "card": done.card, "dry_run": False}
         )
     else:
-        _print_report(replace(done.plan, path=str(address)), done.export)
+        print_report(replace(done.plan, path=str(address)), done.export)
         click.echo(f"commit: {escape(done.commit)}")
 
 
@@ -255,7 +282,8 @@ def _print_plan(plan: ExportPlan, as_json: bool) -> None:
     click.echo(f"{_content_text(plan)} would be written to {escape(plan.path)}")
 
 
-def _print_report(plan: ExportPlan, report: ExportReport) -> None:
+def print_report(plan: ExportPlan, report: ExportReport) -> None:
+    """Print what was written."""
     if plan.mixed is not None:
         _print_weights(plan.mixed)
     _print_rest(plan)

@@ -98,7 +98,7 @@ def _node(node: Node, runs: int, steps: int) -> str:
     )
     what = f"{node.id}  {escape(node.run).ljust(runs)}  step {node.checkpoint.step:>{steps}}"
     tags = paint(escape(named), "green") if named else ""
-    made, metrics = since(node.checkpoint.time), metrics_text(node.checkpoint.body.metrics)
+    made, metrics = since(node.checkpoint.time), metrics_text(node.checkpoint.metrics)
     return f"{what}  {made:<14}  {metrics}".rstrip() + tags + escape(flags)
 
 

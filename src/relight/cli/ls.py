@@ -86,7 +86,7 @@ def entry(history: History, checkpoint: Checkpoint, known: VerificationResult | 
         "logical_bytes": body.logical_bytes,
         "stored_bytes": body.stored_bytes,
         "new_bytes": body.new_bytes,
-        "metrics": body.metrics,
+        "metrics": checkpoint.metrics,
         "tags": history.tags_of(body.id),
         "requires": checkpoint.requires,
         "lossy": body.lossy,

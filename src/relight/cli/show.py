@@ -154,7 +154,7 @@ def command(
         ("saved", f"{since(root.created)}, {root.created}, by attempt {root.epoch}"),
         ("after", _after(checkpoint, root)),
         ("because", root.reason),
-        ("metrics", metrics_text(root.metrics)),
+        ("metrics", metrics_text(checkpoint.metrics)),
         ("tags", " ".join(tag for tag in run_opened.history.tags_of(root.id) if not tag.startswith(PREFIX))),
         *_origin(origin, checkpoint.body.home),
         ("needs", " ".join(root.requires)),

@@ -33,7 +33,7 @@ from relight.format.names import (
     part_file,
     stored_file,
 )
-from relight.format.records import CommitBody, Metric
+from relight.format.records import CommitBody, metric_of
 from relight.format.root_keys import COMPACT, FIRST_STEP, LOSSY, SUSPECT
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
@@ -384,7 +384,7 @@ def root_of(
         reason_kind=request.info.reason.kind,
         reason_by=request.info.reason.by,
         parents=list(request.info.parents),
-        metrics={name: _metric(value) for name, value in request.info.metrics.items()},
+        metrics={name: metric_of(value) for name, value in request.info.metrics.items()},
         user={**request.info.user, **_storage_facts(request)},
         environment=dict(request.info.environment),
         components=dict(request.info.components),
@@ -589,13 +589,3 @@ def _trainable_chunks(plan: SavePlan, packs: list[Pack]) -> list[list[bool]]:
             [near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)]
         )
     return marked
-
-
-def _metric(value: float) -> Metric:
-    if isinstance(value, int):
-        return value
-    if value != value:
-        return "nan"
-    if value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
-    return value

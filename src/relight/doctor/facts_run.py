@@ -177,7 +177,7 @@ def _stored(
     if known is not None and known.damage:  # a full read has found more than metadata and sizes show
         damage = (f"{known.damage} (found by {known.by}, {known.at})", *(damage or ()))
     body = checkpoint.body
-    metrics = {name: metric_value(value) for name, value in body.metrics.items()}
+    metrics = {name: metric_value(value) for name, value in checkpoint.metrics.items()}
     return CheckpointFacts(
         checkpoint.id, checkpoint.step, seconds_since_epoch(checkpoint.time), body.stored_bytes, body.new_bytes, body.suspect, damage,
         len(checkpoint.requires), metrics, checkpoint.id in history.rolled_back_ids, whole_s,

@@ -42,6 +42,7 @@ from relight.reclaim.prune import candidates_of
 from relight.run_records.best_by import record_best_by
 from relight.run_records.fresh_starts import carry_fresh_start
 from relight.run_records.incident_sync import sync_incidents
+from relight.run_records.results import carry_results
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 from relight.transfer.shared_copy import copy_together
@@ -143,6 +144,8 @@ class _TierDrain:
             far = fold(log.read())
             if self._leads:
                 self._note(history, far)
+                with contextlib.suppress(StoreUnavailable):  # the next copy records it
+                    carry_results(history, far, log, charge)
             wanted = [id for id in owed_to(tier, history, far, at_pace=self._at_pace) if id not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:

@@ -105,7 +105,7 @@ def lineage(plan: ExportPlan, digests: dict[str, str]) -> dict[str, Any]:
         "root_blake3": plan.opened.checkpoint.body.root,
         "parents": list(root.parents),
         "average": plan.mixed.to_record() if plan.mixed is not None else [],
-        "metrics": dict(root.metrics),
+        "metrics": plan.opened.checkpoint.metrics,
         "dtype": plan.options.dtype,
         "tensors": len(plan.entries),
         "bytes": plan.bytes_written,

@@ -62,7 +62,7 @@ def plan_export(opened: Opened | Mixture, path: str | os.PathLike[str], options:
     target = os.fspath(path)
     if options.to not in FORMATS:
         raise ConfigError(f"no format {options.to[:40]!r}", hint=f"one of {', '.join(FORMATS)}")
-    folder = _is_folder(target, options)
+    folder = is_folder(target, options)
     check_free(target, folder=folder, overwrite=options.overwrite)
     mixed = opened if isinstance(opened, Mixture) else None
     with collector_paused():
@@ -91,7 +91,7 @@ def _files(whole: MergedCheckpoint, chosen: SelectedTensors, options: Options, n
     return safetensors_files(chosen.entries, options.tied, options.shard_bytes, name)
 
 
-def _is_folder(target: str, options: Options) -> bool:
+def is_folder(target: str, options: Options) -> bool:
     """Return whether the target is a directory: its suffix is not that of a file."""
     if not target.rstrip("/"):
         raise ConfigError("the target is empty", hint="name a file or a directory")

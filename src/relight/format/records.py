@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -339,6 +340,13 @@ def _check_ids(ids: list[str], where: str) -> None:
     for checkpoint_id in ids:
         if not names.is_id(checkpoint_id):
             raise UnsafeContent(f"malformed checkpoint id {checkpoint_id[:40]!r}", where=where)
+
+
+def metric_of(value: float) -> Metric:
+    """Return a number as records hold it: NaN and infinities, which JSON lacks, are texts."""
+    if isinstance(value, int) or math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def check_metrics(metrics: dict[str, Metric], where: str) -> None:

@@ -182,6 +182,22 @@ class UserNote(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
 
 
+class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A result for the checkpoint ``id``, from after its commit: metrics, or why there are none."""
+
+    id: str
+    metrics: str = "{}"
+    """JSON object: numbers by name; ``nan``, ``inf`` and ``-inf`` as texts."""
+    by: str = ""
+    """Name of the evaluation: at most one result of each name counts for a checkpoint. Empty for a result without a name."""
+    failed: str | None = None
+    """Why the evaluation failed."""
+    skipped: str | None = None
+    """Why there was no evaluation."""
+    seconds: float | None = None
+    """Seconds that it took."""
+
+
 Free = dict[str, Scalar]
 """Body of a topic with free keys."""
 
@@ -230,5 +246,8 @@ SCHEDULE = Topic(
 )
 """The save interval from a step on, and the reason, as ``cost_model.schedule_note`` encodes them."""
 USER_NOTE = Topic("note", UserNote, written_by="versions.stages", read_by="versions.stages log.summary")
+RESULT = Topic(
+    "result", ResultNote, written_by="run_records.results", read_by="run_records.results log.late_metrics log.summary"
+)
 AUDIT = Topic("audit", Free, written_by="audit.audit_log", read_by="audit.audit_log")
 """An action of a user, or (with ``begun``) the outcome of one."""

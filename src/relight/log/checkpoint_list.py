@@ -18,7 +18,7 @@ class CheckpointList(list[Checkpoint]):
 
     def _repr_html_(self) -> str:
         rows = [
-            (each.step, each.id, age_of(each.time), size_text(each.body.stored_bytes), first_metrics(each.body.metrics), each.body.reason)
+            (each.step, each.id, age_of(each.time), size_text(each.body.stored_bytes), first_metrics(each.metrics), each.body.reason)
             for each in self[: -ROWS_MAX - 1 : -1]
         ]  # fmt: skip
         more = f", the newest {ROWS_MAX}" if len(self) > ROWS_MAX else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relight.format import Record
@@ -10,6 +10,7 @@ from relight.format.names import BRANCH_TAGS, parse_dir
 from relight.format.records import CommitBody, FenceBody, Metric, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.format.topics import BEST_BY, REPACKED, ROLLED_BACK, RollbackNote
 from relight.log.checkpoint_view import age_of, first_metrics
+from relight.log.late_metrics import late_metrics
 from relight.log.view import Line, LogSummary, LogView
 from relight.observe.object_view import Facts, ObjectView
 from relight.units import size_text
@@ -32,6 +33,8 @@ class Checkpoint(ObjectView):
     """Whether it was repacked: it now owns all of its packs, although its COMMIT and its root name donors."""
     tags: tuple[str, ...] = field(default=(), compare=False)
     """Its tags, sorted, as ``relight.open(…).checkpoints()`` and ``latest()`` have read them; empty from elsewhere."""
+    late_metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics that were reported after its commit, by name."""
 
     @property
     def requires(self) -> list[str]:
@@ -55,8 +58,8 @@ class Checkpoint(ObjectView):
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """The metrics of its step, by name: a copy."""
-        return dict(self.body.metrics)
+        """The metrics of its step, and those that were reported after its commit, by name: a copy. Of two values, the later one."""
+        return {**self.body.metrics, **self.late_metrics}
 
     @property
     def bytes(self) -> int:
@@ -66,7 +69,7 @@ class Checkpoint(ObjectView):
     def _facts(self) -> Facts:
         facts = ("id", self.id), ("size", size_text(self.bytes)), ("saved", age_of(self.time))
         more = ("tags", " ".join(self.tags)), ("reason", self.body.reason)
-        return Facts(f"step {self.step}", (*facts, ("metrics", first_metrics(self.body.metrics)), *more))
+        return Facts(f"step {self.step}", (*facts, ("metrics", first_metrics(self.metrics)), *more))
 
     def directory_in(self, run: str) -> str:
         """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""
@@ -153,7 +156,9 @@ def fold(view: LogView | Sequence[Record]) -> History:
             history.fences.append(record)
         elif isinstance(body, NoteBody):
             history.notes.append(record)
-            if (repacked := REPACKED.read(body)) is not None:
+            if (late := late_metrics(body)) is not None:
+                _reported(history, record.seq, *late)
+            elif (repacked := REPACKED.read(body)) is not None:
                 _repacked(history, repacked.id)
             elif (rollback := ROLLED_BACK.read(body)) is not None:
                 _rolled_back(history, rollback)
@@ -201,6 +206,9 @@ def _restored(summary: LogSummary) -> History:
         history.retired[restored.id], history.retired_at[restored.id] = restored, retired_at
         if recallable:
             history.recallable[restored.id] = by_seq[retired_at]
+    for record in history.notes:
+        if (late := late_metrics(record.body)) is not None:
+            _reported(history, record.seq, *late)
     return history
 
 
@@ -215,6 +223,14 @@ def _repacked(history: History, checkpoint_id: str) -> None:
     for checkpoints in (history.by_id, history.retired):
         if checkpoint_id in checkpoints:
             checkpoints[checkpoint_id] = replace(checkpoints[checkpoint_id], self_contained=True)
+
+
+def _reported(history: History, seq: int, checkpoint_id: str, metrics: Mapping[str, Metric]) -> None:
+    """Add metrics of record ``seq`` to a checkpoint. An older record belongs to an earlier COMMIT of the id."""
+    for checkpoints in (history.by_id, history.retired):
+        checkpoint = checkpoints.get(checkpoint_id)
+        if checkpoint is not None and checkpoint.seq < seq:
+            checkpoints[checkpoint_id] = replace(checkpoint, late_metrics={**checkpoint.late_metrics, **metrics})
 
 
 def _rolled_back(history: History, note: RollbackNote) -> None:

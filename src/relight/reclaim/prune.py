@@ -265,7 +265,7 @@ def _kept_for_suspects(history: History, known: Mapping[str, bool]) -> set[str]:
 
 
 def _candidate(history: History, checkpoint: Checkpoint, verified: bool | None) -> Candidate:
-    metrics = {name: metric_value(value) for name, value in checkpoint.body.metrics.items()}
+    metrics = {name: metric_value(value) for name, value in checkpoint.metrics.items()}
     needed_by = users_of(history, checkpoint.id)
     time_s = seconds_since_epoch(checkpoint.time)
     return Candidate(

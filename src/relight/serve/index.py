@@ -291,7 +291,7 @@ class Index:
             row,
             tensors,
             self._tiers(store, state, checkpoint),
-            checkpoint.body.metrics,
+            checkpoint.metrics,
             facts,
             verified,
             holds_of(state.history).get(checkpoint.id, ""),
@@ -622,7 +622,7 @@ class Index:
             ("new bytes", checkpoint.body.new_bytes),
             ("lossy", checkpoint.body.lossy),
         ]
-        facts += [(f"metric {name}", value) for name, value in root.metrics.items()]
+        facts += [(f"metric {name}", value) for name, value in checkpoint.metrics.items()]
         facts += [(f"metadata {name}", value) for name, value in root.user.items()]
         facts += [(f"environment {name}", value) for name, value in root.environment.items() if name != "argv"]
         return rows, [(name, str(value)[:500]) for name, value in facts if value not in ("", None)][:FACTS_MAX]

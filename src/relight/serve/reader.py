@@ -215,7 +215,7 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
     for checkpoint in everything:
         if (moment := seconds_since_epoch(checkpoint.time)) is not None:
             series.times[checkpoint.step] = moment
-        for metric, value in checkpoint.body.metrics.items():
+        for metric, value in checkpoint.metrics.items():
             number = float(value)
             series.values.setdefault(metric, {})[checkpoint.step] = number if math.isfinite(number) else None
     return RunState(

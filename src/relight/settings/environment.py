@@ -17,10 +17,10 @@ from relight.settings.kinds import NOT_SET, SettingsTable, about, fields_of
 PREFIX = "RELIGHT_"
 PROCESS_VARIABLES = (
     "RELIGHT_SETTINGS", "RELIGHT_HEARTBEAT", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
-    "RELIGHT_SPIKES",
+    "RELIGHT_SPIKES", "RELIGHT_RESULT",
 )  # fmt: skip
-"""Variables that are not settings of the file: one names the file, ``relight run`` sets the others for the processes it
-starts."""
+"""Variables that are not settings of the file: one names the file, ``relight run`` and ``relight follow`` set the others for
+the processes they start."""
 
 OTEL = {
     "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_traces_endpoint": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",

@@ -300,7 +300,7 @@ def _facts(a: Opened, b: Opened) -> Iterator[ValueChange]:
         if getattr(root_a, name) != getattr(root_b, name):
             yield ValueChange(name, getattr(root_a, name), getattr(root_b, name))
     pairs = (
-        ("metrics", root_a.metrics, root_b.metrics),
+        ("metrics", a.checkpoint.metrics, b.checkpoint.metrics),
         ("metadata", root_a.user, root_b.user),
         ("environment", root_a.environment, root_b.environment),
         ("components", root_a.components, root_b.components),

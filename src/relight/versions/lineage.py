@@ -37,7 +37,7 @@ class Node:
         body = self.checkpoint.body
         return {
             "id": self.id, "run": self.run, "step": body.step, "created": self.checkpoint.time, "reason": body.reason,
-            "metrics": body.metrics, "tags": self.tags, "begins": self.begins, "set_aside": self.set_aside,
+            "metrics": self.checkpoint.metrics, "tags": self.tags, "begins": self.begins, "set_aside": self.set_aside,
             "parents": [{"id": parent, "direct": not between} for parent, between in self.parents],
         }  # fmt: skip
 

@@ -1,0 +1,148 @@
+"""The next checkpoint of a run for a process that handles each new one. The choice is pure; ``each_checkpoint`` waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from relight.catalog.find import choose
+from relight.errors import CheckpointNotFound, StoreUnavailable
+from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.store import ByteStore
+from relight.units import duration_text
+
+
+class Selection(NamedTuple):
+    """The checkpoints to handle."""
+
+    which: str = "latest"
+    """``latest``: each new one. Otherwise those that a tag or ``best:METRIC`` means at some time."""
+    nth: int = 1
+    """Only each Nth of the new ones."""
+    queue: int | None = 1
+    """Most checkpoints that wait; a newer one replaces the oldest of them. None: all that exist are handled, in order."""
+    until: int | None = None
+    """The step of the last one: the first checkpoint at or after it."""
+
+
+class Ending(NamedTuple):
+    """When ``each_checkpoint`` ends, in addition to its selection's ``until``."""
+
+    stopping: threading.Event
+    once: bool = False
+    """After the checkpoints that exist now."""
+    forever: bool = False
+    """Not when the run is finished."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether the run's processes have reported the end, or none has reported anything for a long time."""
+
+
+def waiting(history: History, selection: Selection, done: Collection[str]) -> list[Checkpoint]:
+    """Return the checkpoints that wait to be handled, oldest first. ``done``: ids of those that were handled.
+
+    All follows from the log: a process that was killed continues where it was.
+    """
+    if selection.which != "latest":
+        try:
+            chosen = choose(history, selection.which).checkpoint
+        except CheckpointNotFound:
+            return []  # the tag or the metric does not exist yet
+        return [] if chosen.id in done else [chosen]
+    known = sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq)
+    last = max((checkpoint.seq for checkpoint in known if checkpoint.id in done), default=-1)
+    if selection.nth > 1:  # counted from the last one that was handled, or from the first that is known
+        after = [checkpoint for checkpoint in known if checkpoint.seq > last]
+        known = after[selection.nth - 1 if last >= 0 else 0 :: selection.nth]
+    if selection.until is not None:
+        ends = next((checkpoint.seq for checkpoint in known if checkpoint.step >= selection.until), None)
+        known = [checkpoint for checkpoint in known if ends is None or checkpoint.seq <= ends]
+    new = [
+        checkpoint
+        for checkpoint in known
+        if checkpoint.id not in done
+        and (selection.queue is None or checkpoint.seq > last)
+        and history.find(checkpoint.id) is not None
+        and checkpoint.id not in history.rolled_back_ids
+        and not checkpoint.body.suspect
+    ]
+    return new if selection.queue is None else new[-selection.queue :]
+
+
+def is_finished(history: History) -> bool:
+    """Return whether the newest checkpoint is the last one of the attempt in charge, which ended normally."""
+    newest = history.live[-1] if history.live else None
+    return newest is not None and newest.body.save_reason.kind == "end" and newest.epoch == history.epoch
+
+
+def each_checkpoint(
+    store: ByteStore,
+    run: str,
+    selection: Selection,
+    done: Callable[[History], Collection[str]],
+    ending: Ending,
+    *,
+    every_s: float,
+    report: Callable[[str], None] = lambda text: None,
+) -> Iterator[Checkpoint]:
+    """Yield each checkpoint to handle, as soon as it exists and the one before was handled.
+
+    ``done(history)`` returns the ids of the handled ones. A run that does not exist yet is waited for. While the store does not
+    answer, ``report`` is called once, and the log is read again every ``every_s`` seconds.
+    Raise ``CheckpointNotFound`` if there is no run and ``ending.once`` is set.
+    """
+    log, silent, existing = _FollowedLog(store, run), False, set[str]()
+    first = True
+    while not ending.stopping.is_set():
+        over = (
+            not (ending.once or ending.forever) and ending.is_over()
+        )  # before the log: its last checkpoint is handled, too
+        try:
+            history = fold(log.read())
+            silent = False
+        except CheckpointNotFound:
+            if ending.once:
+                raise
+            history = None
+        except StoreUnavailable as error:
+            if not error.retryable or ending.once:
+                raise
+            if not silent:
+                report(f"{error}; the log is read again every {duration_text(every_s)}")
+            history, silent = None, True
+        if history is not None:
+            new = waiting(history, selection, done(history))
+            if first:
+                existing, first = {checkpoint.id for checkpoint in new}, False
+            if ending.once:
+                new = [checkpoint for checkpoint in new if checkpoint.id in existing]
+            if new:
+                yield new[0]
+                continue
+            reached = selection.until is not None and any(
+                checkpoint.step >= selection.until for checkpoint in [*history.live, *history.retired.values()]
+            )
+            if ending.once or reached or (not ending.forever and (over or is_finished(history))):
+                return
+        ending.stopping.wait(every_s)
+
+
+class _FollowedLog:
+    """A run's log that is read again and again. Only new records are read, unless the run was removed and begun again."""
+
+    def __init__(self, store: ByteStore, run: str) -> None:
+        self._store, self._run = store, run
+        self._log, self._head = Log(store, run), -1
+
+    def read(self) -> LogView:
+        """Return the present log. Raise what ``Log.read`` raises."""
+        try:
+            view = self._log.read()
+        except CheckpointNotFound:
+            self._log, self._head = Log(self._store, self._run), -1
+            raise
+        if view.head < self._head or view.faults:
+            self._log = Log(self._store, self._run)
+            view = self._log.read()
+        self._head = view.head
+        return view

@@ -1,0 +1,151 @@
+"""``relight export --follow``: the target is always a whole export of one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.export.newest_kills import kill_exports, save, step_of
+
+from relight.catalog import open_run
+from relight.commit import Attempt
+from relight.errors import ConfigError, RelightError
+from relight.export import Options
+from relight.export.newest import NewestExport
+from relight.reader.opened import Opened
+from relight.store import LocalStore
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
+    """A run with checkpoints of steps 1 to 5, in the working directory; and further files."""
+    monkeypatch.chdir(tmp_path)
+    attempt = Attempt.begin(LocalStore(str(tmp_path / "s")), "run")
+    for step in range(1, 6):
+        save(attempt, step)
+    Path("more").mkdir()
+    Path("more/config.json").write_text("{}")
+    return attempt
+
+
+def opened(step: int) -> Opened:
+    """Open a checkpoint."""
+    run = open_run(LocalStore(os.path.abspath("s")), "run")
+    return run.open(next(checkpoint for checkpoint in run.history().live if checkpoint.step == step))
+
+
+SHARDS = Options(shard_bytes=40_000)
+
+
+def test_a_directory_is_a_link_to_a_version(attempt: Attempt) -> None:
+    """The version before stays, so that its readers find all files; older ones are removed."""
+    with NewestExport("out", SHARDS, "more") as export:
+        assert export.checkpoint_id is None
+        for step in (1, 2, 3):
+            before = Path(os.path.realpath("out"))
+            export.export(opened(step))
+            assert export.checkpoint_id == opened(step).root.id and step_of(Path("out")) == step
+            assert step == 1 or step_of(before) == step - 1
+        assert len(os.listdir(".out.versions")) == 2 and os.readlink("out").startswith(".out.versions/3-")
+        export.export(opened(2))  # a tag moved back
+        assert step_of(Path("out")) == 2
+    with NewestExport("out", SHARDS, "more") as export:
+        assert export.checkpoint_id == opened(2).root.id
+    with NewestExport("out", Options(dtype="bfloat16")) as export:
+        assert export.checkpoint_id is None, "other options"
+
+
+def test_what_an_interrupted_export_left_is_removed(attempt: Attempt) -> None:
+    """Incomplete versions, complete ones to which the link never pointed, links. The version before the present one stays."""
+    with NewestExport("out", SHARDS, "more") as export:
+        export.export(opened(1))
+        export.export(opened(2))
+        present = set(os.listdir(".out.versions"))
+    time.sleep(0.01)
+    for name in (".new", "..new.exporting-0123456789abcdef", ".removed", "3-abcdefghij-01234567"):
+        Path(".out.versions", name).mkdir()
+        Path(".out.versions", name, "model.safetensors").write_bytes(b"x")
+    os.symlink("nowhere", ".out.versions/.link")
+    with NewestExport("out", SHARDS, "more") as export:
+        assert set(os.listdir(".out.versions")) == present
+        export.export(opened(3))
+        assert step_of(Path("out")) == 3
+
+
+def test_a_failed_export_leaves_the_one_before(attempt: Attempt) -> None:
+    """A damaged checkpoint is not exported: nothing changes."""
+    broken = opened(2)
+    with NewestExport("out", SHARDS, "more") as export:
+        export.export(opened(1))
+        for pack in Path("s/run").glob("*/*.safetensors"):
+            if "-" in pack.parent.name and pack.parent.name.startswith(broken.checkpoint.body.dir):
+                data = bytearray(pack.read_bytes())
+                data[-1] ^= 1
+                pack.write_bytes(data)
+        with pytest.raises(RelightError):
+            export.export(opened(2))
+        assert step_of(Path("out")) == 1
+
+
+def test_what_it_has_not_made_is_not_replaced(attempt: Attempt) -> None:
+    """A directory, a file, a link to elsewhere. Two exports at once to one directory are refused, too."""
+    Path("there").mkdir()
+    Path("file").write_text("x")
+    os.symlink("there", "link")
+    for target in ("there", "file", "link"):
+        with pytest.raises(ConfigError, match="has not made"), NewestExport(target, SHARDS):
+            pass
+    with pytest.raises(ConfigError, match="directory"), NewestExport("there", Options(to="pt")):
+        pass
+    with pytest.raises(ConfigError, match="--files"):
+        NewestExport("out.safetensors", Options(), "more")
+    with NewestExport("out", SHARDS), pytest.raises(ConfigError, match="another process"), NewestExport("out", SHARDS):
+        pass
+
+
+def follow(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``relight export --follow s/run`` to its end."""
+    command = [sys.executable, "-m", "relight", "export", "--follow", "s/run", *arguments, "--every", "0.1"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out.pt", "out", "dcp"])
+def test_every_form_of_an_export_follows(target: str, attempt: Attempt) -> None:
+    """Files and directories are at the last checkpoint when the run is finished; a restart exports nothing again to a directory."""
+    options = ["--to", "dcp"] if target == "dcp" else []
+    timer = threading.Timer(1.0, lambda: save(attempt, 6, last=True))
+    timer.start()
+    done = follow(target, "--json", *options)
+    timer.join()
+    facts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and facts[-1]["step"] == 6 and {fact["path"] for fact in facts} == {target}, done
+    again = follow(target, *options)
+    assert again.returncode == 0 and ("step 6" in again.stdout) == ("." in target)
+
+
+def test_a_damaged_checkpoint_is_skipped(attempt: Attempt) -> None:
+    """With a warning; the next one is exported."""
+    directory = Path("s/run", attempt.history().live[-1].body.dir)
+    for pack in directory.glob("*.safetensors"):
+        data = bytearray(pack.read_bytes())
+        data[-1] ^= 1
+        pack.write_bytes(data)
+    timer = threading.Timer(2.0, lambda: save(attempt, 6, last=True))
+    timer.start()
+    done = follow("out.safetensors")
+    timer.join()
+    assert done.returncode == 0 and "step 5" in done.stderr and "not exported" in done.stderr, done
+    assert step_of(Path("out.safetensors")) == 6
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["directory", "file"])
+def test_a_reader_never_sees_a_mixture(folder: bool, tmp_path: Path) -> None:
+    """A slice of ``python -m tests.export.newest_kills``."""
+    outcome = kill_exports(tmp_path, 5, seed=3, folder=folder)
+    assert not outcome.wrong and outcome.steps > 3, (outcome, (tmp_path / "output").read_text()[-2000:])

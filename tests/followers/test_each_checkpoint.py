@@ -1,0 +1,185 @@
+"""Which checkpoints wait, and when a process that handles each one ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from relight.commit import Attempt, SaveInfo, SaveRequest
+from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.followers.each_checkpoint import Ending, Selection, each_checkpoint, is_finished, waiting
+from relight.format import encode_tree
+from relight.log import History
+from relight.log.log import Log
+from relight.policy import Keep
+from relight.reclaim.prune import execute, plan_prune
+from relight.save_reason import END, SaveReason
+from relight.store import LocalStore
+
+
+class Trainer:
+    """Saves checkpoints without tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = LocalStore(str(path))
+        self.attempt = Attempt.begin(self.store, "run")
+
+    def save(self, *steps: int, reason: SaveReason | None = None) -> None:
+        """Commit a checkpoint for each step."""
+        for step in steps:
+            info = SaveInfo(step, reason=reason or SaveReason("every", "every 1 steps"))
+            self.attempt.save(SaveRequest(info, tree=encode_tree({"step": step}), items=[]))
+
+    @property
+    def history(self) -> History:
+        """The present history."""
+        return self.attempt.history()
+
+    def waiting(self, selection: Selection, done: Sequence[int] = ()) -> list[int]:
+        """Return the steps that wait."""
+        every = [*self.history.live, *self.history.retired.values()]
+        ids = {checkpoint.id for checkpoint in every if checkpoint.step in done}
+        return [checkpoint.step for checkpoint in waiting(self.history, selection, ids)]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    """A run with checkpoints of steps 1 to 6."""
+    trainer = Trainer(tmp_path / "s")
+    trainer.save(1, 2, 3, 4, 5, 6)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("selection", "done", "steps"),
+    [
+        (Selection(), [], [6]),
+        (Selection(), [3], [6]),
+        (Selection(), [6], []),
+        (Selection(queue=2), [3], [5, 6]),
+        (Selection(queue=9), [3], [4, 5, 6]),
+        (Selection(queue=None), [3, 5], [1, 2, 4, 6]),
+        (Selection(nth=2), [2], [6]),
+        (Selection(nth=2), [3], [5]),
+        (Selection(nth=2, queue=9), [2], [4, 6]),
+        (Selection(nth=2, queue=None), [], [1, 3, 5]),
+        (Selection(nth=4, queue=None), [4], []),
+        (Selection(until=4), [], [4]),
+        (Selection(until=4, queue=None), [2], [1, 3, 4]),
+        (Selection(until=9), [], [6]),
+        (Selection("3"), [], [3]),
+        (Selection("3"), [3], []),
+        (Selection("none-yet"), [], []),
+    ],
+    ids=str,
+)
+def test_what_waits_follows_from_the_log(
+    selection: Selection, done: list[int], steps: list[int], trainer: Trainer
+) -> None:
+    """The newest replaces older ones in a bounded queue; without a bound, all wait in order."""
+    assert trainer.waiting(selection, done) == steps
+
+
+def test_what_retention_removed_does_not_wait(trainer: Trainer) -> None:
+    """It counts for every Nth all the same."""
+    execute(plan_prune(trainer.store, "run", Keep(last=3)), trainer.store)
+    assert trainer.waiting(Selection(queue=None)) == [4, 5, 6]
+    assert trainer.waiting(Selection(nth=2, queue=None), [1]) == [5]
+
+
+def test_an_ambiguous_best_is_an_error(trainer: Trainer) -> None:
+    """A selector that never becomes valid does not wait for ever."""
+    with pytest.raises(ConfigError):
+        trainer.waiting(Selection("step=x"))
+
+
+def test_a_run_is_finished_after_the_last_save_of_its_last_attempt(trainer: Trainer) -> None:
+    """Until another attempt begins."""
+    assert not is_finished(trainer.history)
+    trainer.save(7, reason=END)
+    assert is_finished(trainer.history)
+    trainer.attempt = Attempt.begin(trainer.store, "run", reason="restored")
+    assert not is_finished(trainer.history)
+
+
+def handled(trainer: Trainer, selection: Selection, ending: Ending, most: int = 99) -> list[int]:
+    """Handle the yielded checkpoints, and save another one during each. Return their steps."""
+    ids, steps = set[str](), []
+    for checkpoint in each_checkpoint(trainer.store, "run", selection, lambda _: ids, ending, every_s=0.01):
+        ids.add(checkpoint.id)
+        steps.append(checkpoint.step)
+        if len(steps) < most:
+            trainer.save(max(each.step for each in trainer.history.live) + 1)
+        else:
+            ending.stopping.set()
+    return steps
+
+
+def test_once_handles_what_exists_now(trainer: Trainer) -> None:
+    """Newer checkpoints are left."""
+    assert handled(trainer, Selection(queue=None), Ending(threading.Event(), once=True)) == [1, 2, 3, 4, 5, 6]
+    assert handled(trainer, Selection(), Ending(threading.Event(), once=True)) == [12]
+
+
+def test_it_ends_at_a_step_or_when_stopped(trainer: Trainer) -> None:
+    """``until`` handles the first checkpoint at or after the step."""
+    assert handled(trainer, Selection(until=8), Ending(threading.Event())) == [6, 7, 8]
+    assert handled(trainer, Selection(), Ending(threading.Event()), most=2) == [9, 10]
+
+
+def test_it_ends_when_the_run_is_over(trainer: Trainer) -> None:
+    """The last checkpoint is handled first, whether the log or the run's processes report the end."""
+    ids, ending = set[str](), Ending(threading.Event(), is_over=lambda: True)
+    for checkpoint in each_checkpoint(trainer.store, "run", Selection(), lambda _: ids, ending, every_s=0.01):
+        ids.add(checkpoint.id)
+    assert [trainer.history.find(each).step for each in ids] == [6]  # type: ignore[union-attr]
+    trainer.save(7, reason=END)
+    last = each_checkpoint(trainer.store, "run", Selection(), lambda _: ids, Ending(threading.Event()), every_s=0.01)
+    for checkpoint in last:
+        ids.add(checkpoint.id)
+    assert len(ids) == 2
+
+
+def test_a_run_that_does_not_exist_is_waited_for(tmp_path: Path) -> None:
+    """Except with ``once``."""
+    store = LocalStore(str(tmp_path / "s"))
+    with pytest.raises(CheckpointNotFound):
+        list(each_checkpoint(store, "run", Selection(), lambda _: (), Ending(threading.Event(), once=True), every_s=1))
+    timer = threading.Timer(0.3, lambda: Trainer(tmp_path / "s").save(1))
+    timer.start()
+    steps = each_checkpoint(store, "run", Selection(), lambda _: (), Ending(threading.Event()), every_s=0.01)
+    assert next(steps).step == 1
+    timer.join()
+
+
+def test_a_store_that_does_not_answer_is_polled_again(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported once. An error that will not pass is raised."""
+    reports, failures, read = list[str](), [StoreUnavailable("no answer")] * 3, Log.read
+
+    def failing(log: Log) -> object:
+        if failures:
+            raise failures.pop()
+        return read(log)
+
+    monkeypatch.setattr(Log, "read", failing)
+    ending = Ending(threading.Event())
+    steps = each_checkpoint(
+        trainer.store, "run", Selection(), lambda _: (), ending, every_s=0.01, report=reports.append
+    )
+    assert next(steps).step == 6 and len(reports) == 1
+    failures.append(StoreUnavailable("not permitted", retryable=False))
+    with pytest.raises(StoreUnavailable):
+        next(steps)
+
+
+def test_a_run_that_was_begun_again_is_followed(trainer: Trainer, tmp_path: Path) -> None:
+    """Its log is another one, with lower numbers."""
+    ids = set[str]()
+    steps = each_checkpoint(trainer.store, "run", Selection(), lambda _: ids, Ending(threading.Event()), every_s=0.01)
+    ids.add(next(steps).id)
+    (tmp_path / "s/run").rename(tmp_path / "old")
+    Trainer(tmp_path / "s").save(1)
+    assert next(steps).step == 1
