@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+import yaml
 from tests.deploy.manifests import ROOT, documents, jobs, kustomizations, pods
 
 from relight.cli import COMMANDS, cli
 
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "kubernetes.md"
 DOCUMENTS = [pytest.param(document, id=f"{path.parent.name}-{document['kind']}") for path, document in documents()]
 WITH_PODS = [document for document in DOCUMENTS if pods(document.values[0])]
 TRAINERS = [document for document in DOCUMENTS if jobs(document.values[0])]
@@ -149,6 +153,53 @@ def test_relight_commands_have_the_options_that_they_are_given(document: dict[st
             if match[1] != "run":
                 known = {option for parameter in command.params for option in parameter.opts}
                 assert {word.split("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def _overlays() -> list[dict[str, Any]]:
+    """Return the kustomizations of the page on Kubernetes."""
+    blocks = re.findall(r"^ *```yaml\n(.*?)^ *```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
+
+
+def _patched(document: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the document after a JSON patch. Replaced and removed values must exist."""
+    document = copy.deepcopy(document)
+    for change in patch:
+        *parents, last = change["path"].strip("/").split("/")
+        place: Any = document
+        for name in parents:
+            place = place[int(name) if isinstance(place, list) else name]
+        key = int(last) if isinstance(place, list) and last != "-" else last
+        if change["op"] == "remove":
+            del place[key]
+        elif last == "-":
+            place.append(change["value"])
+        else:
+            assert change["op"] == "add" or (key < len(place) if isinstance(place, list) else key in place), change
+            place[key] = change["value"]
+    return document
+
+
+@pytest.mark.parametrize("overlay", _overlays())
+def test_the_patches_of_the_page_fit_the_files(overlay: dict[str, Any]) -> None:
+    """Each patched field exists, images have the names of the base, and a patched pod mounts only volumes that it has."""
+    base = (ROOT.parents[1] / "overlay" / overlay["resources"][0]).resolve()
+    assert base.is_dir()
+    images = {image["newName"] for path, each in kustomizations() for image in each.get("images", [])}
+    assert {image["name"] for image in overlay.get("images", [])} <= images
+    for patch in overlay["patches"]:
+        kind, name = patch["target"]["kind"], patch["target"]["name"]
+        [document] = [each for _, each in documents() if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+        changes = yaml.safe_load(patch["patch"])
+        if isinstance(changes, dict):
+            assert changes["$patch"] == "delete"
+            continue
+        patched = _patched(document, changes)
+        for pod in pods(patched):
+            volumes = {volume["name"] for volume in pod["volumes"]}
+            assert all(mount["name"] in volumes for each in pod["containers"] for mount in each["volumeMounts"])
+            if "s3://" in str(patched):
+                assert "store" not in volumes and "/store" not in str(pod)
 
 
 def test_all_kinds_of_manifests_exist() -> None:

@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 QUICK = [
     "comparison.md", "guides/one-gpu.md", "guides/partial-restore.md", "guides/notebooks.md", "guides/configs.md", "guides/encryption.md", "guides/storing-less.md",
     "guides/data.md", "guides/store-back-end.md", "guides/from-deepspeed.md", "guides/from-megatron.md", "guides/from-transformers.md",
-    "guides/tiers.md", "guides/following.md",
+    "guides/tiers.md", "guides/following.md", "guides/retention.md",
 ]  # fmt: skip
 SLOW = [
     "concepts.md", "guides/one-node.md", "guides/ray.md", "guides/from-dcp.md", "guides/from-lightning.md", "guides/from-orbax.md",

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched import RUN, add_commits, id_of, keep_events, make_run, values
+from msgspec.structs import replace
+from watched import RUN, add_commits, commit, id_of, keep_events, make_run, stamp, values
 
 from relight import monitoring
+from relight.format.records import FenceBody
 from relight.log import Log
 from relight.monitoring import Watcher
 from relight.monitoring.event_metrics import LABEL_VALUES_MAX
@@ -116,6 +118,17 @@ def test_a_run_that_reported_its_end_or_is_silent_for_a_day_is_over(tmp_path: Pa
     keep_events(events, url, {"event": "attempt.ended", "time": BEGAN + 5.0})
     assert not watcher.poll(BEGAN + 10)[0].active
     keep_events(events, url, {"event": "attempt.started", "time": BEGAN + 6.0})
+    assert watcher.poll(BEGAN + 10)[0].active
+
+
+def test_a_run_whose_last_checkpoint_is_its_end_is_over(tmp_path: Path) -> None:
+    """A watcher that sees only the store knows such an end, until another attempt begins: no alert reports that the run no longer saves."""
+    url = make_run(tmp_path / "runs", 1)
+    watcher, log = Watcher([url], events=tmp_path / "events"), Log(LocalStore(url), RUN, now=lambda: stamp(BEGAN + 5))
+    assert watcher.poll(BEGAN + 10)[0].active
+    log.append(lambda view: (replace(commit(1), reason="end", reason_kind="end"), 1))
+    assert not watcher.poll(BEGAN + 10)[0].active
+    log.append(lambda view: (FenceBody(attempt="second", reason="resumed"), 2))
     assert watcher.poll(BEGAN + 10)[0].active
 
 

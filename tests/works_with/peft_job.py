@@ -1,6 +1,7 @@
 """A training of a LoRA adapter on a frozen GPT-2: ``peft_job.py WAY RUN``. It prints the loss of each step; tests kill it.
 
 ``model``: the whole model is a component. ``adapter``: the adapter alone. ``trainer``: with Hugging Face's Trainer.
+``qlora``: as ``trainer``, and the base has weights of 4 bits.
 """
 
 import sys
@@ -8,8 +9,22 @@ import tempfile
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+from peft import (
+    LoraConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+    prepare_model_for_kbit_training,
+    set_peft_model_state_dict,
+)
+from transformers import (
+    BitsAndBytesConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 import relight
 from relight.integrations.transformers import TrainerCheckpoints
@@ -47,6 +62,14 @@ tokens = torch.randint(0, 4096, (160, 12))
 base = GPT2LMHeadModel(
     GPT2Config(vocab_size=4096, n_positions=12, n_embd=256, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
 )
+if way == "qlora":
+    with tempfile.TemporaryDirectory() as folder:
+        base.save_pretrained(folder)
+        quantized = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32
+        )  # fmt: skip
+        base = GPT2LMHeadModel.from_pretrained(folder, quantization_config=quantized, device_map="cpu")
+    base = prepare_model_for_kbit_training(base)
 model = get_peft_model(
     base,
     LoraConfig(
@@ -54,7 +77,7 @@ model = get_peft_model(
     ),
 )
 options: dict[str, Any] = {"save": relight.every(steps=5), "compact": True}
-if way == "trainer":
+if way in ("trainer", "qlora"):
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), max_steps=STEPS, per_device_train_batch_size=4, learning_rate=1e-3, logging_steps=1, report_to=[],
         disable_tqdm=True, use_cpu=True, seed=0, save_strategy="no",

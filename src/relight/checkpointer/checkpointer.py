@@ -173,7 +173,8 @@ class Checkpointer(ObjectView):
             step: The number of the step that ended, from 0 on: an int, or an object that ``operator.index`` accepts. A
                 tensor on an accelerator synchronises the device at every call.
             metrics: Metrics by name: numbers, or tensors of one element. Names of any form, such as ``{"val/loss":
-                0.3}``. They are read (which synchronises the device) only if a save or a trigger needs them.
+                0.3}``. They are read (which synchronises the device) only if a save or a trigger needs them. Of
+                several ranks, a checkpoint records those of rank 0.
             samples: The samples that the step trained on, which ``relight drill --prove`` compares. Not saved.
             micro_step: The number of the micro-batch that ended, within an unfinished step. A save then includes the
                 gradients. None: the step is over.

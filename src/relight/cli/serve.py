@@ -137,7 +137,10 @@ def command(
     if opens and not has_link:
         raise ConfigError("--open is for a server that only this machine reaches", hint="leave out --open")
     if not (app.state.store.tokens() or anonymous_read or proxy_header or has_link):
-        click.echo("there is no token yet, so no user has access: relight token new --role admin", err=True)
+        where = f" --state {escape(str(state))}" if state is not None else ""
+        click.echo(
+            f"there is no token yet, so no user has access: relight token new NAME --role admin{where}", err=True
+        )
 
     def ready() -> None:
         click.echo(shown_at, err=True)

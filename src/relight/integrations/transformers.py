@@ -94,7 +94,7 @@ class TrainerCheckpoints(TrainerCallback):
         """Restore the checkpoint that ``resume`` has chosen; everything is set up now."""
         if self._trainer is None:
             raise ConfigError(
-                "Checkpoints has not been given its Trainer",
+                "TrainerCheckpoints has not been given its Trainer",
                 hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))",
             )
         options = {"fresh": not self._resume, "first_step": 1, **self._options}
