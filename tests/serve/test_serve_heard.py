@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -11,15 +12,21 @@ from typing import Any
 import pytest
 from tests.monitoring.receivers import web_server
 from tests.monitoring.watched import keep_events
+from tests.scripts import Script
 from tests.serve.made_server import serving
 from tests.serve.made_stores import make_store
+from torch import nn
 
+import relight
 from relight.catalog.run import Run
 from relight.monitoring import RunSeen
+from relight.monitoring.files import FileEvent, Head
 from relight.monitoring.settings import Alerting
 from relight.serve.curves import METRICS_MAX, POINTS_MAX, RUNS_MAX, Curves, CurveStore, merged_series
 from relight.serve.event_feed import EventFeed
+from relight.serve.followers_seen import FOLLOWERS_MAX, FollowersSeen
 from relight.serve.reader import StoreState, open_readers
+from relight.serve.values import FollowerRow
 from relight.store import open_bytes
 from relight.store.local import LocalStore
 
@@ -285,3 +292,74 @@ def test_a_store_that_is_not_read_yet_ends_no_alert_and_a_lost_one_is_reported(
         assert [run.run for run in polled] == ["run-000", "run-001"] and all(
             reason in run.error and run.checkpoints == 3 for run in polled
         )
+
+
+FOLLOW = """
+import os
+import sys
+import time
+
+import torch
+import relight
+
+model = torch.nn.Linear(4, 1)
+follower = relight.follow(sys.argv[1], model, strict=False, every=0.05)
+print(follower.wait(30).step, flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
+follower.close()
+"""
+
+
+def test_followers_are_on_the_runs_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that follows is listed with its step, lag and bytes, also for the JSON interface, until it is closed. It is no job."""
+    events = tmp_path / "events"
+    monkeypatch.setenv("RELIGHT_EVENTS", str(events))
+    path = tmp_path / "runs" / "demo"
+    model = nn.Linear(4, 1)
+    with relight.Checkpointer(path, model=model, background=False) as ckpt:
+        ckpt.restore()
+        ckpt.save(7)
+    shutil.rmtree(events)
+    follower = Script(FOLLOW, str(path), str(tmp_path / "close"))
+    assert follower.stdout.readline() == "7\n"
+    with serving([tmp_path / "runs"], tmp_path) as server:
+
+        def rows() -> list[dict[str, Any]]:
+            rows: list[dict[str, Any]] = server.get("/api/v1/runs/runs/demo").json()["followers"]
+            return rows
+
+        until(
+            lambda: [(row["step"], row["bytes"], row["source"], row["error"]) for row in rows()], [(7, 20, "store", "")]
+        )
+        assert rows()[0]["pid"] == follower.pid and 0 <= rows()[0]["lag_s"] < 100
+        page = server.get("/runs/runs/demo").text
+        assert "Followers" in page and f"process {follower.pid}, rank 0" in page
+        (tmp_path / "close").touch()
+        until(rows, [])
+        assert follower.communicate(20) == ("", "")
+        assert "Followers" not in server.get("/runs/runs/demo").text
+
+
+def test_followers_are_bounded_and_show_their_error() -> None:
+    """Of fields with other types nothing is shown, the least recently heard followers go, and a switch ends an error."""
+    seen = FollowersSeen()
+
+    def heard(name: str, pid: int, **fields: Any) -> None:
+        head = Head("s", "run", 0, "follower", pid, "host")
+        assert seen.note(FileEvent(head, name, float(pid), fields)) == ("s", "run")
+
+    heard("follow.skipped", 1, why="the cable is out", run=3)
+    heard("follow.switched", 2, step="x", bytes=10**400, source=["no"], lag_s=None)
+    assert seen.rows("s", "run") == [
+        FollowerRow("host", 1, 0, error="the cable is out"),
+        FollowerRow("host", 2, 0, at=2.0),
+    ]
+    heard("follow.switched", 1, step=7, bytes=20, source="store", lag_s=0.5)
+    heard("follow.switched", 1, step=8, bytes=20, source="memory", lag_s=0.5)
+    assert seen.rows("s", "run")[0] == FollowerRow("host", 1, 0, 8, 1.0, 0.5, 40, "memory")
+    for pid in range(10, 10 + FOLLOWERS_MAX - 1):
+        heard("follow.switched", pid)
+    assert [row.pid for row in seen.rows("s", "run")][:2] == [1, 10] and len(seen.rows("s", "run")) == FOLLOWERS_MAX
+    heard("follow.ended", 1)
+    assert seen.rows("s", "run")[0].pid == 10 and seen.note(FileEvent(Head(), "save.durable", 0.0, {})) is None

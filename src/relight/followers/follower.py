@@ -34,7 +34,7 @@ from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, History, Log, fold
 from relight.log.identity import seconds_since_epoch
-from relight.observe import emit
+from relight.observe import emit, write_events
 from relight.observe.object_view import Facts, ObjectView
 from relight.policy import Tiers
 from relight.ranks.collective_errors import raise_on_all_ranks
@@ -132,6 +132,7 @@ def follow(
     further = open_further(path if isinstance(path, Tiers) else None, security)
     ranks = FollowingRanks(together)
     request = RestoreRequest(store, run, components, which, patterns, strict, map, ranks=ranks.alone, further=further)
+    write_events(store.url, run, rank=ranks.world.rank, role="follower", yields=True)
     return Follower(request, every_s, limit, ranks)
 
 
@@ -165,6 +166,7 @@ class Follower(ObjectView):
         """The last failure that was reported: a checkpoint and a kind of error."""
         self._lock = threading.Lock()
         """Held while the live tensors are changed, or what ``poll`` reads is."""
+        self._closed = False
         self._stopping, self._wake = threading.Event(), threading.Event()
         self.checkpoint: Checkpoint | None = None
         """The checkpoint that the live tensors have; None before the first switch."""
@@ -306,6 +308,14 @@ class Follower(ObjectView):
             self._thread.join()
             self._thread = None
         self._drop()
+        if not self._closed:
+            self._closed = True
+            emit(
+                "follow.ended",
+                f"no longer follows run {self._request.run!r}",
+                run=self._request.run,
+                store=self._request.store.url,
+            )
 
     def __enter__(self) -> Follower:
         return self
@@ -448,8 +458,11 @@ class Follower(ObjectView):
             emit(
                 "follow.skipped",
                 f"checkpoint {checkpoint_id} of run {self._request.run!r} is not followed: {error}",
+                run=self._request.run,
+                store=self._request.store.url,
                 id=checkpoint_id,
                 kind=error.kind,
+                why=error.what,
             )
         with self._lock:
             self.error, self._failure = error, (checkpoint_id, error)

@@ -50,11 +50,11 @@ def events_directory() -> Path | None:
     return Path(setting).expanduser().absolute() if setting else Path(tempfile.gettempdir(), _DEFAULT_PARENT, "events")
 
 
-def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") -> None:
+def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer", yields: bool = False) -> None:
     """Write this process's events to files from now on, as those of that rank of that run. Cost: one thread, for all
     calls.
 
-    With several runs in one process, events count for the run that was named last.
+    With several runs in one process, events count for the run that was named last. ``yields``: unless one was named before.
     """
     global _writer
     directory = events_directory()
@@ -68,7 +68,8 @@ def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") 
             except RuntimeError as error:
                 emit("events.lost", f"events are not written to a file: {error}", count=0)
                 return
-    _writer.names({"store": store, "run": run, "rank": rank, "role": role})
+    if not yields or not _writer.has_names:
+        _writer.names({"store": store, "run": run, "rank": rank, "role": role})
 
 
 def flush_events(timeout: float = _LAST_WORDS_S) -> None:
@@ -111,6 +112,11 @@ class EventWriter:
         if words != self._named:
             self._named = words
             self._queue.put(words)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether ``names`` was called."""
+        return bool(self._named)
 
     def flush(self, timeout: float) -> None:
         """Return when all events so far are written, or after ``timeout`` seconds."""

@@ -64,8 +64,9 @@ class Metric:
         return dict(self.fields).get(label, label)
 
 
-CHECKPOINTS, SAVING, RESTORING, TIERS, JOB, EVENTS_ROW = "Checkpoints", "Saving", "Restoring", "Tiers", "Job", "Events"
-ROWS = (CHECKPOINTS, SAVING, RESTORING, TIERS, JOB, EVENTS_ROW)
+CHECKPOINTS, SAVING, RESTORING, FOLLOWING = "Checkpoints", "Saving", "Restoring", "Followers"
+TIERS, JOB, EVENTS_ROW = "Tiers", "Job", "Events"
+ROWS = (CHECKPOINTS, SAVING, RESTORING, FOLLOWING, TIERS, JOB, EVENTS_ROW)
 
 METRICS: tuple[Metric, ...] = (
     # read from the run's log
@@ -137,6 +138,16 @@ METRICS: tuple[Metric, ...] = (
            ("action", "plane"), MetricSource("peers.moved", "bytes")),
     Metric("relight_restores_skipped_total", COUNTER, "Damaged checkpoints that a restore skipped.", RESTORING,
             ("kind",), MetricSource("restore.skipped")),
+    Metric("relight_follower_switches_total", COUNTER, "Switches of followers to another checkpoint, by where the bytes came from.",
+           FOLLOWING, ("source",), MetricSource("follow.switched")),
+    Metric("relight_follower_read_bytes_total", COUNTER, "Bytes that followers read.", FOLLOWING, ("source",),
+           MetricSource("follow.switched", "bytes")),
+    Metric("relight_follower_lag_seconds", HISTOGRAM, "Seconds from a checkpoint's commit until a follower had it.", FOLLOWING,
+           made=MetricSource("follow.switched", "lag_s")),
+    Metric("relight_follower_switch_seconds", HISTOGRAM, "Seconds in which a follower's tensors were changed.", FOLLOWING,
+           made=MetricSource("follow.switched", "seconds")),
+    Metric("relight_followers_skipped_total", COUNTER, "Checkpoints that a follower could not read.", FOLLOWING, ("kind",),
+           MetricSource("follow.skipped")),
     Metric("relight_damaged_files_total", COUNTER, "Damaged files that no tier has whole.", RESTORING,
             made=MetricSource("scrub.damaged", once=("file",))),
     Metric("relight_drains_total", COUNTER, "Checkpoints copied to a further tier.", TIERS,

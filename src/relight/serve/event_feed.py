@@ -23,6 +23,8 @@ from relight.monitoring.rules import FIRING, KINDS, SEVERITIES, State
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
 from relight.serve.curves import METRICS_MAX, CurveStore
+from relight.serve.followers_seen import ROLE as FOLLOWER
+from relight.serve.followers_seen import FollowersSeen
 from relight.serve.reader import NOT_YET, StoreFollower
 from relight.serve.values import AlertRow, FiringRow, RiskRow, SpanRow
 from relight.units import duration_text
@@ -71,6 +73,7 @@ class EventFeed:
         self._changed, self._alerted, self._poll_s, self._every_s = changed, alerted, poll_s, every_s
         self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
         self.curves = CurveStore()
+        self.followers = FollowersSeen()
         self._job_events: OrderedDict[tuple[str, str], tuple[bool, float | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -226,6 +229,9 @@ class EventFeed:
             new = list(self._files.new())
             for event in new:
                 self._note_life(event)
+                if (followed := self.followers.note(event)) is not None:
+                    touched.add(followed)
+                    continue
                 if event.name == STEPS and self._steps(event):
                     touched.add((event.head.store, event.head.run))
                     continue
@@ -246,8 +252,8 @@ class EventFeed:
         return touched
 
     def _note_life(self, event: FileEvent) -> None:
-        """Record that a process of a job exists, or has ended normally. Commands that read the run are no part of the job."""
-        if event.head.role == COMMAND:
+        """Record that a process of a job exists, or has ended normally. Commands and followers that read the run are no part of the job."""
+        if event.head.role in (COMMAND, FOLLOWER):
             return
         key = event.head.store, event.head.run
         ended, last_at = self._job_events.pop(key, (False, None))

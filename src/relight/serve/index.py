@@ -227,6 +227,7 @@ class Index:
             [pair for pair in tags if pair[0] not in STAGES],
             [branch for branch in branches if reaches(store, branch)],
             [pair for pair in tags if pair[0] in STAGES],
+            self._around.followers.rows(self._readers[store].store.url, state.name) if self._around is not None else (),
         )
 
     def series(self, store: str, run: str) -> dict[str, SeriesDetail]:

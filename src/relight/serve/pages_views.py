@@ -47,6 +47,14 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "spent": spent,
         "rows": [checkpoint_row(row.store, row.run, checkpoint, now) for checkpoint in checkpoints],
         "incidents": [incident_row(incident, now) for incident in detail.incidents[:8]],
+        "followers": [
+            {
+                **vars(row),
+                "at": when(row.at, now),
+                "steps_late": None if row.step is None else max(0, (detail.row.step or 0) - row.step),
+            }
+            for row in detail.followers
+        ],
     }
 
 

@@ -122,6 +122,22 @@ class GoodputPart:
 
 
 @dataclass(frozen=True)
+class FollowerRow:
+    """A process that follows a run: ``step`` and ``at`` of its last switch, the seconds from the commit to that switch, and the bytes that
+    it has read since this server began. ``error``: why it could not take a newer checkpoint."""
+
+    host: str
+    pid: int
+    rank: int
+    step: float | None = None
+    at: float | None = None
+    lag_s: float | None = None
+    bytes: int = 0
+    source: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class RunDetail:
     """A run. ``series``: pairs of step and value by metric."""
 
@@ -133,6 +149,7 @@ class RunDetail:
     tags: Sequence[tuple[str, int]] = ()
     branches: Sequence[str] = ()
     stages: Sequence[tuple[str, int]] = ()
+    followers: Sequence[FollowerRow] = ()
 
 
 @dataclass(frozen=True)
