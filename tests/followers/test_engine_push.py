@@ -275,7 +275,14 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         switched = follower.poll()
         with pytest.raises(relight.ConfigError, match="two stored tensors have one name"):
             engine.push(follower, switched)
-    views = engines.engine_views({"weight": torch.zeros(2, 4)}, sharded={"weight": 0}, tp_size=2)
+    with relight.follow(tmp_path / "s/run", model, only="model/bias") as follower:
+        switched = follower.poll()
+        follower.tensors.clear()
+        with pytest.raises(relight.ConfigError, match="no live tensors"):
+            engine.push(follower, switched)
+    views = engines.engine_views(
+        {"weight": torch.zeros(2, 4), "bias": torch.zeros(4)}, sharded={"weight": 0}, tp_size=2
+    )
     with relight.follow(tmp_path / "s/run", views) as follower:
         switched = follower.poll()
         with pytest.raises(relight.ConfigError, match="1 live tensors cannot be sent, such as model/weight"):

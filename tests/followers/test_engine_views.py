@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,26 @@ def test_a_run_of_several_ranks_is_followed_by_slices(tp_size: int, tmp_path: Pa
         with relight.follow(tmp_path / "s/run", views) as follower:
             assert follower.poll() is not None
         assert_filled(live, model, tp_rank, tp_size)
+
+
+def test_ranks_with_other_slices_switch_together(tmp_path: Path) -> None:
+    """Each rank's views have other shapes, and all ranks have the same step after each poll."""
+    port, program = str(free_port()), Path(__file__).with_name("sliced_engine.py")
+    words = [sys.executable, program]
+    ranks = [
+        subprocess.Popen([*words, str(rank), "2", port, tmp_path / "s/run", "5"], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    model = Decoder()
+    with relight.Checkpointer(tmp_path / "s/run", model=model, background=False, save=relight.every(steps=1)) as ckpt:
+        for step in range(6):
+            fill(model, step)
+            ckpt.step(step)
+            time.sleep(0.5)
+    printed = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    first, second = ([line.split()[0] for line in text.splitlines()] for text in printed)
+    assert first == second and first[-1] == "5"
 
 
 def test_a_module_is_viewed_like_its_tensors() -> None:

@@ -110,6 +110,8 @@ class _InferenceEngine:
         """Return all live tensors by the engine's names."""
         weights = {self._name(name): tensor for name, tensor in follower.tensors.items()}
         lacking = [name for name in (switched.changed if switched is not None else ()) if name not in follower.tensors]
+        if not weights:
+            raise ConfigError("the follower has no live tensors to send", where=self._url, hint="follow into a module")
         if lacking:
             raise ConfigError(
                 f"{len(lacking)} live tensors cannot be sent, such as {lacking[0]}: sharded, or loaded by an object's own code",
