@@ -22,7 +22,7 @@ from relight.comm.threads import ThreadGroup
 from relight.errors import IncompatibleState, RelightError, StoreUnavailable
 from relight.followers import Follower, agreement
 from relight.followers.staged import StagedState
-from relight.followers.staging import Staging
+from relight.followers.staging import StagedSwitch
 
 RANKS = 3
 THREADS = [None, 0.01]
@@ -83,14 +83,14 @@ def test_a_rank_that_cannot_read_holds_all(
     """If its store fails, no rank switches, and all know why. Once it can read, all switch."""
     path, broken = tmp_path / "s/run", threading.Event()
     model = saved(path, range(1))
-    prepare = Staging.prepare
+    prepare = StagedSwitch.prepare
 
-    def failing(staging: Staging) -> None:
+    def failing(staging: StagedSwitch) -> None:
         if broken.is_set() and staging._ranks.world.rank == 1:
             raise StoreUnavailable("the cable is out", where="here")
         prepare(staging)
 
-    monkeypatch.setattr(Staging, "prepare", failing)
+    monkeypatch.setattr(StagedSwitch, "prepare", failing)
     model_on: list[nn.ModuleDict] = [model]
 
     def rank(number: int, follow: Callable[..., Follower]) -> None:

@@ -342,24 +342,24 @@ def test_followers_are_on_the_runs_page(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_followers_are_bounded_and_show_their_error() -> None:
-    """Of fields with other types nothing is shown, the least recently heard followers go, and a switch ends an error."""
+    """Of fields with other types nothing is shown, the oldest followers go, and a switch ends an error."""
     seen = FollowersSeen()
 
-    def heard(name: str, pid: int, **fields: Any) -> None:
+    def send(name: str, pid: int, **fields: Any) -> None:
         head = Head("s", "run", 0, "follower", pid, "host")
         assert seen.note(FileEvent(head, name, float(pid), fields)) == ("s", "run")
 
-    heard("follow.skipped", 1, why="the cable is out", run=3)
-    heard("follow.switched", 2, step="x", bytes=10**400, source=["no"], lag_s=None)
+    send("follow.skipped", 1, why="the cable is out", run=3)
+    send("follow.switched", 2, step="x", bytes=10**400, source=["no"], lag_s=None)
     assert seen.rows("s", "run") == [
         FollowerRow("host", 1, 0, error="the cable is out"),
-        FollowerRow("host", 2, 0, at=2.0),
+        FollowerRow("host", 2, 0, time=2.0),
     ]
-    heard("follow.switched", 1, step=7, bytes=20, source="store", lag_s=0.5)
-    heard("follow.switched", 1, step=8, bytes=20, source="memory", lag_s=0.5)
+    send("follow.switched", 1, step=7, bytes=20, source="store", lag_s=0.5)
+    send("follow.switched", 1, step=8, bytes=20, source="memory", lag_s=0.5)
     assert seen.rows("s", "run")[0] == FollowerRow("host", 1, 0, 8, 1.0, 0.5, 40, "memory")
     for pid in range(10, 10 + FOLLOWERS_MAX - 1):
-        heard("follow.switched", pid)
+        send("follow.switched", pid)
     assert [row.pid for row in seen.rows("s", "run")][:2] == [1, 10] and len(seen.rows("s", "run")) == FOLLOWERS_MAX
-    heard("follow.ended", 1)
+    send("follow.ended", 1)
     assert seen.rows("s", "run")[0].pid == 10 and seen.note(FileEvent(Head(), "save.durable", 0.0, {})) is None

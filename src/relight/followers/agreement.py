@@ -17,11 +17,11 @@ RANKS_S = 600.0
 TEXT_CHARACTERS = 2000
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True):
+class RankReport(msgspec.Struct, frozen=True, array_like=True):
     """What a rank has at a poll. Empty texts for none."""
 
     target: str = ""
-    """On rank 0: the id of the checkpoint that all ranks are to read."""
+    """On rank 0: the id of the checkpoint that all ranks shall read."""
     ready: str = ""
     """The id of the checkpoint that this rank can switch to."""
     failed: str = ""
@@ -46,19 +46,19 @@ class FollowingRanks(SingleRank):
         """Return rank 0's target. Collective."""
         return self.world.broadcast(target.encode() if self.leads else None, 0, "choosing a checkpoint").decode()
 
-    def exchange(self, report: Report) -> list[Report]:
+    def exchange(self, report: RankReport) -> list[RankReport]:
         """Return the reports of all ranks. Collective."""
         if not self.several:
             return [report]
         answers = self.world.gather(msgspec.json.encode(report), "comparing what the ranks have read")
-        return [from_json_bytes(answer, Report) for answer in answers]
+        return [from_json_bytes(answer, RankReport) for answer in answers]
 
     def agree(self, value: bool) -> bool:
         """Return rank 0's value. Collective."""
         return self.world.broadcast((b"1" if value else b"0") if self.leads else None, 0, "waiting") == b"1"
 
 
-def error_in(reports: Sequence[Report]) -> RelightError | None:
+def error_in(reports: Sequence[RankReport]) -> RelightError | None:
     """Return the error of the first rank that has one. A checkpoint that does not fit the live tensors comes first."""
     failed = sorted(
         (report.kind != IncompatibleState.kind, rank) for rank, report in enumerate(reports) if report.failed

@@ -26,10 +26,10 @@ from relight.errors import (
     known,
     shown,
 )
-from relight.followers.agreement import TEXT_CHARACTERS, FollowingRanks, Report, error_in
+from relight.followers.agreement import TEXT_CHARACTERS, FollowingRanks, RankReport, error_in
 from relight.followers.chunk_map import ChunkMap
 from relight.followers.live_memory import tensors_by_name
-from relight.followers.staging import Staging, naming
+from relight.followers.staging import StagedSwitch, naming
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, History, Log, fold
@@ -157,7 +157,7 @@ class Follower(ObjectView):
         """The log's newest record at the last check."""
         self._target = ""
         """With several ranks: the id of the checkpoint that all ranks read now."""
-        self._ready: Staging | None = None
+        self._ready: StagedSwitch | None = None
         self._failed: set[str] = set()
         """Checkpoints that are damaged or do not fit. They are not tried again."""
         self._failure: tuple[str, RelightError] | None = None
@@ -246,15 +246,15 @@ class Follower(ObjectView):
         )
         return switched
 
-    def _compare(self) -> tuple[Staging | None, list[Report], RelightError | None]:
+    def _compare(self) -> tuple[StagedSwitch | None, list[RankReport], RelightError | None]:
         """Compare what the ranks have read. Return what this rank can switch to, all reports, and this rank's error."""
         ready = self._usable()
         with self._lock:
             failure, self._failure = self._failure, None
             ready_id = ready.checkpoint.id if ready is not None else ""
-            report = Report(self._target if self._ranks.several else ready_id, ready_id)
+            report = RankReport(self._target if self._ranks.several else ready_id, ready_id)
         if failure is not None:
-            report = Report(report.target, ready_id, failure[0], failure[1].kind, str(failure[1])[:TEXT_CHARACTERS])
+            report = RankReport(report.target, ready_id, failure[0], failure[1].kind, str(failure[1])[:TEXT_CHARACTERS])
         reports = self._ranks.exchange(report)
         failed = {report.failed for report in reports if report.failed}
         if self._ranks.several:
@@ -269,8 +269,8 @@ class Follower(ObjectView):
                 self._wake.set()
         return (None if ready_id in failed else ready), reports, failure[1] if failure is not None else None
 
-    def _usable(self) -> Staging | None:
-        """Return what is staged for the live tensors as they are now."""
+    def _usable(self) -> StagedSwitch | None:
+        """Return what is staged, if the live tensors still have the same memory."""
         with self._lock:
             ready = self._ready
             if ready is None:
@@ -323,7 +323,7 @@ class Follower(ObjectView):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _switch(self, ready: Staging) -> Switched:
+    def _switch(self, ready: StagedSwitch) -> Switched:
         """Change the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
         began, before = time.perf_counter(), self.checkpoint
         ready_bytes = ready.bytes_read
@@ -427,10 +427,10 @@ class Follower(ObjectView):
             if self._switches != base:
                 return
             chunks, memory = self._held, self._memory
-        staging: Staging | None = None
+        staging: StagedSwitch | None = None
         try:
             with collector_paused():
-                staging = Staging(naming(self._request, checkpoint_id), chunks, memory, base, self._memory_bytes)
+                staging = StagedSwitch(naming(self._request, checkpoint_id), chunks, memory, base, self._memory_bytes)
                 staging.prepare()
         except Exception as error:  # also of the caller's map=, or of torch: the thread continues
             if staging is not None:

@@ -23,7 +23,7 @@ from relight.restore.result import Resumed
 from relight.restore.transport import CheckpointView
 
 
-class Staging(ReadByEveryRank):
+class StagedSwitch(ReadByEveryRank):
     """Reads one checkpoint as a restore does, for a later switch. ``prepare`` first, then ``deliver`` or ``close``.
 
     Without ``limit``, ``prepare`` reads and verifies all changed bytes. With ``limit``, ``deliver`` reads them, in batches of that many
@@ -75,9 +75,9 @@ class Staging(ReadByEveryRank):
         first = memory_by_name(self.plan, self.stored.tensors)
         self.memory = {name: place for name, place in first.items() if again.get(name) == place}
         same = {name for name, place in self.memory.items() if self._live_memory.get(name) == place}
-        held = {key: chunks for key, chunks in self._chunks.items() if key[0] in same}
+        unchanged = {key: chunks for key, chunks in self._chunks.items() if key[0] in same}
         self._reads, by_part = self._assigned(self.plan.sinks)
-        self.staged = StagedState(self._reads, by_part, held)
+        self.staged = StagedState(self._reads, by_part, unchanged)
         if self._limit is None:
             self.bytes_read, self.source = self._read(self._reads, self.staged.sinks)
             self.close(None)

@@ -12,7 +12,7 @@ from relight.serve.values import FollowerRow
 ROLE = "follower"
 EVENTS = ("follow.switched", "follow.skipped", "follow.ended")
 RUNS_MAX, FOLLOWERS_MAX = 200, 100
-"""Runs with followers, and followers of each run that are kept. The least recently heard go first."""
+"""Runs with followers, and followers of each run that are kept. Those without events for the longest time go first."""
 _TEXT_MAX = 200
 
 

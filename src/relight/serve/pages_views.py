@@ -50,7 +50,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "followers": [
             {
                 **vars(row),
-                "at": when(row.at, now),
+                "time": when(row.time, now),
                 "steps_late": None if row.step is None else max(0, (detail.row.step or 0) - row.step),
             }
             for row in detail.followers

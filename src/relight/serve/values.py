@@ -123,14 +123,14 @@ class GoodputPart:
 
 @dataclass(frozen=True)
 class FollowerRow:
-    """A process that follows a run: ``step`` and ``at`` of its last switch, the seconds from the commit to that switch, and the bytes that
+    """A process that follows a run: ``step`` and ``time`` of its last switch, the seconds from the commit to that switch, and the bytes that
     it has read since this server began. ``error``: why it could not take a newer checkpoint."""
 
     host: str
     pid: int
     rank: int
     step: float | None = None
-    at: float | None = None
+    time: float | None = None
     lag_s: float | None = None
     bytes: int = 0
     source: str = ""
