@@ -3,11 +3,13 @@ count as delivered."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from queue import Queue
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import relight
 from relight.capture import reset_position, used
 from relight.capture.loaders import loader_state, restore_loader
+from relight.capture.pace import LoaderPace
 from relight.errors import ConfigError, IncompatibleState
 from relight.observe import Event, subscribe
 
@@ -481,3 +484,31 @@ def test_a_batch_of_any_size_costs_a_few_reads(monkeypatch) -> None:
     )
     delivered.checksum_of({"x": torch.zeros(1 << 20), "y": torch.zeros(8, dtype=torch.int64), "z": "text"})
     assert len(read) == 9 and sum(read) == 8 * 64 + 64
+
+
+def test_no_frame_outlives_its_generator() -> None:
+    """CPython 3.13 ends with a segmentation fault at the variables of such a frame. The next report counts as without it."""
+    pace = LoaderPace()
+
+    def record(batch: torch.Tensor) -> torch.Tensor:
+        pace.take(batch)
+        return batch
+
+    def deliver(batch: torch.Tensor) -> torch.Tensor:
+        return record(batch)
+
+    def prefetched() -> Iterator[torch.Tensor]:
+        ahead = deliver(torch.zeros(1))
+        for number in range(1, 4):
+            batch, ahead = ahead, deliver(torch.full((1,), number))
+            yield batch
+
+    batches = prefetched()
+    next(batches)
+    assert pace._frame_of_generator() is batches.gi_frame  # type: ignore[attr-defined]
+    assert not any(isinstance(value, FrameType) for value in vars(pace).values())
+    del batches
+    gc.collect()
+    assert pace._frame_of_generator() is None
+    pace.report(1)
+    assert pace.ahead == 0

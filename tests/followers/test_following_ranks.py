@@ -20,7 +20,8 @@ from torch import nn
 import relight
 from relight.comm.threads import ThreadGroup
 from relight.errors import IncompatibleState, RelightError, StoreUnavailable
-from relight.followers import Follower, agreement
+from relight.followers import agreement
+from relight.followers.follower import Follower
 from relight.followers.staged import StagedState
 from relight.followers.staging import StagedSwitch
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).with_name("versions.json")
+"""Results of each pair, the last run's."""
 PAGE = ROOT / "docs" / "versions-table.md"
 PAIRS = (
     ("3.11", "2.6.0"),
@@ -47,14 +52,19 @@ START = """# Table: versions
 
 `make versions` writes this page. It runs the tests that touch torch (`{slice}` below `tests`) in a new environment for each pair.
 
-| Python | torch | numpy | passed | skipped | failed |
-|---|---|---|---:|---:|---:|
+| Python | torch | numpy | passed | skipped | failed | commit |
+|---|---|---|---:|---:|---:|---|
 """
 
 
-class Outcome(NamedTuple):
-    """Result of one pair. ``failed``: names of tests."""
+PAIR_S = 2400.0
+"""The longest time for one pair's tests. pytest-xdist may wait for ever for a worker that crashed."""
 
+
+class Outcome(NamedTuple):
+    """Result of one pair. ``failed``: names of tests. ``commit``: what was tested."""
+
+    commit: str
     python: str
     torch: str
     numpy: str
@@ -114,10 +124,19 @@ def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
         *tests,
     ]
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
-    tested = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    (folder.parent / f"{folder.name}.log").write_text(tested.stdout + tested.stderr, encoding="utf-8")
+    log = folder.parent / f"{folder.name}.log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environment) as tests_run,
+    ):
+        try:
+            tests_run.wait(PAIR_S)
+        except subprocess.TimeoutExpired:
+            tests_run.send_signal(signal.SIGINT)
     if not results.exists():
-        return f"pytest ended with {tested.returncode} for Python {python} and torch {torch}: {tested.stderr[-300:]}"
+        return (
+            f"pytest ended with {tests_run.returncode} for Python {python} and torch {torch}: {log.read_text()[-300:]}"
+        )
     passed, skipped, failed = 0, 0, list[str]()
     for case in ElementTree.parse(results).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -127,13 +146,18 @@ def run(python: str, torch: str, folder: Path, jobs: int) -> Outcome | str:
             skipped += 1
         else:
             passed += 1
-    return Outcome(python, torch_there, numpy_there, passed, skipped, failed)
+    words = ["git", "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return Outcome(commit, python, torch_there, numpy_there, passed, skipped, failed)
 
 
-def page(outcomes: list[Outcome], left_out: list[str]) -> str:
+def page(outcomes: Iterable[Outcome], left_out: list[str]) -> str:
     """Return the page of the docs."""
+    outcomes = sorted(
+        outcomes, key=lambda outcome: [int(each) for each in re.findall(r"\d+", f"{outcome.python} {outcome.torch}")]
+    )
     rows = [
-        f"| {outcome.python} | {outcome.torch} | {outcome.numpy} | {outcome.passed} | {outcome.skipped} | {len(outcome.failed)} |"
+        f"| {outcome.python} | {outcome.torch} | {outcome.numpy} | {outcome.passed} | {outcome.skipped} | {len(outcome.failed)} | {outcome.commit} |"
         for outcome in outcomes
     ]
     more = [f"\nNot tested: {'; '.join(left_out)}."] if left_out else []
@@ -151,13 +175,18 @@ def main() -> int:
     """Test every pair, print progress, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--pair", action="append", metavar="PYTHON:TORCH", help="only this pair; the page is not written; repeatable"
+        "--pair",
+        action="append",
+        metavar="PYTHON:TORCH",
+        help="only this pair: the other rows of the page stay; repeatable",
     )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     given = parser.parse_args()
     pairs = [tuple(pair.split(":")) for pair in given.pair] if given.pair else PAIRS
-    outcomes, left_out = list[Outcome](), list[str]()
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if given.pair and RESULTS.exists() else {}
+    outcomes = {pair: Outcome(**result) for pair, result in kept.items()}
+    left_out, bad = list[str](), False
     for python, torch in pairs:
         began, folder = time.monotonic(), ROOT / "build" / "versions" / f"python{python}-torch{torch}"
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -168,16 +197,19 @@ def main() -> int:
             left_out.append(result.partition(": ")[0])
             print(result, flush=True)
         else:
-            outcomes.append(result)
+            outcomes[f"{python}:{torch}"] = result
+            bad |= bool(result.failed)
             print(
                 f"Python {python}, torch {result.torch}: {result.passed} passed, {len(result.failed)} failed, {time.monotonic() - began:.0f} s",
                 *result.failed[:30],
                 sep="\n  ",
                 flush=True,
             )
-        if not given.pair:  # after each pair: an interruption leaves a page of those before it
-            PAGE.write_text(page(outcomes, left_out), encoding="utf-8")
-    return any(outcome.failed for outcome in outcomes)
+        # after each pair: an interruption leaves a page of those before it
+        results = {pair: outcome._asdict() for pair, outcome in outcomes.items()}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(outcomes.values(), left_out), encoding="utf-8")
+    return bad
 
 
 if __name__ == "__main__":

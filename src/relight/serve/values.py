@@ -123,8 +123,8 @@ class GoodputPart:
 
 @dataclass(frozen=True)
 class FollowerRow:
-    """A process that follows a run: ``step`` and ``time`` of its last switch, the seconds from the commit to that switch, and the bytes that
-    it has read since this server began. ``error``: why it could not take a newer checkpoint."""
+    """A process that follows a run: ``step`` and ``time`` of its last switch, the seconds from the commit to that switch, and the bytes
+    that it has read since this server began. ``error``: why it could not take a newer checkpoint."""
 
     host: str
     pid: int
