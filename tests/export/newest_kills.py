@@ -72,6 +72,13 @@ def step_of(path: Path) -> int:
     return int(values.pop())
 
 
+def wait_for(output: Path, text: str, count: int) -> None:
+    """Wait until ``text`` was printed ``count`` times more, or for a while."""
+    wanted, ends = output.read_text().count(text) + count, time.monotonic() + 15
+    while output.read_text().count(text) < wanted and time.monotonic() < ends:
+        time.sleep(0.01)
+
+
 def kill_exports(base: Path, count: int, seed: int, *, folder: bool) -> Outcome:
     """Kill ``count`` exports, and let the last one end."""
     pick, stop, wrong, seen = random.Random(seed), threading.Event(), list[str](), list[int]()
@@ -114,7 +121,8 @@ def kill_exports(base: Path, count: int, seed: int, *, folder: bool) -> Outcome:
         try:
             for _ in range(count):
                 export = start()
-                time.sleep(pick.uniform(0.5, 1.6))
+                wait_for(base / "output", "written to", pick.randrange(4))
+                time.sleep(pick.uniform(0, 0.3))
                 export.kill()
                 export.wait()
         finally:

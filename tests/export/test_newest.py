@@ -72,6 +72,8 @@ def test_what_an_interrupted_export_left_is_removed(attempt: Attempt) -> None:
         Path(".out.versions", name).mkdir()
         Path(".out.versions", name, "model.safetensors").write_bytes(b"x")
     os.symlink("nowhere", ".out.versions/.link")
+    Path(".out.versions/notes").mkdir()  # another program's
+    present.add("notes")
     with NewestExport("out", SHARDS, "more") as export:
         assert set(os.listdir(".out.versions")) == present
         export.export(opened(3))

@@ -18,6 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.export.newest_kills import wait_for
+
 from relight.catalog import Run
 from relight.format.topics import RESULT
 from relight.run_records.results import results_of
@@ -95,7 +97,8 @@ def kill_followers(base: Path, count: int, seed: int, *, everything: bool = True
         for _ in range(count):
             followers = [start() for _ in range(pick.choice((1, 1, 2)))]
             victim = pick.choice(VICTIMS)
-            time.sleep(pick.uniform(0.4, 2.0))
+            wait_for(base / "output", "evaluating", pick.randrange(5))
+            time.sleep(pick.uniform(0, 0.3))
             if victim != "follower":
                 _kill_commands(base)
             for follower in followers:
@@ -121,7 +124,7 @@ def kill_followers(base: Path, count: int, seed: int, *, everything: bool = True
 
 
 def _kill_commands(base: Path) -> None:
-    """Kill the commands that run now, also those whose follower was killed."""
+    """Kill the commands that run now, also those of killed followers."""
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
             try:

@@ -20,6 +20,7 @@ OWN = {
     "supervise/shared_pages.py": "the supervisor's private directory in memory, made by this process, and those of killed supervisors of this user: exact form, owner, mode and marker checked by descriptor",
     "supervise/incidents.py": "accounts and incidents by the whole names under which this process wrote them",
     "export/atomic_output.py": "the directory next to the target, by the random name that this export made, or a dead one that held its lock; weights of an earlier export",
+    "export/newest.py": "names of one exact form, below the locked directory of versions that this export or an earlier one made",
     "commit/plugin_codecs.py": "the agent's own file, by its whole path, next to its socket",
     "drill/drive.py": "the drill's own temporary directory",
     "drill/orders.py": "a drill's orders, by their whole path",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from tests.scripts import Script
 from tests.store.servers import Server
 
+import relight
 from relight.agent import reach
 from relight.catalog.run import Run
 from relight.store import open_bytes
@@ -81,3 +84,26 @@ def test_killed_training_resumes_to_the_bit(s3_server: Server, s3: str, tmp_path
         assert time.monotonic() < ends, "the agent does not end"
         time.sleep(0.3)
     assert open_bytes(store_url).uploads("") == []
+
+
+def test_a_versioned_bucket_is_used_like_any_other(s3: str) -> None:
+    """Saves, retention, a restore and a second attempt work with versioning; what is deleted stays as noncurrent versions."""
+    import boto3
+
+    bucket = s3.removeprefix("s3://")
+    client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], region_name="us-east-1")
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for first in (0, 4):
+        model = torch.nn.Linear(2, 2)
+        with relight.Checkpointer(f"{s3}/demo", model=model, keep=relight.keep(last=2), background=False) as ckpt:
+            assert ckpt.restore() == first
+            for step in range(first, first + 4):
+                torch.nn.init.constant_(model.weight, step)
+                ckpt.step(step)
+                ckpt.save(step)
+    store = relight.open(f"{s3}/demo")
+    assert [checkpoint.step for checkpoint in store.checkpoints()] == [6, 7]
+    assert all(not findings for _, findings in store.verify())
+    assert relight.load(f"{s3}/demo")["model"]["weight"][0, 0] == 7
+    listed = client.list_object_versions(Bucket=bucket)
+    assert listed["DeleteMarkers"] and len(listed["Versions"]) > sum(each["IsLatest"] for each in listed["Versions"])

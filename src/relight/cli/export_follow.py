@@ -16,7 +16,7 @@ from relight.cli.followed import follow_options, followed
 from relight.cli.output import escape, warn
 from relight.engines import Engine
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
-from relight.export.newest import Exported, NewestExport
+from relight.export.newest import NewestExport, NewestVersion
 from relight.export.plan import facts
 from relight.export.selection import Options
 from relight.importers.hub import hub_address, hub_library, is_hub
@@ -103,13 +103,13 @@ def command(
 
 def _to_disk(
     target: str, options: Options, files: str | None, engine: Engine, stack: ExitStack, done: set[str]
-) -> Callable[[Opened], Exported]:
+) -> Callable[[Opened], NewestVersion]:
     """Return the function that exports a checkpoint to a file or directory. Add to ``done`` the checkpoint that a directory has."""
     destination = stack.enter_context(NewestExport(target, options, files))
     if destination.checkpoint_id is not None:
         done.add(destination.checkpoint_id)
 
-    def export(opened: Opened) -> Exported:
+    def export(opened: Opened) -> NewestVersion:
         with progress_bar("exporting", opened.checkpoint.body.logical_bytes) as meter:
             exported = destination.export(opened, meter, engine=engine)
         return exported._replace(plan=replace(exported.plan, path=target))
@@ -117,22 +117,22 @@ def _to_disk(
     return export
 
 
-def _to_hub(target: str, options: Options, public: bool, engine: Engine) -> Callable[[Opened], Exported]:
+def _to_hub(target: str, options: Options, public: bool, engine: Engine) -> Callable[[Opened], NewestVersion]:
     """Return the function that commits an export to a repository of the Hub."""
     from relight.export.hub import export_to_hub
 
     hub_library()  # raises now, not at the first checkpoint
     address = hub_address(target)
 
-    def export(opened: Opened) -> Exported:
+    def export(opened: Opened) -> NewestVersion:
         with progress_bar("exporting", opened.checkpoint.body.logical_bytes) as meter:
             report = export_to_hub(opened, address, options, private=not public, progress=meter, engine=engine)
-        return Exported(replace(report.plan, path=str(address)), report.export)
+        return NewestVersion(replace(report.plan, path=str(address)), report.export)
 
     return export
 
 
-def _print(exported: Exported, as_json: bool) -> None:
+def _print(exported: NewestVersion, as_json: bool) -> None:
     if not as_json:
         print_report(exported.plan, exported.report)
         return

@@ -28,12 +28,14 @@ from relight.store.durable import make_dirs, sync_dir, translate
 
 KEPT = 2
 """Versions that are kept: the present one, and the one before."""
-_VERSION = re.compile(r"[0-9]+-([0-9a-z]+)-([0-9a-f]+)\Z")
+_VERSION = re.compile(r"[0-9]+-([0-9a-z]{10})-([0-9a-f]{8})\Z")
 """STEP-ID-DIGEST, with a digest of the options. A directory with such a name is complete and durable."""
 _NEW, _LINK, _REMOVED = ".new", ".link", ".removed"
+_LEFT = re.compile(rf"(\{_NEW}|\{_LINK}|\{_REMOVED}|\.\{_NEW}\.exporting-[0-9a-f]{{16}})\Z")
+"""Names of what an interrupted export leaves."""
 
 
-class Exported(NamedTuple):
+class NewestVersion(NamedTuple):
     """An export that the destination has now."""
 
     plan: ExportPlan
@@ -89,11 +91,11 @@ class NewestExport:
 
     def export(
         self, opened: Opened, progress: Callable[[int], None] | None = None, *, engine: Engine = IN_PROCESS
-    ) -> Exported:
+    ) -> NewestVersion:
         """Export a checkpoint, and replace the destination. If that fails, the destination is unchanged. Raises as ``execute_export``."""
         if not self._folder:
             plan = plan_export(opened, self.path, self._options)
-            return Exported(plan, execute_export(plan, progress, engine=engine))
+            return NewestVersion(plan, execute_export(plan, progress, engine=engine))
         new = os.path.join(self._versions, _NEW)
         shutil.rmtree(new, ignore_errors=True)
         plan = plan_export(opened, new, self._options)
@@ -107,7 +109,7 @@ class NewestExport:
             self._switch(version)
         with contextlib.suppress(OSError):  # the next export removes it
             self._clean()
-        return Exported(replace(plan, path=self.path), report)
+        return NewestVersion(replace(plan, path=self.path), report)
 
     @property
     def _present(self) -> str | None:
@@ -159,7 +161,7 @@ class NewestExport:
             order = order[order.index(present) :] if present in order else []
         kept = {present, *order[:KEPT]}
         for name in os.listdir(self._versions):
-            if name not in kept:
+            if name not in kept and (_VERSION.match(name) or _LEFT.match(name)):
                 self._discard(name)
 
     def _discard(self, name: str) -> None:
