@@ -112,7 +112,8 @@ with relight.follow(f"{sys.argv[1]}/s/run", net, every=0.01) as follower:
         if switched is not None:
             # the log's own times have whole seconds
             now, record = time.time(), glob.glob(f"{sys.argv[1]}/s/run/log/*{follower.checkpoint.seq:012d}*")[0]
-            answer(step=switched.step, lag_s=now - os.stat(record).st_mtime, bytes=switched.bytes, seconds=switched.seconds, source=switched.source)
+            lag_s = now - os.stat(record).st_mtime
+            answer(step=switched.step, lag_s=lag_s, bytes=switched.bytes, seconds=switched.seconds, source=switched.source)
         time.sleep(0.001)
 """
 )

@@ -14,6 +14,7 @@ from typing import TypeVar
 from relight.agent.messages import (
     AllocateSlots,
     EndRun,
+    FindPeers,
     Flush,
     ForwardedEvent,
     HeldList,
@@ -166,6 +167,12 @@ class Agent:
     def meet(self, request: ListenForPeers, timeout: float) -> PeerAddress:
         """Have the agent listen for agents of other nodes. Return its address."""
         self._send(request)
+        answer, _ = self._answer(PeerAddress, timeout)
+        return answer
+
+    def find_peers(self, timeout: float) -> PeerAddress:
+        """Return the addresses of the agents on other nodes that hold parts of this run, and the token that they take."""
+        self._send(FindPeers())
         answer, _ = self._answer(PeerAddress, timeout)
         return answer
 

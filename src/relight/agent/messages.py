@@ -183,6 +183,12 @@ class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     why: str = ""
     token: bytes = b""
     others: list[str] = []
+    tls: bool = False
+    plane: str = "tcp"
+
+
+class FindPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A reader on this node asks for the agents of other nodes. The answer is a ``PeerAddress``: without ``token`` if there are none."""
 
 
 class JoinPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -233,6 +239,7 @@ ToAgent = (
     | Flush
     | ListHeld
     | ListenForPeers
+    | FindPeers
     | JoinPeers
     | LeavePeers
     | EndRun

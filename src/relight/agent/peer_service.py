@@ -69,6 +69,15 @@ class AgentPeers:
                 return PeerAddress(self._id, "", str(error))
             return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
 
+    def find(self) -> PeerAddress:
+        """Return the roster's addresses for a reader on this node."""
+        with self._lock:
+            if self._peers is None or not self._others:
+                return PeerAddress(self._id, "")
+            return PeerAddress(
+                self._id, self._peers.address, "", self._token, self._others, self._peers.tls, self._peers.plane
+            )
+
     def join(self, request: JoinPeers) -> None:
         """Protect, and be protected by, the agents of the roster."""
         from relight.peers import Peer

@@ -31,6 +31,7 @@ from typing import Any
 from relight.agent.messages import (
     AllocateSlots,
     EndRun,
+    FindPeers,
     Flush,
     ForwardedEvent,
     HeldList,
@@ -283,6 +284,8 @@ class AgentServer:
             self._commit_kept(session, message.waits)
         elif isinstance(message, ListenForPeers):
             session.wire.send(self._neighbours.meet(message))
+        elif isinstance(message, FindPeers):
+            session.wire.send(self._neighbours.find())
         elif isinstance(message, JoinPeers):
             self._neighbours.join(message)
         elif isinstance(message, LeavePeers):

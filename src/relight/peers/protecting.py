@@ -96,6 +96,16 @@ class PeerService:
         if former != token:
             self._server.hang_up()
 
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self._identity is not None
+
+    @property
+    def plane(self) -> str:
+        """The wanted plane."""
+        return self._plane.wanted
+
     def use(self, tls: bool, plane: str) -> None:
         """Encrypt connections from now on, or not, and use that plane. If either changes, sending stops and connections
         are closed until the next ``join``. ``address`` differs with TLS."""

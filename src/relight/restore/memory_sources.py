@@ -24,6 +24,8 @@ ASK_S = 150.0
 """Seconds to wait for the agent's answer: longer than the agent waits for its own running save."""
 
 
+PEER_S = 20.0
+"""Seconds for each operation on a connection to a peer of this node's agent."""
 PEERS_AT_ONCE = 4
 """Reads from peers at the same time."""
 MEMORY, PEERS = "memory", "peers"
@@ -40,6 +42,8 @@ class MemorySources:
         self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None, *, waits: bool = True
     ) -> None:
         self._remote = remote
+        self._agents_remote: Remote | None = None
+        self._asked = False
         self._held: dict[tuple[str, int], HeldPart] = {}
         self._agent: Agent | None = None
         try:
@@ -54,7 +58,7 @@ class MemorySources:
         in_memory = self._in_memory(opened, number)
         if in_memory is not None:
             yield MEMORY, in_memory
-        remote, part = self._remote(), opened.parts[number]
+        remote, part = self._remote() or self._agents_peers(), opened.parts[number]
         if remote is not None and part.packs and remote.has(opened.checkpoint.id, part.rank) is not None:
             keys = [f"{opened.prefix}/{pack.file}" for pack in part.packs]
             openers = {
@@ -66,6 +70,16 @@ class MemorySources:
             # the caller wants another view: if the bytes were read by RDMA, the same ones over TCP may be correct
             if remote.leave_rdma("bytes that were read by RDMA are not the committed ones"):
                 yield PEERS, view
+
+    def _agents_peers(self) -> Remote | None:
+        """Return access to the peers of this node's agent; None if it has none. The agent is asked once."""
+        if not self._asked and self._agent is not None:
+            self._asked = True
+            with contextlib.suppress(RelightError, OSError):  # the store has everything
+                peers = self._agent.find_peers(ASK_S)
+                if peers.token:
+                    self._agents_remote = Remote(peers.others, peers.token, PEER_S, tls=peers.tls, plane=peers.plane)
+        return self._agents_remote
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
         """Return a function that raises ``CorruptCheckpoint`` if pack ``index`` of part ``number`` is missing in
@@ -106,6 +120,8 @@ class MemorySources:
         """Disconnect from the agent and unmap its memory."""
         if self._agent is not None:
             self._agent.close()
+        if self._agents_remote is not None:
+            self._agents_remote.close()
         for part in self._held.values():
             part.memory.close()
         self._held = {}
