@@ -55,8 +55,8 @@ class Switched(NamedTuple):
     """A switch to another checkpoint.
 
     ``bytes``: read and verified for it. ``source``: where they came from. ``seconds``: the switch itself. ``lag_s``: seconds from the
-    commit to the switch, by the clocks of the two hosts; the log's times have whole seconds. ``changed``: the stored names of the tensors that got
-    new bytes; the others have the values of the checkpoint ``before``. None: no checkpoint was known, and all tensors were read.
+    commit to the switch, by the clocks of the two hosts; the log's times have whole seconds. ``changed``: the stored names of the tensors
+    that got new bytes; the others have the values of the checkpoint ``before``. None: no checkpoint was known, and all were read.
     """
 
     step: int
