@@ -329,3 +329,14 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - a caller's own __repr__: the message must not fail
         return f"a {type(value).__qualname__}"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}… (a {type(value).__qualname__})"
+
+
+def extra_command(extra: str) -> str:
+    """Return the command that adds an extra to the installed Relight. pip needs no index for Relight itself, since it is installed: from
+    a clone, a Git address or a file."""
+    return f"pip install 'relight[{extra}]'"
+
+
+def extra_hint(extra: str) -> str:
+    """Return the hint of an error that a library of an extra is missing."""
+    return f"{extra_command(extra)}, which adds it to the installed Relight"

@@ -13,7 +13,7 @@ import pytest
 from tests.encryption.cloud_key_servers import GOOGLE_KEY, Service, azure_vault, google_kms, service_account
 from tests.encryption.test_keys import BOUND_TO, RING, opens
 
-from relight.errors import ConfigError, StoreUnavailable, WrongKey
+from relight.errors import ConfigError, StoreUnavailable, WrongKey, extra_hint
 from relight.keys import Keychain, resolve, services
 from relight.store import MemoryStore
 from relight.store.encrypted import EncryptedStore
@@ -189,4 +189,4 @@ def test_without_the_library_the_error_names_the_extra(spec: str, extra: str, mo
 
     monkeypatch.setattr(services, "importlib", type("importlib", (), {"import_module": staticmethod(missing)}))
     error = refuses(ConfigError, lambda: resolve(spec).wrap(RING, BOUND_TO))
-    assert error.hint == f"pip install 'relight[{extra}]'"
+    assert error.hint == extra_hint(extra)

@@ -22,7 +22,7 @@ from foreign_state import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
+from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent, extra_hint
 from relight.importers import detect, import_checkpoint
 from relight.importers.files import Files
 from relight.importers.zarr import ZarrReader, kvstore_of
@@ -378,4 +378,4 @@ def test_without_tensorstore_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(IncompatibleState, match="tensorstore") as error:
         detect(GOLDEN / "orb" / "files")
-    assert error.value.hint == "pip install 'relight[orbax]'"
+    assert error.value.hint == extra_hint("orbax")

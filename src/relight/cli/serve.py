@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.cli.output import escape
-from relight.errors import ConfigError
+from relight.errors import ConfigError, extra_hint
 
 if TYPE_CHECKING:
     from relight.serve.auth_middleware import AccessRules
@@ -101,7 +101,7 @@ def command(
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"relight serve needs {', '.join(missing)}", hint="pip install 'relight[serve]'")
+        raise ConfigError(f"relight serve needs {', '.join(missing)}", hint=extra_hint("serve"))
     host, port = _address(listen)
     if bool(tls_cert) != bool(tls_key):
         raise ConfigError("TLS needs both: --tls-cert and --tls-key")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, extra_hint
 
 PIECE_BYTES = 256 << 10
 """Bytes that are encrypted, or received, at a time."""
@@ -169,9 +169,7 @@ def need_tls_library() -> None:
     try:
         import cryptography.x509  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "TLS between nodes needs the library cryptography", hint="pip install 'relight[encryption]'"
-        ) from None
+        raise ConfigError("TLS between nodes needs the library cryptography", hint=extra_hint("encryption")) from None
 
 
 def _context(protocol: ssl._SSLMethod) -> ssl.SSLContext:

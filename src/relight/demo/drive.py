@@ -23,7 +23,7 @@ from relight.demo.kills import Aim, plan_kills
 from relight.demo.lane import DemoRun
 from relight.demo.report import DemoReport, Kill, curve_digest
 from relight.demo.shape import FULL, SHAPES, DemoSize
-from relight.errors import ConfigError, NoSpace
+from relight.errors import ConfigError, NoSpace, extra_hint
 from relight.units import size_text
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _folder(keep: Path | None, room: int) -> Iterator[Path]:
 def _check_installed() -> None:
     missing = [name for name in ("torch", "numpy", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}", hint="pip install 'relight[demo]'")
+        raise ConfigError(f"the demo needs {', '.join(missing)}", hint=extra_hint("demo"))
 
 
 assert FULL.kills >= KILLS_MIN and FULL.kills_saving >= KILLS_SAVING_MIN

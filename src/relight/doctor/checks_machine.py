@@ -315,7 +315,7 @@ def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
                 f"{needs} needs {package.name}>={package.least}" if package.least else f"{needs} needs it",
                 "everything that needs it fails",
                 "install it",
-                f"pip install '{package.name}>={package.least}'" if package.least else f"pip install {package.name}",
+                package.command,
             )
 
 
@@ -329,7 +329,7 @@ def _old(facts: DoctorFacts) -> Iterator[CheckHit]:
                 f"{package.installed} is installed, {package.least} is the oldest tested version",
                 "functions that Relight needs may be missing, or behave differently",
                 "upgrade it",
-                f"pip install --upgrade '{package.name}>={package.least}'",
+                package.command,
             )
 
 

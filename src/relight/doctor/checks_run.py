@@ -379,8 +379,8 @@ def _newer(facts: DoctorFacts) -> Iterator[CheckHit]:
                 run.path,
                 f"it was {wrote}, this is {VERSION}",
                 "the run may use features that this version refuses",
-                "upgrade Relight here",
-                f"pip install --upgrade 'relight>={wrote}'",
+                f"install Relight {wrote} or newer here, from where this one was installed",
+                "pip show relight",
             )
 
 

@@ -7,6 +7,7 @@ from shlex import quote
 
 from relight.doctor.facts import DoctorFacts
 from relight.doctor.finding import CheckHit, check
+from relight.errors import extra_command
 from relight.units import count_text, duration_text, rate_text, size_text
 
 _LOW_BYTES = 1 << 30
@@ -394,7 +395,7 @@ def _bucket_mount(facts: DoctorFacts) -> Iterator[CheckHit]:
             f"{mount.source} is mounted as {mount.type}",
             "names are not created atomically, and renames copy: commits are slow, and not safe against a second writer",
             "use the bucket's own URL: s3://bucket/runs, gs://…, az://…",
-            "pip install 'relight[objects]'",
+            extra_command("objects"),
         )
 
 

@@ -35,6 +35,11 @@ class Package(NamedTuple):
     wanted_by: str = ""
     """What needs an optional package: a URL's scheme or a key's spec."""
 
+    @property
+    def command(self) -> str:
+        """The command that installs a sufficient version."""
+        return f"pip install '{self.name}>={self.least}'" if self.least else f"pip install {self.name}"
+
 
 class PeersPlane(NamedTuple):
     """What moves the bytes of peers on this machine."""

@@ -487,7 +487,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         else f"{old[0].name} {old[0].installed or 'is missing'}"
         if old
         else count_text(len(packages), "package"),
-        "pip install --upgrade relight",
+        old[0].command if old else "relight doctor",
     )
     bad = len(facts.config.unknown) + len(facts.config.bad) + (facts.config.file_error is not None)
     yield named(

@@ -27,7 +27,7 @@ import struct
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from relight.errors import ConfigError, CorruptCheckpoint, WrongKey
+from relight.errors import ConfigError, CorruptCheckpoint, WrongKey, extra_hint
 
 PAGE_BYTES = 128 << 10
 TAG_BYTES = 16
@@ -278,6 +278,4 @@ def need_library() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "encryption needs the library cryptography", hint="pip install 'relight[encryption]'"
-        ) from None
+        raise ConfigError("encryption needs the library cryptography", hint=extra_hint("encryption")) from None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable, extra_hint
 from relight.importers.files import LINK, Files, Stamp
 
 SCHEME = "hf://"
@@ -47,7 +47,7 @@ def hub_library() -> Any:
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError as error:
-        raise ConfigError("hf:// needs huggingface_hub", hint="pip install 'relight[hub]'") from error
+        raise ConfigError("hf:// needs huggingface_hub", hint=extra_hint("hub")) from error
 
 
 @contextmanager

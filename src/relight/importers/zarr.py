@@ -15,7 +15,7 @@ import msgspec
 
 from relight.comm.children import child_command, child_environment
 from relight.decode import from_json_bytes
-from relight.errors import CorruptCheckpoint, IncompatibleState, StoreUnavailable, UnsafeContent
+from relight.errors import CorruptCheckpoint, IncompatibleState, StoreUnavailable, UnsafeContent, extra_hint
 from relight.format import DTYPES
 from relight.importers.bucket import BucketFiles
 from relight.importers.files import LEVELS_MAX, SLAB_BYTES, Files
@@ -147,7 +147,7 @@ def require_tensorstore(where: str) -> None:
         raise IncompatibleState(
             "zarr arrays, which are read by tensorstore: it is not installed",
             where=where,
-            hint="pip install 'relight[orbax]'",
+            hint=extra_hint("orbax"),
         )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 
 from relight.decode import from_json_bytes
-from relight.errors import ConfigError, StoreUnavailable, WrongKey
+from relight.errors import ConfigError, StoreUnavailable, WrongKey, extra_hint
 from relight.format.cipher import Secret, hkdf
 from relight.keys.providers import NamedKey, WrapParameters
 from relight.settings.environment import environment, variable_of
@@ -313,9 +313,7 @@ def _library(extra: str, *names: str) -> list[Any]:
     try:
         return [importlib.import_module(name) for name in names]
     except ImportError:
-        raise ConfigError(
-            f"keys of this kind need the library {names[0]}", hint=f"pip install 'relight[{extra}]'"
-        ) from None
+        raise ConfigError(f"keys of this kind need the library {names[0]}", hint=extra_hint(extra)) from None
 
 
 def _context(associated_data: bytes) -> dict[str, str]:

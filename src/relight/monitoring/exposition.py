@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, extra_hint
 from relight.monitoring.event_metrics import MetricSample
 from relight.monitoring.overview import RunSeen
 from relight.observe.metrics import COUNTER, GAUGE, METRICS, SECONDS
@@ -26,7 +26,7 @@ def need_client() -> None:
     try:
         import prometheus_client  # noqa: F401
     except ModuleNotFoundError:
-        raise ConfigError("metrics need prometheus-client", hint="pip install 'relight[metrics]'") from None
+        raise ConfigError("metrics need prometheus-client", hint=extra_hint("metrics")) from None
 
 
 class Collector:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from relight.errors import ConfigError, RelightError
+from relight.errors import ConfigError, RelightError, extra_hint
 from relight.monitoring.alert_delivery import Ledger, Message, clean, line_of, plan_messages
 from relight.monitoring.alertmanager import AlertmanagerFeed, is_alertmanager, post_message, receiver_of
 from relight.monitoring.hushed import hushed
@@ -179,7 +179,7 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
     try:
         import apprise
     except ModuleNotFoundError:
-        raise ConfigError("alerts need apprise", hint="pip install 'relight[alerts]'") from None
+        raise ConfigError("alerts need apprise", hint=extra_hint("alerts")) from None
     notifier = apprise.Apprise()
     with hushed(*_LIBRARIES):
         is_known = notifier.add(target.address())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relight.errors import ConfigError, StoreUnavailable
+from relight.errors import ConfigError, StoreUnavailable, extra_hint
 from relight.format import hexdigest
 from relight.http_request import url_shown
 from relight.monitoring.alert_delivery import clean
@@ -26,7 +26,6 @@ _LIBRARIES = (
     "opentelemetry.sdk.resources",
     "urllib3",
 )
-EXTRA = "pip install 'relight[traces]'"
 
 
 def export(trace: SaveTrace, url: str) -> int:
@@ -57,7 +56,7 @@ def exporter_for(url: str | None = None) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError:
-        raise ConfigError("traces need OpenTelemetry", hint=EXTRA) from None
+        raise ConfigError("traces need OpenTelemetry", hint=extra_hint("traces")) from None
     try:
         return OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S) if url is not None else OTLPSpanExporter()
     except (ValueError, OSError) as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, extra_hint
 from relight.prediction.imported import ACCELERATORS_MAX, Piece, PieceTable, finite
 
 VALUES_MAX = 8_000_000
@@ -181,7 +181,7 @@ def _of_sample(line: str, where: str, node: str, node_label: str) -> Iterator[Dc
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ModuleNotFoundError:
-        raise ConfigError("metrics in text need prometheus-client", hint="pip install 'relight[metrics]'") from None
+        raise ConfigError("metrics in text need prometheus-client", hint=extra_hint("metrics")) from None
     if line.startswith("{"):  # promtool tsdb dump
         line = re.sub(r'^\{__name__="([A-Z_a-z]+)",?\s*', r"\1{", line)
     try:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from relight.errors import ConfigError, CorruptCheckpoint
+from relight.errors import ConfigError, CorruptCheckpoint, extra_hint
 from relight.prediction.detect import KIND_OF, Risk
 from relight.prediction.features import FeatureWindow, Scale, columns
 from relight.prediction.sealed_file import Arrays
 from relight.prediction.signals import SIGNALS, WORDS
 
 Array = np.ndarray[Any, Any]
-INSTALL = "pip install 'relight[predict]'"
+INSTALL = extra_hint("predict")
 _USED = columns("last", "mean30", "slope30", "spread300", "slope300")
 _TREES, _OF_EACH = 100, 512
 
@@ -96,7 +96,7 @@ def grow(rows: Array, scale: Scale, seed: int) -> Forest:
         from sklearn.ensemble import IsolationForest
     except ModuleNotFoundError as error:
         message = f"the forest is trained with scikit-learn, and {error.name} is not installed"
-        raise ConfigError(message, hint=f"{INSTALL}, or --detectors without forest") from None
+        raise ConfigError(message, hint=f"{INSTALL}; or --detectors without forest") from None
     grown = IsolationForest(n_estimators=_TREES, max_samples=min(_OF_EACH, len(rows)), random_state=seed % (1 << 32))
     grown.fit(scale(rows)[:, _USED])
     trees = [_flat(estimator.tree_) for estimator in grown.estimators_]

@@ -126,7 +126,7 @@ def _network(
     try:
         from relight.prediction.lstm_train import train_network
     except ModuleNotFoundError as error:
-        hint = f"{INSTALL}, or --detectors without lstm"
+        hint = f"{INSTALL}; or --detectors without lstm"
         raise ConfigError(f"the network is trained with torch, and {error.name} is not installed", hint=hint) from None
     examples = _examples(parts[TRAIN], scale, rng)
     report(

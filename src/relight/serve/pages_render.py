@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, extra_hint
 from relight.run_names import shown
 from relight.serve import pages_words as words
 from relight.serve.scope import Caller
@@ -37,7 +37,7 @@ MENU = [
 def environment() -> Environment:
     """Return the template environment, created once. A missing template value is an error, not an empty text."""
     if importlib.util.find_spec("jinja2") is None:
-        raise ConfigError("the pages need jinja2, which is not installed: pip install 'relight[serve]'")
+        raise ConfigError("the pages need jinja2", hint=extra_hint("serve"))
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(

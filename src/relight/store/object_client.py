@@ -13,7 +13,7 @@ import threading
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
+from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable, extra_hint
 from relight.settings.environment import environment
 
 SCHEMES = {
@@ -137,9 +137,7 @@ def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
         extra = "s3" if bucket.scheme == "s3" else "objects"
-        raise ConfigError(
-            f"{bucket.scheme}:// needs the library obstore: {error}", hint=f"pip install 'relight[{extra}]'"
-        ) from None
+        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=extra_hint(extra)) from None
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=patience.request_s),
         "connect_timeout": timedelta(seconds=min(5.0, patience.request_s)),
