@@ -68,7 +68,8 @@ def _groups() -> str:
 
 
 def _usages(name: str) -> str:
-    with click.Context(cli, info_name="relight") as above:
+    # with its settings: a command's first context decides whether the command takes -h from then on
+    with click.Context(cli, info_name="relight", **cli.context_settings) as above:
         command = cli.get_command(above, name)
         assert command is not None
         with click.Context(command, above, info_name=name) as context:
