@@ -22,7 +22,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
 from relight.observe import subscribe
 from relight.observe.events import Event
 from relight.reader.verify import verify_checkpoint
-from relight.store import ByteStore, LocalStore, put
+from relight.store import ByteStore, LocalStore, block_locks, put
 from relight.store.base import Reader
 from relight.store.blocks import BLOCK_BYTES, TRAILER_BYTES, BlockCache, blocks_from_settings, name_of
 from relight.store.cached import CachedStore, is_fixed
@@ -40,12 +40,12 @@ class TestCachedAll(StoreSuite):
     """The suite with every file cached on disk, and none in memory."""
 
     @pytest.fixture(autouse=True)
-    def _everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _everything(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("relight.store.cached.is_fixed", lambda key: True)
+        self.caches = tmp_path_factory.mktemp("caches")
 
     def make(self, tmp_path: Path) -> ByteStore:
-        cache = tmp_path.with_name(f"{tmp_path.name}-cache")
-        return CachedStore(LocalStore(tmp_path), BlockCache(cache, 1 << 30))
+        return CachedStore(LocalStore(tmp_path), BlockCache(self.caches / tmp_path.name, 1 << 30))
 
 
 class TestCachedS3(StoreSuite):
@@ -639,3 +639,91 @@ def test_processes_share_a_cache_that_is_too_small_and_are_killed(tmp_path: Path
         assert read_all(left, f"{DIR}/pack-00000-{number:03d}.safetensors") == random.Random(number).randbytes(
             2 * BLOCK_BYTES + 1000 * number
         )
+
+
+AT_ONCE = """
+import sys, time
+from relight.store import LocalStore
+from relight.store.cached import CachedStore
+from relight.store.blocks import BlockCache
+from relight.testing.counting import CountingStore
+
+far, cache, key = sys.argv[1:]
+
+
+class Slow(CountingStore):
+    def get(self, key, limit):
+        time.sleep(0.3)
+        return super().get(key, limit)
+
+    def open(self, key):
+        reader = super().open(key)
+        plain = reader.read_into
+        reader.read_into = lambda offset, into: (time.sleep(0.3), plain(offset, into))[1]
+        return reader
+
+
+slow = Slow(LocalStore(far))
+store = CachedStore(slow, BlockCache(cache))
+print("ready", flush=True)
+sys.stdin.readline()
+reader = store.open(key)
+into = bytearray(reader.size)
+reader.read_into(0, memoryview(into))
+reader.close()
+whole = store.get(key.rpartition("/")[0] + "/part-00000.msgpack", 1 << 30)
+print(sum(slow.bytes.values()), into == store.get(key, 1 << 30), len(whole), flush=True)
+"""
+
+
+def test_processes_that_start_at_once_fetch_a_block_once(tmp_path: Path) -> None:
+    """Four processes with one cache read a file and a part at the same moment: together they fetch each byte once."""
+    inner = LocalStore(tmp_path / "far")
+    put(inner, PACK, DATA)
+    put(inner, f"{DIR}/part-00000.msgpack", b"p" * 1000)
+    words = [sys.executable, "-c", AT_ONCE, str(tmp_path / "far"), str(tmp_path / "cache"), PACK]
+    processes = [
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = []
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        fetched, same, length = out.split()
+        assert (same, length) == ("True", "1000")
+        answers.append(int(fetched))
+    assert sum(answers) == len(DATA) + 1000, answers
+
+
+def test_a_block_whose_fetcher_is_stopped_or_killed_is_fetched_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a killed process is free at once. A process that is stopped is waited for, but not for ever."""
+    script = (
+        "import sys, time\nfrom relight.store.block_locks import block_lock\n"
+        "with block_lock(sys.argv[1], 'n/0'):\n    print('locked', flush=True)\n    time.sleep(600)"
+    )
+    (tmp_path / "cache").mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "cache")], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    holder.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(block_locks, "WAIT_S", 0.3)
+    for block, waits in (("n/0", True), ("n/1", False)):
+        began = time.monotonic()
+        with BlockCache(tmp_path / "cache").fetching("n", int(block[2:])) as is_mine:
+            assert is_mine and (time.monotonic() - began >= 0.3) == waits
+    monkeypatch.setattr(block_locks, "WAIT_S", 60.0)
+    holder.kill()
+    holder.communicate()
+    began = time.monotonic()
+    with BlockCache(tmp_path / "cache").fetching("n", 0) as is_mine:
+        assert is_mine and time.monotonic() - began < 30

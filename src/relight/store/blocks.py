@@ -1,8 +1,9 @@
 """Block cache: blocks of remote files in a local directory, with LRU eviction.
 
 Each block is one file: its bytes, then a trailer with its length, the length of the whole file, and digests. Any number of processes
-write blocks under a temporary name and rename them, without fsync or lock. A torn, damaged or foreign block is a cache miss, and so is a
-block that vanished. Disk errors are never raised. After the first write error, one event is emitted and this process caches nothing more.
+write blocks under a temporary name and rename them, without fsync. Locks only keep two of them from fetching one block (``block_locks``).
+A torn, damaged or foreign block is a cache miss, and so is a block that vanished. Disk errors are never raised. After the first write
+error, one event is emitted and this process caches nothing more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from relight.format import Digest, digest
 from relight.observe import emit
 from relight.settings.amounts import bytes_of
 from relight.settings.environment import environment
+from relight.store.block_locks import block_lock
 
 BLOCK_BYTES = 4 << 20
 """Bytes per block: equal to the chunk size of large tensors and the piece size of object store reads."""
@@ -156,7 +158,10 @@ class BlockCache:
 
     @contextlib.contextmanager
     def fetching(self, name: str, number: int) -> Iterator[bool]:
-        """Yield True to the thread that must fetch the block. Other threads wait until it has finished, and get False."""
+        """Yield True to the thread that must fetch the block. Other threads wait until it has finished, and get False.
+
+        If another process is fetching the block, the thread has waited for it: the block may be in the cache by then.
+        """
         key = (name, number)
         with self._lock:
             other = self._fetching.get(key)
@@ -167,10 +172,18 @@ class BlockCache:
             yield False
             return
         try:
-            yield True
+            with self._block_lock(f"{name}/{number}"):
+                yield True
         finally:
             with self._lock:
                 self._fetching.pop(key).set()
+
+    def _block_lock(self, block: str) -> contextlib.AbstractContextManager[None]:
+        try:
+            self._prepare()
+        except OSError:  # `keep` reports a disk that refuses
+            return contextlib.nullcontext()
+        return block_lock(self.folder, block) if self.takes_more else contextlib.nullcontext()
 
     def total_bytes(self) -> int:
         """Return the bytes that all processes have cached. Cost: one stat per block."""

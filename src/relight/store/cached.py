@@ -81,14 +81,29 @@ class CachedStore(StoreWrapper):
         """See ``ByteStore``."""
         if not is_fixed(check_key(key)):
             return self.inner.get(key, limit)
-        name, changes = name_of(self.url, key), self.changes
+        name = name_of(self.url, key)
+        while (content := self._cached_file(key, name, limit)) is None:
+            with self.blocks.fetching(name, 0) as is_mine:
+                if is_mine:  # another process may just have fetched it
+                    cached = self._cached_file(key, name, limit)
+                    return cached if cached is not None else self._fetch_file(key, name, limit)
+        return content
+
+    def _cached_file(self, key: str, name: str, limit: int) -> bytes | None:
+        """Return a whole file from the cache; None if it is not cached, or longer than ``limit``."""
         size = self.blocks.file_bytes(name)
-        if size is not None and size <= limit:
-            data = bytearray(size)
-            pieces = list(_blocks_of(memoryview(data)))
-            if all(self.blocks.take(name, number, size, [piece]) for number, piece in enumerate(pieces)):
-                self.count(key, Counts(hits=len(pieces), hit_bytes=size))
-                return bytes(data)
+        if size is None or size > limit:
+            return None
+        data = bytearray(size)
+        pieces = list(_blocks_of(memoryview(data)))
+        if not all(self.blocks.take(name, number, size, [piece]) for number, piece in enumerate(pieces)):
+            return None
+        self.count(key, Counts(hits=len(pieces), hit_bytes=size))
+        return bytes(data)
+
+    def _fetch_file(self, key: str, name: str, limit: int) -> bytes:
+        """Read a whole file from the remote store, and cache it."""
+        changes = self.changes
         content = self.inner.get(key, limit)
         pieces = list(_blocks_of(memoryview(content)))
         for number, piece in enumerate(pieces):
