@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from inspect import CO_GENERATOR
@@ -145,8 +146,9 @@ def _generator_of(frame: FrameType) -> ref[GeneratorType[Any, Any, Any]] | None:
     The frame itself must not be kept: CPython 3.13 ends with a segmentation fault at the variables of a frame without its generator
     (cpython issue 125723).
     """
-    generator = getattr(frame, "f_generator", None)
-    if generator is None:
+    if sys.version_info >= (3, 14):
+        generator = frame.f_generator
+    else:
         generator = next((each for each in gc.get_referrers(frame) if isinstance(each, GeneratorType)), None)
     return ref(generator) if generator is not None else None
 
