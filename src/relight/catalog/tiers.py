@@ -291,7 +291,7 @@ def _is_earlier(checkpoint: Checkpoint, of: History, other: Checkpoint, far: His
     own_attempt, other_attempt = _attempt(of, checkpoint), _attempt(far, other)
     if own_attempt in fences and other_attempt in fences and own_attempt != other_attempt:
         return fences.index(own_attempt) < fences.index(other_attempt)
-    return checkpoint.step < other.step
+    return checkpoint.body.steps_done < other.body.steps_done
 
 
 def open_further(tiers: Tiers | None, guard: StoreSecurity) -> Sequence[Further]:
