@@ -14,7 +14,7 @@ import torch
 from relight.capture.restore_plan import RestorePlan
 from relight.capture.tensor_views import TensorViews
 from relight.catalog.find import choose_all
-from relight.catalog.tiers import merge, open_further, read_further
+from relight.catalog.tiers import open_further
 from relight.comm import new_threads
 from relight.errors import (
     CheckpointNotFound,
@@ -38,6 +38,7 @@ from relight.observe import emit, write_events
 from relight.observe.object_view import Facts, ObjectView
 from relight.policy import Tiers
 from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.restore.find import Places, all_places
 from relight.restore.request import Rename, RestoreRequest
 from relight.settings.amounts import bytes_of, seconds_of
 from relight.settings.file import take_environment
@@ -156,6 +157,8 @@ class Follower(ObjectView):
         """Switches that were begun: what was staged before the last one does not count."""
         self._pid = os.getpid()
         self._log: Log | None = None
+        self._places: Places | None = None
+        """The logs, as they were last read. Of several ranks, only rank 0 has them."""
         self._head = -1
         """The log's newest record at the last check."""
         self._target = ""
@@ -387,8 +390,8 @@ class Follower(ObjectView):
         if target and self._switches == base and (current is None or current.id != target):
             self._stage(target, base)
 
-    def _history(self) -> History:
-        """Return the run's history. Only records that are new since the last check are read."""
+    def _read_logs(self) -> Places:
+        """Read the logs of all tiers. Of the nearest, only records that are new since the last check are read."""
         try:
             view = self._log.read() if self._log is not None else None
         except (CheckpointNotFound, CorruptCheckpoint):
@@ -397,19 +400,18 @@ class Follower(ObjectView):
             if view is None or view.faults or view.head < self._head:  # perhaps the run was removed and begun again
                 self._log = Log(self._request.store, self._request.run)
                 view = self._log.read()
-            self._head, history = view.head, fold(view)
+            self._head, near = view.head, fold(view)
         except CheckpointNotFound:
             if not self._request.further:
                 raise
-            history = History()
-        if not self._request.further:
-            return history
-        return merge([history, *(reach.history for reach in read_further(self._request.further, history))]).history
+            view, near = None, History()
+        return all_places(self._request, view, near)
 
     def _choose(self) -> str:
         """Return the id of the checkpoint to have; empty for none."""
         try:
-            history = self._history()
+            self._places = self._read_logs()
+            history = self._places.merged.history
             tried = [chosen.checkpoint for chosen in choose_all(history, self._request.which)]
         except CheckpointNotFound:
             if self.newest is not None:
@@ -433,7 +435,8 @@ class Follower(ObjectView):
         staging: StagedSwitch | None = None
         try:
             with collector_paused():
-                staging = StagedSwitch(naming(self._request, checkpoint_id), chunks, memory, base, self._memory_bytes)
+                request = naming(self._request, checkpoint_id)
+                staging = StagedSwitch(request, chunks, memory, base, self._memory_bytes, self._places)
                 staging.prepare()
         except Exception as error:  # also of the caller's map=, or of torch: the thread continues
             if staging is not None:

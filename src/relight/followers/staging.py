@@ -18,9 +18,10 @@ from relight.format.class_names import recorded_classes
 from relight.log import Checkpoint
 from relight.reader.opened import Opened
 from relight.restore.every_rank import ReadByEveryRank
+from relight.restore.find import Places
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
-from relight.restore.transport import CheckpointView
+from relight.restore.transport import CheckpointView, CopiesToTry
 
 
 class StagedSwitch(ReadByEveryRank):
@@ -42,14 +43,30 @@ class StagedSwitch(ReadByEveryRank):
     source: str = ""
 
     def __init__(
-        self, request: RestoreRequest, chunks: ChunkMap, memory: Mapping[str, object], base: int, limit: int | None
+        self,
+        request: RestoreRequest,
+        chunks: ChunkMap,
+        memory: Mapping[str, object],
+        base: int,
+        limit: int | None,
+        places: Places | None,
     ) -> None:
         """``request``: names the checkpoint by its id. ``chunks``: what the live tensors have. ``memory``: where, by the stored name.
 
         ``base``: the number of switches so far; the staged bytes are the differences from the live checkpoint then.
+        ``places``: the logs, if they were read just now.
         """
         super().__init__(request, waits=False)
         self.base, self._chunks, self._live_memory, self._limit = base, chunks, memory, limit
+        self._places = places
+
+    def find(self, result: Resumed) -> CopiesToTry:
+        """See ``RestoreTransport``."""
+        if self._places is None:
+            return super().find(result)
+        checkpoint = self._places.merged.history.find(str(self._request.which))
+        copies = self._places.copies_of([checkpoint] if checkpoint is not None else [])
+        return CopiesToTry(copies, [tier.name for tier in self._places.tiers], self._places.silent)
 
     def prepare(self) -> None:
         """Open the checkpoint, plan the switch, and read what may be read ahead. Raise what a restore raises; then ``close``."""

@@ -76,15 +76,18 @@ def read_places(request: RestoreRequest, result: Resumed) -> Places:
     near = fold(view) if view is not None else History()
     result.newest_seen = near.live[-1].id if near.live else None
     result.skips, result.cuts = near.skips, near.lr_factors
-    reaches = read_further(request.further, near)
-    refuse_nothing(view, reaches, request.which, request.where)
-    tiers = [Reach("store", request.store, request.run, view), *reaches]
+    places = all_places(request, view, near)
+    refuse_nothing(view, places.tiers[1:], request.which, request.where)
+    report_suspect(places.merged.history, request.which)
+    return places
+
+
+def all_places(request: RestoreRequest, view: LogView | None, near: History) -> Places:
+    """Return all tiers. ``view``: the nearest one's log, None if it has none; ``near``: its history. The logs of the others are read."""
+    tiers = [Reach("store", request.store, request.run, view), *read_further(request.further, near)]
     if request.further:
-        merged = merge([tier.history for tier in tiers])
-    else:
-        merged = Merged(near, {checkpoint.id: [TierCopy(0, checkpoint)] for checkpoint in near.live})
-    report_suspect(merged.history, request.which)
-    return Places(tiers, merged, set())
+        return Places(tiers, merge([tier.history for tier in tiers]), set())
+    return Places(tiers, Merged(near, {checkpoint.id: [TierCopy(0, checkpoint)] for checkpoint in near.live}), set())
 
 
 def _of_another_run(error: CheckpointNotFound, request: RestoreRequest) -> CheckpointNotFound:
