@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 
@@ -47,6 +47,24 @@ _BYTES = {"": 1, "b": 1} | {
     for end in ("", "b")
 }
 _COUNTS = {"": 1, "k": 1000, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def value_text(value: object) -> str:
+    """Return a metric or statistic as text, with at most six digits.
+
+    >>> value_text(0.123456789), value_text(12_000)
+    ('0.123457', '12000')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def metrics_text(metrics: Mapping[str, object]) -> str:
+    """Return metrics as text.
+
+    >>> metrics_text({"loss": 1.5, "epoch": 2})
+    'loss=1.5 epoch=2'
+    """
+    return " ".join(f"{name}={value_text(value)}" for name, value in metrics.items())
 
 
 def size_text(count: float | None) -> str:

@@ -18,7 +18,7 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 AXE = Path(os.environ.get("AXE", ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"))
 VIEWS = [(390, "light"), (390, "dark"), (1400, "light"), (1400, "dark")]
 PAGES = {
-    "runs": "/", "run": "/runs/main/gpt2-small", "checkpoint": "/runs/main/gpt2-small/checkpoints/000000abc003",
+    "runs": "/", "run": "/runs/main/gpt2-small", "log": "/runs/main/gpt2-small/log", "checkpoint": "/runs/main/gpt2-small/checkpoints/000000abc003",
     "tensor": "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight", "compare": "/compare?a=gpt2-small@step%3D9000&b=gpt2-small@latest",
     "charts": "/charts?run=main/gpt2-small&run=main/vit", "lineage": "/lineage", "api": "/api", "storage": "/storage", "incidents": "/incidents", "incident": "/incidents/main/gpt2-small/6b1070", "risk": "/risk", "audit": "/audit",
     "settings": "/settings", "task": "/tasks/done", "task under way": "/tasks/going",

@@ -334,6 +334,16 @@ class MadeIndex:
         """Return a piece of the list, with a next one."""
         return v.ListPage(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
 
+    def log(self, store: str, run: str, after: str | None, limit: int) -> Any:
+        """Return records of each look: plain, void and damaged; with a next piece."""
+        rows = [
+            v.LogRow(12, NOW - 30, "COMMIT", "000000abc003 step 12000, every 1000 steps, loss=2.9" + self.evil),
+            v.LogRow(11, NOW - 60, "COMMIT", "000000abc002 step 11000", "void: attempt 2 took charge" + self.evil),
+            v.LogRow(10, None, "damaged", "000000000010.json", "its hash differs" + self.evil),
+            v.LogRow(9, NOW - 90, "FENCE", "attempt 2 takes charge: node-3:4121 (resumed)" + self.evil),
+        ]
+        return v.ListPage(rows=rows, next=None if after else "9", total=12)
+
     def checkpoint(self, store: str, run: str, which: str) -> Any:
         """Return the checkpoint of GPT-2 small."""
         return checkpoint(self.evil)
@@ -417,6 +427,10 @@ class Empty(MadeIndex):
         return v.RunDetail(row=v.RunRow("main", "new"))
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
+        """Return nothing."""
+        return v.ListPage(rows=[], next=None, total=0)
+
+    def log(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
 

@@ -19,7 +19,7 @@ from relight.serve.pages_render import HERE, MENU
 ADDRESSES = [
     "/", "/runs/main/gpt2-small", "/runs/main/gpt2-small?after=x", "/runs/main/gpt2-small/checkpoints/000000abc003",
     "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight&find=wte", "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wpe.weight",
-    "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/ln_f.weight", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage",
+    "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/ln_f.weight", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage", "/runs/main/gpt2-small/log", "/runs/main/gpt2-small/log?after=9",
     "/storage", "/tasks/done", "/tasks/going", "/incidents", "/api", "/charts", "/charts?run=main/gpt2-small&run=main/vit&axis=time", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
 ]  # fmt: skip
 VOID = {"meta", "link", "input", "img", "br"}

@@ -70,6 +70,16 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
+def test_the_log_of_a_run_is_a_page(server: Server, tmp_path: Path) -> None:
+    """The page has each record of the log. With a scoped token it has those of its run, and no name of another run."""
+    whole, scoped = (server.get(f"/runs/runs/{OURS}/log", who).text for who in ("viewer", "scoped viewer"))
+    newest = Run(open_bytes(str(tmp_path / "runs")), OURS).history().live[-1]
+    for page in (whole, scoped):
+        assert f"{newest.id} step {newest.step}" in page and "takes charge" in page
+    assert SECRET in whole and SECRET not in scoped
+    assert server.get("/runs/runs/nothing/log").status_code == 404
+
+
 def test_every_route_declares_its_effect_and_takes_its_role(server: Server) -> None:
     """A route without an entry in the table of effects, or with another role than its effect, fails here."""
     roles = {(method, path): role for method, path, role in routes(server.app)}

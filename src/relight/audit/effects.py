@@ -76,7 +76,7 @@ ROUTES: dict[tuple[str, str], str] = {
         for path in (
             "/", "/events", "/charts", "/api",
             "/compare", "/lineage", "/storage", "/incidents", "/incidents/{store}/{run}/{which}", "/risk", "/tasks/{task}",
-            "/runs/{store}/{run}", "/runs/{store}/{run}/checkpoints/{which:path}",
+            "/runs/{store}/{run}", "/runs/{store}/{run}/log", "/runs/{store}/{run}/checkpoints/{which:path}",
             *(
                 f"/api/v1{path}"
                 for path in (

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from relight.cli.common import engine_of, engine_options, json_option, open_run_at
-from relight.cli.output import emit_json, escape, facts_list, number, paint, table
+from relight.cli.output import emit_json, escape, facts_list, paint, table
 from relight.observe.progress_bar import progress_bar
 from relight.reader.opened import Opened
-from relight.units import count_text, percent_text, size_text
+from relight.units import count_text, percent_text, size_text, value_text
 from relight.versions.difference import CHANGED, SAME, Difference, ValueChange, bytes_to_read, diff
 
 _SHOWN = 20
@@ -171,5 +171,5 @@ def _arrow(value: ValueChange) -> str:
 
 
 def _short(value: Any) -> str:
-    text = number(value) if isinstance(value, float) else str(value) if isinstance(value, str) else repr(value)
+    text = value_text(value) if isinstance(value, float) else str(value) if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"

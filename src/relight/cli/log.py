@@ -9,12 +9,13 @@ import msgspec
 
 from relight.catalog.locate import locate
 from relight.cli.common import OpenedRun, json_option, open_run_at
-from relight.cli.output import Styled, emit_json, escape, metrics_text, number, paint, since, table, warn
+from relight.cli.output import Styled, emit_json, escape, paint, since, table, warn
 from relight.errors import ConfigError
 from relight.format import Record
-from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, RunBody, SweepBody, TagBody
+from relight.format.records import FenceBody
 from relight.log import Log, fold
-from relight.units import duration_text
+from relight.log.record_text import record_text, writer_text
+from relight.units import metrics_text
 from relight.versions.lineage import Node, draw, lineage
 
 
@@ -109,13 +110,8 @@ def _with_writers(opened: OpenedRun) -> list[tuple[Record, str]]:
     for record in opened.view.records:
         if isinstance(record.body, FenceBody):
             attempt = record.writer
-        result.append((record, "" if record.writer == attempt or record.seq == 0 else _who(record)))
+        result.append((record, "" if record.writer == attempt or record.seq == 0 else writer_text(record)))
     return result
-
-
-def _who(record: Record) -> str:
-    """Return a writer's host and process, without its random suffix."""
-    return ":".join(record.writer.split(":")[:2])
 
 
 def _to_dict(record: Record, void: dict[int, str]) -> dict[str, Any]:
@@ -131,33 +127,9 @@ def _to_dict(record: Record, void: dict[int, str]) -> dict[str, Any]:
 
 
 def _row(record: Record, void: dict[int, str], writer: str, cut: int) -> list[object]:
-    what = _record_text(record) + (f" (by {writer})" if writer else "")
+    what = record_text(record) + (f" (by {writer})" if writer else "")
     time = record.time.removesuffix("Z").replace("T", " ")[cut:]
     if record.seq in void:
         return [record.seq, time, Styled(record.kind, "yellow"), Styled(f"VOID, {void[record.seq]}: {what}", "yellow")]
     style = "bold" if isinstance(record.body, FenceBody) else ""
     return [record.seq, time, Styled(record.kind, style), Styled(what, style)]
-
-
-def _record_text(record: Record) -> str:
-    body = record.body
-    if isinstance(body, CommitBody):
-        facts = [f"{body.id} step {body.step}", body.reason, metrics_text(body.metrics)]
-        return ", ".join(fact for fact in facts if fact) + (", suspect" if body.suspect else "")
-    if isinstance(body, RetireBody):
-        return f"{' '.join(body.ids)} ({body.reason})" + (
-            f", may be recalled for {duration_text(body.undo_s)}" if body.undo_s else ""
-        )
-    if isinstance(body, RecallBody):
-        return f"{' '.join(body.ids)}" + (f" ({body.reason})" if body.reason else "")
-    if isinstance(body, SweepBody):
-        return f"{' '.join(body.ids)} given up"
-    if isinstance(body, TagBody):
-        details = "".join(f", {word}" for word in (body.by and f"by {body.by}", body.why) if word)
-        return (f"{body.name} → {body.id}" if body.id else f"{body.name} removed") + details
-    if isinstance(body, FenceBody):
-        return f"attempt {record.epoch} takes charge: {_who(record)} ({body.reason})"
-    if isinstance(body, RunBody):
-        return f"run {body.name} begins: {_who(record)}"
-    assert isinstance(body, NoteBody)
-    return " ".join([f"{body.topic}:", *(f"{name}={number(value)}" for name, value in body.data.items())])

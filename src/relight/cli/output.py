@@ -179,18 +179,8 @@ def since(time: str) -> str:
         return time[:20]
 
 
-def number(value: Any) -> str:
-    """Return a metric or statistic for people."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def code_text(code: Mapping[str, Any]) -> str:
     """Return the recorded revision of the script's code, and whether there were uncommitted changes. Empty if none was recorded."""
     changes = code.get("changes")
     more = "" if not changes else " perhaps with changes" if changes == "unknown" else " with changes"
     return f"{str(code['commit'])[:12]}{more}" if code.get("commit") else ""
-
-
-def metrics_text(metrics: dict[str, Any]) -> str:
-    """Return metrics as ``loss=1.234 …``."""
-    return " ".join(f"{name}={number(value)}" for name, value in metrics.items())

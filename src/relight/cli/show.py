@@ -19,8 +19,6 @@ from relight.cli.output import (
     emit_json,
     escape,
     facts_list,
-    metrics_text,
-    number,
     paint,
     since,
     table,
@@ -37,7 +35,7 @@ from relight.reader.opened import Opened
 from relight.reader.spread import Pieces, numbers_of, pieces_named
 from relight.reader.storage_stats import StoredAs, stored_as
 from relight.run_records.verification import checked
-from relight.units import count_text, percent_text, size_text
+from relight.units import count_text, metrics_text, percent_text, size_text, value_text
 from relight.versions.describing import describe
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
@@ -222,7 +220,7 @@ def _by(who: str, why: str) -> str:
 
 
 def _cut(value: Any) -> str:
-    text = number(value)
+    text = value_text(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

@@ -31,6 +31,7 @@ from relight.serve.index_rows import (
     bytes_of,
     checkpoint_row,
     full_at,
+    log_rows,
     masked_incident,
     page_of,
     place_of,
@@ -57,6 +58,7 @@ from relight.serve.values import (
     IncidentRow,
     LineageRow,
     ListPage,
+    LogRow,
     PlanRow,
     RiskRow,
     RunDetail,
@@ -454,6 +456,13 @@ class Index:
         ids = {follower.store.url: follower.id for follower in self._readers.values()}
         named = [replace(row, store=ids[row.store]) for row in rows if row.store in ids]
         return [row for row in named if (reaches(row.store, row.run) if row.run else everything())]
+
+    def log(self, store: str, run: str, after: str | None, limit: int) -> ListPage[LogRow]:
+        """Return records of a run's log, newest first."""
+        rows = log_rows((state := self.state(store, run)).view, state.history)
+        keys = [f"{row.seq:012d}" for row in rows]
+        picked, more = page_of(rows, keys, after, limit, reverse=True, known=sequence_number)
+        return ListPage(picked, more, len(rows))
 
     def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
         """Return audit entries, newest first. A caller with a scope gets only entries of its runs, without token ids and fields."""

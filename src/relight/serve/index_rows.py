@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
 from relight.errors import ConfigError
-from relight.format import DTYPES
-from relight.log import Checkpoint
+from relight.format import DTYPES, Record
+from relight.format.records import CommitBody, NoteBody, TagBody
+from relight.log import Checkpoint, History, LogView
+from relight.log.record_text import record_text
 from relight.run_records.verification import VerificationResult
-from relight.serve.scope import masked, reaches
-from relight.serve.values import CheckpointRow, IncidentRow, RunRow, TensorRow
+from relight.serve.scope import everything, masked, reaches
+from relight.serve.values import CheckpointRow, IncidentRow, LogRow, RunRow, TensorRow
 
 WEEK_S = 7 * 86400.0
 T = TypeVar("T")
@@ -78,6 +80,30 @@ def sequence_number(text: str) -> str:
             f"{text[:40]!r} is not a position in this list", hint="take the value of next from the piece before"
         )
     return text.zfill(12)
+
+
+def log_rows(view: LogView, history: History) -> list[LogRow]:
+    """Return the records of a run's log, newest first. Records without effect that a summary replaces are left out."""
+    void = {record.seq: f"void: {why}" for record, why in history.void}
+    rows = [
+        LogRow(record.seq, record.time, record.kind, _record_text(record), masked(void.get(record.seq, "")))
+        for record in view.records
+    ]
+    faults = [LogRow(each.seq, None, "damaged", each.file, masked(each.reason)) for each in view.faults]
+    return sorted([*rows, *faults], key=lambda row: -row.seq)
+
+
+def _record_text(record: Record) -> str:
+    """Return a record's content. A caller with a scope does not get the parts that may name other runs."""
+    body = record.body
+    if not everything():
+        if isinstance(body, NoteBody):
+            return body.topic
+        if isinstance(body, TagBody) and body.name.startswith(PREFIX):
+            return "a branch"
+        if isinstance(body, CommitBody) and (body.home or body.save_reason.kind in ("branch", "average", "import")):
+            return f"{body.id} step {body.step}"
+    return masked(record_text(record))
 
 
 def checkpoint_row(

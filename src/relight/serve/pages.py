@@ -16,7 +16,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.serve import pages_around as around
 from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
-from relight.serve.pages_addresses import of_run, query, tabs_of
+from relight.serve.pages_addresses import of_log, of_run, query, tabs_of
 from relight.serve.pages_api import rows as api_rows
 from relight.serve.pages_charts import RUNS_MAX as RUNS_IN_CHARTS
 from relight.serve.pages_charts import RunSeries, options_of
@@ -168,6 +168,23 @@ def run(
         crumbs=[("Runs", "/")],
         more=here + query(after=page_of_checkpoints.next) + "#checkpoints" if page_of_checkpoints.next else "",
         actions=allowed(request, views.actions_of_run(store, detail.row)),
+    )
+
+
+@page("/runs/{store}/{run}/log")
+def log(request: Request, store: str, run: str, after: str = "") -> HTMLResponse:
+    """Show the records of a run's log."""
+    records = request.app.state.index.log(store, run, after[:_TEXT_MAX] or None, ROWS_A_PAGE)
+    return shown(
+        request,
+        "log.html",
+        of_log(store, run),
+        live=query(store=store, run=run),
+        run=run,
+        rows=around.log(records.rows, time.time()),
+        tabs=tabs_of(store, run),
+        crumbs=[("Runs", "/"), (run, of_run(store, run))],
+        more=of_log(store, run, after=records.next) if records.next else "",
     )
 
 

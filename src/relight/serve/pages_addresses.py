@@ -25,6 +25,11 @@ def of_run(store: str, run: str) -> str:
     return at("runs", store, run)
 
 
+def of_log(store: str, run: str, **asked: object) -> str:
+    """Return the address of the page of a run's log."""
+    return at("runs", store, run, "log", **asked)
+
+
 def of_checkpoint(store: str, run: str, which: str, **asked: object) -> str:
     """Return the address of a checkpoint's page."""
     return at("runs", store, run, "checkpoints", which, **asked)
@@ -37,4 +42,9 @@ def part_of(page: str, part: str) -> str:
 
 def tabs_of(store: str, run: str) -> list[tuple[str, str]]:
     """Return names and addresses of a run's tabs."""
-    return [("Run", of_run(store, run)), ("Lineage", part_of("lineage", store)), ("Storage", part_of("storage", store))]
+    return [
+        ("Run", of_run(store, run)),
+        ("Log", of_log(store, run)),
+        ("Lineage", part_of("lineage", store)),
+        ("Storage", part_of("storage", store)),
+    ]

@@ -1,4 +1,4 @@
-"""Template values of the pages other than runs and checkpoints: lineage, storage, incidents, risk, audit, settings. Pure."""
+"""Template values of the pages other than runs and checkpoints: logs, lineage, storage, incidents, risk, audit, settings. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from relight.serve.values import (
     FiringRow,
     IncidentRow,
     LineageRow,
+    LogRow,
     RiskRow,
     SettingsDetail,
     StorageDetail,
@@ -168,6 +169,21 @@ def risk(rows: Sequence[RiskRow], now: float) -> list[dict[str, Any]]:
             "risk": row.risk,
             "why": row.why,
             "picture": usage(row.risk or 0.0, 1.0, f"risk {percent_text(row.risk)}"),
+        }
+        for row in rows
+    ]
+
+
+def log(rows: Sequence[LogRow], now: float) -> list[dict[str, Any]]:
+    """Return table rows of a run's log."""
+    return [
+        {
+            "number": row.seq,
+            "at": when(row.at, now),
+            "kind": row.kind.lower(),
+            "what": row.what,
+            "fault": row.fault,
+            "health": "failed" if row.kind == "damaged" else "late",
         }
         for row in rows
     ]

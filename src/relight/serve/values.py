@@ -344,6 +344,17 @@ class AuditRow:
 
 
 @dataclass(frozen=True)
+class LogRow:
+    """A record of a run's log. ``fault``: why it is void or damaged; else empty."""
+
+    seq: int
+    at: Time
+    kind: str
+    what: str
+    fault: str = ""
+
+
+@dataclass(frozen=True)
 class TokenRow:
     """A token without its secret; ``state``: ``valid``, ``expired``, ``revoked``."""
 
@@ -406,6 +417,9 @@ class IndexView(Protocol):
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Return checkpoints of a run, newest first."""
+
+    def log(self, store: str, run: str, after: str | None, limit: int) -> ListPage[LogRow]:
+        """Return records of a run's log, newest first."""
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
         """Return a checkpoint by its id, a tag or ``latest``."""
