@@ -220,7 +220,7 @@ os.kill(ckpt._saves.writer._agent.pid, signal.SIGSTOP)
 for step in range(1, 5):
     ckpt.step(step)
 print(ckpt._saves.writer._agent.pid, time.monotonic(), flush=True)
-os.kill(os.getpid(), signal.SIGTERM)
+signal.raise_signal(signal.SIGTERM)
 ckpt.step(5)
 """
 

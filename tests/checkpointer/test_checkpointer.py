@@ -517,7 +517,7 @@ ckpt = relight.Checkpointer({run!r}, state=dict(x=1))
 ckpt.save(0)
 del ckpt
 gc.collect()
-os.kill(os.getpid(), signal.SIGTERM)
+signal.raise_signal(signal.SIGTERM)
 time.sleep(5)
 print("still here")
 """
@@ -684,9 +684,9 @@ def test_a_signal_after_the_last_step_is_not_swallowed(run: str, how: str, monke
         ):
             ckpt.step(0)
             if how == "closing":
-                monkeypatch.setattr(ckpt._hooks.tiers, "finish", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+                monkeypatch.setattr(ckpt._hooks.tiers, "finish", lambda seconds: signal.raise_signal(signal.SIGTERM))
             else:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             if how == "failed":
                 raise ValueError
         assert signal.getsignal(signal.SIGTERM) is ours
@@ -706,7 +706,7 @@ def test_signals_are_counted_each_by_itself() -> None:
             os.kill(os.getpid(), number)
         assert signals.pending == "SIGTERM"
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     finally:
         signals.restore()
         signal.signal(signal.SIGTERM, former)

@@ -3,7 +3,6 @@ raw."""
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def test_urgent_saves_are_stored_uncoded(tmp_path: Path) -> None:
         for step in range(5):
             one_step(model, optimizer)
             if step == 3:
-                os.kill(os.getpid(), signal.SIGUSR1)
+                signal.raise_signal(signal.SIGUSR1)
                 ckpt.step(step)
             else:
                 ckpt.save(step)

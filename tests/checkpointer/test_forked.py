@@ -123,7 +123,7 @@ def test_a_childs_checkpointer_has_its_own_signals(tmp_path: Path) -> None:
             with relight.Checkpointer(run + "-child", model=model, save=None) as mine:
                 for step in range(mine.restore(), 10):
                     if step == 3:
-                        os.kill(os.getpid(), signal.SIGTERM)
+                        signal.raise_signal(signal.SIGTERM)
                     mine.step(step)
         print(child(other))
         ckpt.close()

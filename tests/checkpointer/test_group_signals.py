@@ -281,7 +281,7 @@ def test_a_signal_during_step_is_saved_at_the_next_step(tmp_path: Path) -> None:
         saved = SignalHandlers.saved
         def late(self):
             if ckpt._progress.step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             saved(self)
         SignalHandlers.saved = late
         with relight.Checkpointer(run, model=model, optimizer=optimizer, save=None) as ckpt:

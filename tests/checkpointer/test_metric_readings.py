@@ -25,7 +25,7 @@ import numpy, torch, relight
 with relight.Checkpointer(sys.argv[1], model=torch.nn.Linear(2, 2), save=relight.every(steps=1000), background=False) as ckpt:
     for step in range(ckpt.restore(), 50):
         if step == 20:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         ckpt.step(step, loss=numpy.array([0.5]))
 """
 

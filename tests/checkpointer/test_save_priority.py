@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -107,7 +106,7 @@ def test_a_signals_save_is_urgent_by_its_reason(tmp_path: Path) -> None:
     loop.train(2)
     second = loop.ckpt.step(2)
     assert first is not None and second is not None
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     loop.train(3)
     third = loop.ckpt.step(3)
     assert third is not None and second.error is not None and third.reason == "SIGUSR1"

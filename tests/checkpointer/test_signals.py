@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -236,7 +235,7 @@ def test_the_error_of_a_closed_checkpointer_states_why_it_is_closed(run: str, ho
             raise ValueError
     else:
         ckpt.restore()
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             ckpt.step(3)
     why = {
@@ -257,7 +256,7 @@ import code, os, signal, sys, threading, time, torch, relight
 shell = code.InteractiveConsole({"run": sys.argv[1], "relight": relight, "torch": torch, "time": time})
 def interrupt():
     while shell.locals["ticks"] < 5: time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 def cell(text, interrupted=False):
     # like ipykernel: Python's own handler during each cell, the former one between cells
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -319,7 +319,7 @@ def test_a_save_with_a_waiting_caller_is_not_postponed(tmp_path: Path, how: str)
     elif how == "blocks":
         assert ckpt.save(4).done
     elif how == "signal":
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         assert ckpt.step(4).wait(60).done  # type: ignore[union-attr]
     else:
         with pytest.raises(ValueError), ckpt:

@@ -132,7 +132,7 @@ def test_a_signal_that_a_store_client_took_for_its_own_error_counts(supervisor: 
     agent: Any = SimpleNamespace(_supervisor=supervisor)
     SupervisedAgent._end_if_announced(agent)
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
     except Exception as error:
         assert isinstance(error, api.SignalException)
     assert supervisor.announced == "SIGTERM came"
@@ -226,7 +226,7 @@ def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(
             pid = process.pid
 
             def wait(self, timeout: float) -> None:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
 
         context: Any = SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=Slow())})
         with pytest.raises(api.SignalException):

@@ -151,7 +151,7 @@ def test_the_agent_handles_signals_once_its_workers_have_started(agent: Any) -> 
 
 def test_a_signal_while_workers_start_is_recorded(agent: Any) -> None:
     """torchrun's handler raises its exception, and the agent records the signal as if its own had received it."""
-    agent.during = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    agent.during = lambda: signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SignalException, match="by torchrun"):
         agent._start_workers(GROUP)
     assert agent._supervisor.end_signal == "SIGTERM came"
