@@ -21,7 +21,7 @@ WORKERS ?= 2
 # Tests start some thousand interpreters; without bytecode each compiles all of Relight again: 0.7 s of 3.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers loaders plugins trackers notebooks production long teeth storm ranks crash kills powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
+.PHONY: device help demo fast fix check test docs site unit clean slips grid layouts matrix endings versions optimizers loaders plugins trackers notebooks production long teeth storm ranks crash kills followers powercuts blocks damage nonces racing migrations engines soak simulate drill lives hosts preempt hour clusters fleet cases faults peers oracle ceph nfs azure foreign exports readers fuzz pages slurm manifests link mirrors outward bench idle gpu changelog wheel package lock
 
 help: ## what there is
 	@sed -nE -e 's/^##@ (.*)/\n\1/p' -e 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -160,6 +160,10 @@ crash: $(STAMP) ## 100,000 crash points
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m proofs.kills --count 5000
+
+followers: $(STAMP) ## 200 SIGKILLs of relight follow and its commands, 100 of relight export --follow, while a reader reads; ten minutes
+	$(BIN)/python -m tests.followers.evaluation_kills --count 200
+	$(BIN)/python -m tests.export.newest_kills --count 100
 
 powercuts: $(STAMP) ## 3,000 power cuts under a saving process on ext4, 500 on XFS: by root, on loop devices
 	$(BIN)/python -m proofs.power_cuts --count 3000
