@@ -38,7 +38,7 @@ from relight.store import LocalStore
 ROOT = Path(__file__).parents[1]
 COUNTS, HOSTS = (0, 1, 10, 100), 4
 LAYERS, ADAPTER = 8, 20_000
-SAVES = ("adapters",) * 10 + ("all",) * 3
+SAVES = ("adapter",) * 10 + ("all",) * 3
 WAIT_S = 300.0
 QUIET = {"RELIGHT_EVENTS": "0", "RELIGHT_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
 
@@ -306,7 +306,7 @@ class Way(NamedTuple):
         return f"{self.each} a host, {'a cache' if self.cached else 'no cache'}"
 
 
-WAYS = (Way(1, True), Way(4, True), Way(1, False), Way(4, False))
+WAYS = (Way(4, True), Way(1, True), Way(4, False), Way(1, False))
 
 
 def carried() -> list[int]:
@@ -370,7 +370,7 @@ def one_way(way: Way, url: str, folder: Path, enters: list[list[str]], options: 
         "sources": sorted({line["source"] for line in lines}),
         "wire_over_changed": {
             kind: round(statistics.mean(each for phase in phases if phase["kind"] == kind for each in _over(phase)), 3)
-            for kind in ("first", "adapters", "all")
+            for kind in ("first", "adapter", "all")
         },
     }
 
@@ -431,7 +431,7 @@ def table(report: dict[str, Any]) -> str:
             "|---|---:|---:|---:|---:|---:|\n"
         )
         for name, row in report["hosts_followers"]["ways"].items():
-            ratios = " | ".join(f"{row['wire_over_changed'][kind]:.2f}" for kind in ("first", "adapters", "all"))
+            ratios = " | ".join(f"{row['wire_over_changed'][kind]:.2f}" for kind in ("first", "adapter", "all"))
             text += f"| {name} | {ratios} | {row['idle_bytes_a_second_and_follower']} | {row['not_whole']} |\n"
         text += "\nBytes over each host's wire, both directions, over bytes changed.\n"
     return text
