@@ -38,7 +38,6 @@ from relight.store import LocalStore
 ROOT = Path(__file__).parents[1]
 COUNTS, HOSTS = (0, 1, 10, 100), 4
 LAYERS, ADAPTER = 8, 20_000
-SAVES = ("adapter",) * 10 + ("all",) * 3
 WAIT_S = 300.0
 QUIET = {"RELIGHT_EVENTS": "0", "RELIGHT_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
 
@@ -346,11 +345,12 @@ def hosts(
 def one_way(way: Way, url: str, folder: Path, enters: list[list[str]], options: argparse.Namespace) -> dict[str, Any]:
     """Save and follow. Return for each save the bytes changed, and those that each host's wire carried."""
     net, phases = Net(options.megabytes), []
+    saves = ("all", *["adapter"] * options.adapter_saves, *["all"] * options.dense_saves)
     # without an agent: its memory would be on the same machine as the hosts
-    with relight.Checkpointer(url, model=net, background=False, keep=relight.keep(last=3)) as ckpt:
+    with relight.Checkpointer(url, model=net, background=False, compact=options.compact) as ckpt:
         ckpt.restore()
         with hosts(way, url, folder, enters, options) as logs:
-            for step, kind in enumerate(("all", *SAVES)):
+            for step, kind in enumerate(saves):
                 changed = net.change(kind, step)
                 before = carried()
                 ckpt.save(step)
@@ -403,7 +403,13 @@ def inside(options: argparse.Namespace) -> dict[str, Any]:
             bucket = Server(address, CREDENTIALS).new_bucket()
             ways[way.name] = one_way(way, f"s3://{bucket}/run", folder, enters, options)
             print(f"{way.name}: {ways[way.name]['wire_over_changed']}", file=sys.stderr, flush=True)
-    return {"hosts": HOSTS, "megabytes": options.megabytes, "every_s": options.every_remote, "ways": ways}
+    return {
+        "hosts": HOSTS,
+        "compact": options.compact,
+        "megabytes": options.megabytes,
+        "every_s": options.every_remote,
+        "ways": ways,
+    }
 
 
 # -- the report -----------------------------------------------------------------------------------------------------------------
@@ -477,6 +483,14 @@ def main() -> int:
     parser.add_argument("--every-remote", type=float, default=2.0, help="seconds between two checks of the server")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds without a save, on the hosts")
     parser.add_argument("--megabytes", type=int, default=32, help="of the model that the hosts follow")
+    parser.add_argument("--adapter-saves", type=int, default=10, help="to the server, after the first one")
+    parser.add_argument("--dense-saves", type=int, default=3, help="after these")
+    parser.add_argument(
+        "--raw",
+        dest="compact",
+        action="store_false",
+        help="without compact=True: each pack on the server has all tensors",
+    )
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -512,6 +526,8 @@ def _report(options: argparse.Namespace) -> int:
             f"--every-remote={options.every_remote}",
             f"--idle={options.idle}",
         ]
+        arguments += [f"--adapter-saves={options.adapter_saves}", f"--dense-saves={options.dense_saves}"]
+        arguments += [] if options.compact else ["--raw"]
         arguments += [f"--folder={options.folder}"] if options.folder else []
         done = subprocess.run(
             [*APART, sys.executable, __file__, "--role=inside", *arguments],

@@ -145,10 +145,12 @@ def draw(lines: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for name, label, colour in (("evaluate", "evaluator", "#0f766e"), ("roll_out", "rollout worker", "#c2410c")):
         times = [line["time"] - began for line in lines[name]]
         top.plot(times, [line["lag_s"] for line in lines[name]], ".-", color=colour, label=label)
-    losses = lines["train"]
-    bottom.plot([line["time"] - began for line in losses], [line["loss"] for line in losses], color="#94a3b8", linewidth=0.7, label="training loss")  # fmt: skip
-    times = [line["time"] - began for line in lines["evaluate"]]
-    bottom.plot(times, [line["val_loss"] for line in lines["evaluate"]], ".-", color="#0f766e", label="loss of the evaluator")  # fmt: skip
+    for name, key, label, colour in (
+        ("train", "loss", "training loss", "#94a3b8"),
+        ("evaluate", "val_loss", "loss of the evaluator", "#0f766e"),
+    ):
+        times = [line["time"] - began for line in lines[name]]
+        bottom.plot(times, [line[key] for line in lines[name]], color=colour, label=label)
     top.set(title="Seconds from a commit to the weights in the follower", ylabel="seconds", ylim=(0, None))
     bottom.set(xlabel="seconds", ylabel="loss")
     for axis in (top, bottom):
