@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -159,6 +160,7 @@ def host(url: str, logs: Path, count: int, megabytes: int, every_s: float) -> No
                 time.sleep(0.005)
             follow(url, logs.with_name(f"{logs.name}-{number}.log"), megabytes, every_s, "")
         children.append(pid)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.with_suffix(".ready").touch()
     try:
         time.sleep(3600)

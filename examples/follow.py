@@ -87,9 +87,8 @@ def evaluate(run: Path, steps: int) -> Iterator[dict[str, Any]]:
     with relight.follow(run, model) as follower, torch.no_grad():
         step = -1
         while step < steps - 1:
-            switched = follower.wait(60)  # seconds
-            if switched is None:
-                raise SystemExit("no new checkpoint in a minute")
+            switched = follower.wait()
+            assert switched is not None  # it waits without limit: the main process ends it if the trainer fails
             step, lag = switched.step, lag_s(run, follower)
             loss = loss_of(model, rows).item()
             relight.open(run).report({"val_loss": loss}, switched.id, name="val")
@@ -181,11 +180,14 @@ def main() -> int:
         subprocess.Popen([*words, f"--part={part}"], env={**os.environ, "OMP_NUM_THREADS": "1"}) for part in PARTS
     ]
     try:
-        codes = [process.wait() for process in processes]
+        while any(process.poll() is None for process in processes) and not any(
+            process.returncode for process in processes
+        ):
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
-    if any(codes):
+    if any(process.wait() for process in processes):
         return 1
     lines = {
         part: [json.loads(line) for line in (options.out / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
