@@ -44,22 +44,24 @@ QUIET = {"RELIGHT_EVENTS": "0", "RELIGHT_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
 
 
 class Net(nn.Module):
-    """A model with a checksum: each tensor has one value, and ``sums`` has the step and the values that belong to it."""
+    """A model with a checksum: each tensor is its random values, rotated by a step, and ``sums`` has these steps and the last one."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__()
         for number in range(LAYERS):
             self.register_parameter(f"layer{number}", nn.Parameter(torch.zeros(megabytes * 1_000_000 // LAYERS // 4)))
             self.register_parameter(f"adapter{number}", nn.Parameter(torch.zeros(ADAPTER)))
-        self.register_buffer("sums", torch.zeros(2 * LAYERS + 1, dtype=torch.float64))
+        self.register_buffer("sums", torch.zeros(2 * LAYERS + 1, dtype=torch.int64))
+        random_bits = torch.Generator().manual_seed(0)
+        self._values = [torch.randn(each.shape, generator=random_bits) for each in self.parameters()]
 
     @torch.no_grad()
     def change(self, what: str, step: int) -> int:
-        """Set the tensors whose names begin with ``what``, or ``all``, to the step. Return their bytes."""
+        """Set the tensors whose names begin with ``what``, or ``all``, to values of the step. Return their bytes."""
         size = 0
         for number, (name, parameter) in enumerate(self.named_parameters()):
             if what == "all" or name.startswith(what):
-                parameter.fill_(step)
+                parameter.copy_(self._values[number].roll(step))
                 self.get_buffer("sums")[number] = step
                 size += parameter.nbytes
         self.get_buffer("sums")[-1] = step
@@ -68,8 +70,9 @@ class Net(nn.Module):
     @torch.no_grad()
     def is_whole(self, step: int) -> bool:
         """Return whether all tensors are those of ``step``."""
-        lows, tops = ([float(function(each)) for each in self.parameters()] for function in (torch.min, torch.max))
-        return lows == tops and [*lows, float(step)] == self.get_buffer("sums").tolist()
+        *steps, last = self.get_buffer("sums").tolist()
+        pairs = zip(self.parameters(), self._values, steps, strict=True)
+        return last == step and all(torch.equal(live, values.roll(rolled)) for live, values, rolled in pairs)
 
 
 def follow(url: str, log: Path, megabytes: int, every_s: float, record_folder: str) -> None:
@@ -347,9 +350,10 @@ def hosts(
 def one_way(way: Way, url: str, folder: Path, enters: list[list[str]], options: argparse.Namespace) -> dict[str, Any]:
     """Save and follow. Return for each save the bytes changed, and those that each host's wire carried."""
     net, phases = Net(options.megabytes), []
+    rules = relight.Compact(codecs="never") if options.compact else None  # the bytes that changed, not encoded
     saves = ("all", *["adapter"] * options.adapter_saves, *["all"] * options.dense_saves)
     # without an agent: its memory would be on the same machine as the hosts
-    with relight.Checkpointer(url, model=net, background=False, compact=options.compact) as ckpt:
+    with relight.Checkpointer(url, model=net, background=False, compact=rules) as ckpt:
         ckpt.restore()
         with hosts(way, url, folder, enters, options) as logs:
             for step, kind in enumerate(saves):
@@ -491,7 +495,7 @@ def main() -> int:
         "--raw",
         dest="compact",
         action="store_false",
-        help="without compact=True: each pack on the server has all tensors",
+        help="without compact=: each pack on the server has all tensors",
     )
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
