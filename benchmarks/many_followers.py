@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,28 +39,29 @@ from relight.store import LocalStore
 ROOT = Path(__file__).parents[1]
 COUNTS, HOSTS = (0, 1, 10, 100), 4
 LAYERS, ADAPTER = 8, 20_000
-SAVES = ("adapter",) * 10 + ("all",) * 3
 WAIT_S = 300.0
 QUIET = {"RELIGHT_EVENTS": "0", "RELIGHT_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
 
 
 class Net(nn.Module):
-    """A model with a checksum: each tensor has one value, and ``sums`` has the step and the values that belong to it."""
+    """A model with a checksum: each tensor is its random values, rotated by a step, and ``sums`` has these steps and the last one."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__()
         for number in range(LAYERS):
             self.register_parameter(f"layer{number}", nn.Parameter(torch.zeros(megabytes * 1_000_000 // LAYERS // 4)))
             self.register_parameter(f"adapter{number}", nn.Parameter(torch.zeros(ADAPTER)))
-        self.register_buffer("sums", torch.zeros(2 * LAYERS + 1, dtype=torch.float64))
+        self.register_buffer("sums", torch.zeros(2 * LAYERS + 1, dtype=torch.int64))
+        random_bits = torch.Generator().manual_seed(0)
+        self._values = [torch.randn(each.shape, generator=random_bits) for each in self.parameters()]
 
     @torch.no_grad()
     def change(self, what: str, step: int) -> int:
-        """Set the tensors whose names begin with ``what``, or ``all``, to the step. Return their bytes."""
+        """Set the tensors whose names begin with ``what``, or ``all``, to values of the step. Return their bytes."""
         size = 0
         for number, (name, parameter) in enumerate(self.named_parameters()):
             if what == "all" or name.startswith(what):
-                parameter.fill_(step)
+                parameter.copy_(self._values[number].roll(step))
                 self.get_buffer("sums")[number] = step
                 size += parameter.nbytes
         self.get_buffer("sums")[-1] = step
@@ -68,8 +70,9 @@ class Net(nn.Module):
     @torch.no_grad()
     def is_whole(self, step: int) -> bool:
         """Return whether all tensors are those of ``step``."""
-        lows, tops = ([float(function(each)) for each in self.parameters()] for function in (torch.min, torch.max))
-        return lows == tops and [*lows, float(step)] == self.get_buffer("sums").tolist()
+        *steps, last = self.get_buffer("sums").tolist()
+        pairs = zip(self.parameters(), self._values, steps, strict=True)
+        return last == step and all(torch.equal(live, values.roll(rolled)) for live, values, rolled in pairs)
 
 
 def follow(url: str, log: Path, megabytes: int, every_s: float, record_folder: str) -> None:
@@ -160,6 +163,7 @@ def host(url: str, logs: Path, count: int, megabytes: int, every_s: float) -> No
                 time.sleep(0.005)
             follow(url, logs.with_name(f"{logs.name}-{number}.log"), megabytes, every_s, "")
         children.append(pid)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.with_suffix(".ready").touch()
     try:
         time.sleep(3600)
@@ -346,11 +350,13 @@ def hosts(
 def one_way(way: Way, url: str, folder: Path, enters: list[list[str]], options: argparse.Namespace) -> dict[str, Any]:
     """Save and follow. Return for each save the bytes changed, and those that each host's wire carried."""
     net, phases = Net(options.megabytes), []
+    rules = relight.Compact(codecs="never") if options.compact else None  # the bytes that changed, not encoded
+    saves = ("all", *["adapter"] * options.adapter_saves, *["all"] * options.dense_saves)
     # without an agent: its memory would be on the same machine as the hosts
-    with relight.Checkpointer(url, model=net, background=False, keep=relight.keep(last=3)) as ckpt:
+    with relight.Checkpointer(url, model=net, background=False, compact=rules) as ckpt:
         ckpt.restore()
         with hosts(way, url, folder, enters, options) as logs:
-            for step, kind in enumerate(("all", *SAVES)):
+            for step, kind in enumerate(saves):
                 changed = net.change(kind, step)
                 before = carried()
                 ckpt.save(step)
@@ -403,7 +409,13 @@ def inside(options: argparse.Namespace) -> dict[str, Any]:
             bucket = Server(address, CREDENTIALS).new_bucket()
             ways[way.name] = one_way(way, f"s3://{bucket}/run", folder, enters, options)
             print(f"{way.name}: {ways[way.name]['wire_over_changed']}", file=sys.stderr, flush=True)
-    return {"hosts": HOSTS, "megabytes": options.megabytes, "every_s": options.every_remote, "ways": ways}
+    return {
+        "hosts": HOSTS,
+        "compact": options.compact,
+        "megabytes": options.megabytes,
+        "every_s": options.every_remote,
+        "ways": ways,
+    }
 
 
 # -- the report -----------------------------------------------------------------------------------------------------------------
@@ -477,6 +489,14 @@ def main() -> int:
     parser.add_argument("--every-remote", type=float, default=2.0, help="seconds between two checks of the server")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds without a save, on the hosts")
     parser.add_argument("--megabytes", type=int, default=32, help="of the model that the hosts follow")
+    parser.add_argument("--adapter-saves", type=int, default=10, help="to the server, after the first one")
+    parser.add_argument("--dense-saves", type=int, default=3, help="after these")
+    parser.add_argument(
+        "--raw",
+        dest="compact",
+        action="store_false",
+        help="without compact=: each pack on the server has all tensors",
+    )
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -512,6 +532,8 @@ def _report(options: argparse.Namespace) -> int:
             f"--every-remote={options.every_remote}",
             f"--idle={options.idle}",
         ]
+        arguments += [f"--adapter-saves={options.adapter_saves}", f"--dense-saves={options.dense_saves}"]
+        arguments += [] if options.compact else ["--raw"]
         arguments += [f"--folder={options.folder}"] if options.folder else []
         done = subprocess.run(
             [*APART, sys.executable, __file__, "--role=inside", *arguments],

@@ -87,9 +87,8 @@ def evaluate(run: Path, steps: int) -> Iterator[dict[str, Any]]:
     with relight.follow(run, model) as follower, torch.no_grad():
         step = -1
         while step < steps - 1:
-            switched = follower.wait(60)  # seconds
-            if switched is None:
-                raise SystemExit("no new checkpoint in a minute")
+            switched = follower.wait()
+            assert switched is not None  # it waits without limit: the main process ends it if the trainer fails
             step, lag = switched.step, lag_s(run, follower)
             loss = loss_of(model, rows).item()
             relight.open(run).report({"val_loss": loss}, switched.id, name="val")
@@ -145,10 +144,12 @@ def draw(lines: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for name, label, colour in (("evaluate", "evaluator", "#0f766e"), ("roll_out", "rollout worker", "#c2410c")):
         times = [line["time"] - began for line in lines[name]]
         top.plot(times, [line["lag_s"] for line in lines[name]], ".-", color=colour, label=label)
-    losses = lines["train"]
-    bottom.plot([line["time"] - began for line in losses], [line["loss"] for line in losses], color="#94a3b8", linewidth=0.7, label="training loss")  # fmt: skip
-    times = [line["time"] - began for line in lines["evaluate"]]
-    bottom.plot(times, [line["val_loss"] for line in lines["evaluate"]], ".-", color="#0f766e", label="loss of the evaluator")  # fmt: skip
+    for name, key, label, colour in (
+        ("train", "loss", "training loss", "#94a3b8"),
+        ("evaluate", "val_loss", "loss of the evaluator", "#0f766e"),
+    ):
+        times = [line["time"] - began for line in lines[name]]
+        bottom.plot(times, [line[key] for line in lines[name]], color=colour, label=label)
     top.set(title="Seconds from a commit to the weights in the follower", ylabel="seconds", ylim=(0, None))
     bottom.set(xlabel="seconds", ylabel="loss")
     for axis in (top, bottom):
@@ -179,11 +180,14 @@ def main() -> int:
         subprocess.Popen([*words, f"--part={part}"], env={**os.environ, "OMP_NUM_THREADS": "1"}) for part in PARTS
     ]
     try:
-        codes = [process.wait() for process in processes]
+        while any(process.poll() is None for process in processes) and not any(
+            process.returncode for process in processes
+        ):
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
-    if any(codes):
+    if any(process.wait() for process in processes):
         return 1
     lines = {
         part: [json.loads(line) for line in (options.out / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
