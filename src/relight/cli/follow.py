@@ -10,14 +10,14 @@ import click
 
 from relight.cli.common import json_option
 from relight.cli.followed import follow_options, followed
-from relight.cli.output import escape, metrics_text, warn
+from relight.cli.output import escape, warn
 from relight.errors import ConfigError
 from relight.followers.evaluation import Evaluation, default_name, record
 from relight.followers.run_command import words_of
 from relight.log import Checkpoint
 from relight.run_records.results import NAME_MAX, EvaluationResult, results_of
 from relight.settings.amounts import seconds_of
-from relight.units import duration_text
+from relight.units import duration_text, metrics_text
 
 
 @click.command("follow")
