@@ -76,7 +76,10 @@ class HeldPart:
 
 
 class Agent:
-    """A connection to the agent. ``on_done`` is called in a background thread, once for each save that was sent."""
+    """A connection to the agent. ``on_done`` is called in a background thread, once for each save that was sent.
+
+    The connection ends with this object.
+    """
 
     def __init__(self, connection: socket.socket, pid: int = 0, codec_notes: str = "") -> None:
         """``pid``: the process at the other end; 0 if unknown. ``codec_notes``: its file of running codecs."""
@@ -85,7 +88,7 @@ class Agent:
         self._waits = 0
         """Calls of this process that wait for the agent now."""
         self._wire: AgentConnection[ToTrainer] = AgentConnection(connection, ToTrainer, (SlotsAllocated, HeldList))
-        self._wire.bound(SEND_S, CHECK_S, self._check)
+        self._wire.bound(SEND_S, CHECK_S, _if_alive(self._check))
         self._answers: list[tuple[SlotsAllocated | HeldList | PeerAddress, list[int]]] = []
         self._late = 0
         """Number of answers that are still expected after their callers have timed out."""
@@ -93,7 +96,11 @@ class Agent:
         self._lost: str | None = None
         self._running: dict[int, str] = {}
         self.on_done: Callable[[SaveOutcome], None] = lambda done: None
-        self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
+        # The thread does not keep this object alive: an interrupt may lose it before its owner has it.
+        weakref.finalize(self, self._wire.hang_up).atexit = False
+        self._reader = threading.Thread(
+            target=_read, args=(weakref.ref(self), self._wire), name="relight-agent-reader", daemon=True
+        )
         if not new_threads.start(self._reader):
             self._wire.close()
             raise StoreUnavailable(
@@ -250,7 +257,12 @@ class Agent:
 
     def _answer(self, kind: type[A], timeout: float) -> tuple[A, list[int]]:
         with self._waiting(), self._changed:
-            if not self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout):
+            try:
+                in_time = self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout)
+            except BaseException:  # an interrupt: the answer still comes, and is not that to the next request
+                self._late += 1
+                raise
+            if not in_time:
                 self._late += 1
                 raise StoreUnavailable(
                     f"the agent did not answer within {duration_text(timeout)}; {self.standstill.words}"
@@ -263,30 +275,22 @@ class Agent:
             raise StoreUnavailable(f"the agent answered {type(answer).__name__} instead of {kind.__name__}")
         return answer, fds
 
-    def _read(self) -> None:
-        try:
-            while True:
-                message, fds = self._wire.receive()
-                if isinstance(message, SaveResult):
-                    self._finished(message)
-                elif isinstance(message, ForwardedEvent):
-                    emit(message.name, message.message, **message.fields)
-                else:
-                    with self._changed:
-                        if self._late:  # answers arrive in order, so this one belongs to a request that has timed out
-                            self._late -= 1
-                            close_all(fds)
-                            continue
-                        self._answers.append((message, fds))
-                        self._changed.notify_all()
-        except ConnectionLost as error:
-            self._loose(str(error))
-        except MemoryError:
-            self._loose("there was no memory for its messages")
-        finally:
-            # for any other error: otherwise calls would wait for an answer until their deadline
-            self._loose("its messages are not read any more")
-            self._wire.close()
+    def _take(self, message: ToTrainer, fds: list[int]) -> None:
+        """Take a message, in the reader's thread."""
+        if isinstance(message, SaveResult):
+            self._finished(message)
+        elif isinstance(message, ForwardedEvent):
+            emit(message.name, message.message, **message.fields)
+        else:
+            with self._changed:
+                if (
+                    self._late
+                ):  # answers arrive in order, so this one belongs to a request that timed out or was interrupted
+                    self._late -= 1
+                    close_all(fds)
+                    return
+                self._answers.append((message, fds))
+                self._changed.notify_all()
 
     def _finished(self, report: SaveResult) -> None:
         with self._changed:
@@ -317,6 +321,41 @@ class Agent:
         for number, checkpoint_id in left.items():
             error = AgentDied(f"the agent died while it wrote this save{why}", hint=hint)
             report(SaveOutcome(SaveResult(number, checkpoint_id), error))
+
+
+def _if_alive(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls the method as long as its object exists."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return call
+
+
+def _read(reference: weakref.ref[Agent], wire: AgentConnection[ToTrainer]) -> None:
+    """Read messages until the connection ends, or the ``Agent`` does."""
+    why = "its messages are not read any more"  # for any other error: otherwise calls would wait until their deadline
+    try:
+        while True:
+            message, fds = wire.receive()
+            agent = reference()
+            if agent is None:
+                close_all(fds)
+                return
+            agent._take(message, fds)
+            del agent, message, fds
+    except ConnectionLost as error:
+        why = str(error)
+    except MemoryError:
+        why = "there was no memory for its messages"
+    finally:
+        agent = reference()
+        if agent is not None:
+            agent._loose(why)
+        wire.close()
 
 
 def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping]:
