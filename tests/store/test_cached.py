@@ -702,7 +702,7 @@ def test_processes_that_start_at_once_fetch_a_block_once(tmp_path: Path) -> None
     assert sum(answers) == len(DATA) + 1000, answers
 
 
-def test_a_block_whose_fetcher_is_stopped_or_killed_is_fetched_by_another(
+def test_a_block_of_a_stopped_or_killed_process_is_fetched_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of a killed process is free at once. A process that is stopped is waited for, but not for ever."""
