@@ -57,7 +57,7 @@ class Net(nn.Module):
 
     @torch.no_grad()
     def change(self, what: str, step: int) -> int:
-        """Set the tensors whose names begin with ``what``, or ``all``, to values of the step. Return their bytes."""
+        """Set the tensors that begin with ``what``, or ``all``, to values of the step. Return their bytes."""
         size = 0
         for number, (name, parameter) in enumerate(self.named_parameters()):
             if what == "all" or name.startswith(what):
@@ -185,9 +185,9 @@ def wait_until_at(logs: Sequence[Path], step: int, ends_s: float = WAIT_S) -> in
     """Wait until all followers have the step. Return how many have it."""
     ends = time.monotonic() + ends_s
     while True:
-        there = sum(bool(lines) and lines[-1]["step"] >= step for lines in map(lines_of, logs))
-        if there == len(logs) or time.monotonic() > ends:
-            return there
+        reached = sum(bool(lines) and lines[-1]["step"] >= step for lines in map(lines_of, logs))
+        if reached == len(logs) or time.monotonic() > ends:
+            return reached
         time.sleep(0.2)
 
 
@@ -361,8 +361,8 @@ def one_way(way: Way, url: str, folder: Path, enters: list[list[str]], options: 
                 before = carried()
                 ckpt.save(step)
                 (folder / "go").touch()
-                there = wait_until_at(logs, step)
-                assert there == len(logs), f"{there} of {len(logs)} have step {step}"
+                reached = wait_until_at(logs, step)
+                assert reached == len(logs), f"{reached} of {len(logs)} have step {step}"
                 wires = [now - then for now, then in zip(carried(), before, strict=True)]
                 phases.append({"kind": kind if step else "first", "changed": changed, "wires": wires})
             before = carried()

@@ -702,7 +702,7 @@ def test_processes_that_start_at_once_fetch_a_block_once(tmp_path: Path) -> None
     assert sum(answers) == len(DATA) + 1000, answers
 
 
-def test_another_process_fetches_the_block_of_one_that_was_stopped_or_killed(
+def test_a_block_of_a_stopped_or_killed_process_is_fetched_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of a killed process is free at once. A process that is stopped is waited for, but not for ever."""
