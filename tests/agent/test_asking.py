@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.descriptors import new_descriptors, open_descriptors
@@ -27,6 +30,7 @@ from relight.agent.messages import (
     HeldList,
     ListenForPeers,
     PeerAddress,
+    SaveResult,
     SlotsAllocated,
     SlotSealed,
     TensorLayout,
@@ -41,7 +45,7 @@ from relight.agent.server import (
     SlotJob,
     TrainerSession,
 )
-from relight.agent.wire import FDS_MAX, AgentConnection
+from relight.agent.wire import FDS_MAX, AgentConnection, close_all
 from relight.arena import PAGE, SEALED, SharedMapping, adopt
 from relight.errors import StoreUnavailable
 
@@ -321,6 +325,70 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
             agent.slots(PAGE, 2, None, 5.0)
         assert not new_descriptors(before)
     finally:
+        agent.close()
+        wire.close()
+        os.close(fd)
+
+
+def test_descriptors_belong_to_their_message_also_when_messages_arrive_together() -> None:
+    """A busy trainer reads an event and the answer after it in one call. The kernel joins them, and the answer keeps its
+    descriptors; a message that arrives in two parts keeps its own, too."""
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("slot", os.MFD_CLOEXEC)
+    sender = AgentConnection[ToAgent](theirs, ToAgent)
+    receiver = AgentConnection[ToTrainer](ours, ToTrainer, (SlotsAllocated, HeldList))
+    before = open_descriptors()
+    event, answer = SaveResult(1, "a"), SlotsAllocated([PAGE, PAGE])
+    sender.send(event)
+    sender.send(answer, [fd, fd])
+    sender.send(event)
+    sender.send(SlotsAllocated([PAGE]), [fd])
+    counts = []
+    for _ in range(4):
+        message, fds = receiver.receive()
+        counts.append((type(message), len(fds)))
+        close_all(fds)
+    assert counts == [(SaveResult, 0), (SlotsAllocated, 2), (SaveResult, 0), (SlotsAllocated, 1)]
+
+    body = msgspec.msgpack.encode(answer)
+    data = len(body).to_bytes(4, "little") + body
+    socket.send_fds(theirs, [data[:6]], [fd, fd])
+    reading = threading.Thread(target=lambda: counts.append(receiver.receive()))
+    reading.start()
+    time.sleep(0.05)  # the first part is read alone
+    theirs.sendall(data[6:])
+    sender.send(SlotsAllocated([PAGE]), [fd])
+    reading.join(5.0)
+    for message, fds in (counts[-1], receiver.receive()):
+        assert len(fds) == len(message.sizes)
+        close_all(fds)
+    receiver.close()
+    sender.close()
+    assert not receiver.cut_off and not new_descriptors(before)
+    os.close(fd)
+
+
+def test_only_a_limit_of_open_files_is_named_as_one() -> None:
+    """If the kernel drops descriptors, the hint is to raise the limit; an answer that lacks them has another hint."""
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("slot", os.MFD_CLOEXEC)
+    agent, wire = Agent(ours), AgentConnection[ToAgent](theirs, ToAgent)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        wire.send(SlotsAllocated([PAGE, PAGE]), [])
+        with pytest.raises(StoreUnavailable, match="0 of 2 file descriptors") as missing:
+            agent.slots(PAGE, 2, None, 5.0)
+        assert "ulimit" not in missing.value.hint
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        wire.send(SlotsAllocated([PAGE, PAGE]), [fd, fd])
+        with agent._changed:
+            agent._changed.wait_for(lambda: agent._answers, 5.0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with pytest.raises(StoreUnavailable, match="0 of 2 file descriptors") as dropped:
+            agent.slots(PAGE, 2, None, 5.0)
+        assert "ulimit -n" in dropped.value.hint
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         agent.close()
         wire.close()
         os.close(fd)

@@ -126,7 +126,7 @@ class Agent:
         answer, fds = self._answer(SlotsAllocated, timeout)
         if answer.why:
             emit("agent.memory", f"snapshots in memory: {answer.why}", slots=len(fds), wanted=count, bytes=size)
-        return [Slot(memory) for memory in _mapped(fds, len(answer.sizes), writable=True)]
+        return [Slot(memory) for memory in _mapped(fds, len(answer.sizes), writable=True, limited=self._wire.cut_off)]
 
     def layout(self, layout: TensorLayout) -> None:
         """Send the tensors' layout for the following saves."""
@@ -168,7 +168,9 @@ class Agent:
         """
         self._send(ListHeld(waits))
         answer, fds = self._answer(HeldList, timeout)
-        parts = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
+        parts = zip(
+            answer.held, _mapped(fds, len(answer.held), writable=False, limited=self._wire.cut_off), strict=True
+        )
         return [HeldPart(checkpoint_id, rank, memory, tuple(starts)) for (checkpoint_id, rank, starts), memory in parts]
 
     def meet(self, request: ListenForPeers, timeout: float) -> PeerAddress:
@@ -358,18 +360,19 @@ def _read(reference: weakref.ref[Agent], wire: AgentConnection[ToTrainer]) -> No
         wire.close()
 
 
-def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping]:
+def _mapped(fds: list[int], count: int, *, writable: bool, limited: bool) -> list[SharedMapping]:
     """Map the ``count`` pieces of memory that came with an answer.
 
-    Raise ``StoreUnavailable`` if that fails; all descriptors are then closed.
+    Raise ``StoreUnavailable`` if that fails; all descriptors are then closed. ``limited``: the kernel has dropped
+    descriptors that exceed this process's limit.
     """
     mappings: list[SharedMapping] = []
     left = list(fds)
     try:
-        if len(left) != count:  # the kernel drops descriptors that exceed this process's limit
+        if len(left) != count:
             raise StoreUnavailable(
                 f"{len(left)} of {count} file descriptors of shared memory were received from the agent",
-                hint="raise the limit of open files: ulimit -n",
+                hint="raise the limit of open files: ulimit -n" if limited else "start the job again, and report this",
             )
         while left:
             mappings.append(adopt(left.pop(0), writable=writable))

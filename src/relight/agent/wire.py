@@ -41,7 +41,10 @@ class AgentConnection(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._sending = threading.Lock()
         self._buffer = bytearray()
-        self._fds: list[int] = []
+        self._fds: dict[int, list[int]] = {}
+        """Received descriptors, by the position in the buffer at which their message begins."""
+        self.cut_off = False
+        """Whether the kernel has dropped descriptors, because this process is at its limit."""
         self._tick_ms: int | None = None
         self._idle: Callable[[], None] = lambda: None
 
@@ -87,7 +90,8 @@ class AgentConnection(Generic[T]):
                 if len(self._buffer) >= 4 + length:
                     body = bytes(self._buffer[4 : 4 + length])
                     del self._buffer[: 4 + length]
-                    fds, self._fds = self._fds, []
+                    fds = self._fds.pop(0, [])
+                    self._fds = {begin - 4 - length: later for begin, later in self._fds.items()}
                     try:
                         message = self._decoder.decode(body)
                     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -109,35 +113,48 @@ class AgentConnection(Generic[T]):
     def abandon(self) -> None:
         """Close only this process's descriptors: another process keeps the connection. For a forked child."""
         self._sending = threading.Lock()  # another thread may have held the old one at the fork
-        self._socket.close()
-        close_all(self._fds)
-        self._fds = []
+        self._close_socket()
 
     def close(self) -> None:
         """Shut down, and close the socket and all descriptors."""
         self.hang_up()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
         self._socket.close()
-        close_all(self._fds)
-        self._fds = []
+        for fds in self._fds.values():
+            close_all(fds)
+        self._fds = {}
 
     def _more(self) -> None:
         # without room for them the kernel closes descriptors
         room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0
         try:
             self._await()
-            data, extra, _, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+            data, extra, flags, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
+        self._buffer += data
+        self.cut_off = self.cut_off or bool(flags & socket.MSG_CTRUNC)
         for level, kind, payload in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors = array.array("i")
                 descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
-                self._fds += descriptors
-        if len(self._fds) > FDS_MAX:
-            raise ConnectionLost(f"{len(self._fds)} descriptors for one message")
+                # the kernel may join earlier messages with the one that has descriptors, and returns at its first bytes
+                fds = self._fds.setdefault(self._last_begin(), [])
+                fds += descriptors
+                if len(fds) > FDS_MAX:
+                    raise ConnectionLost(f"{len(fds)} descriptors for one message")
         if not data:
             raise ConnectionLost("closed")
-        self._buffer += data
+
+    def _last_begin(self) -> int:
+        """Return the position in the buffer at which its last message begins."""
+        begin = end = 0
+        while end < len(self._buffer):
+            begin = end
+            end += 4 + int.from_bytes(self._buffer[begin : begin + 4], "little")
+        return begin
 
     def _await(self) -> None:
         """Return once data has arrived or the connection has ended."""

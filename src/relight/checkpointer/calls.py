@@ -7,7 +7,10 @@ import os
 from relight.errors import ConfigError
 from relight.observe import emit
 
-COUNT_ON = "after a restore, begin at its result: range(ckpt.restore(), total); with several epochs, count on: epoch * len(loader) + i"
+COUNT_ON = (
+    "after a restore, begin at its result: range(ckpt.restore(), total); "
+    "with several epochs, count all steps in one variable that begins there"
+)
 
 
 def refuse_unconnected() -> None:

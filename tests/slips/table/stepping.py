@@ -73,7 +73,7 @@ SLIPS = (
         "-",
         "the number of steps begins at 0 again in each epoch",
         "Refuses the first step of the second epoch.",
-        "Count on: `epoch * len(loader) + i`.",
+        "Count all steps in one variable: `step = ckpt.restore()`, then `step += 1`.",
         """
 model, optimizer = made()
 ckpt = Checkpointer("runs/epochs", model=model, optimizer=optimizer, save=every(steps=2), keep=keep(last=2))
