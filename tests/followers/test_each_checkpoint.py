@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,13 @@ from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.followers.each_checkpoint import Ending, Selection, each_checkpoint, is_finished, waiting
 from relight.format import encode_tree
-from relight.log import History
+from relight.format.root_keys import SUSPECT
+from relight.format.topics import ROLLED_BACK, RollbackNote
+from relight.log import History, fold
 from relight.log.log import Log
 from relight.policy import Keep
 from relight.reclaim.prune import execute, plan_prune
+from relight.run_records.fresh_starts import record_fresh_start
 from relight.save_reason import END, SaveReason
 from relight.store import LocalStore
 
@@ -27,11 +30,17 @@ class Trainer:
         self.store = LocalStore(str(path))
         self.attempt = Attempt.begin(self.store, "run")
 
-    def save(self, *steps: int, reason: SaveReason | None = None) -> None:
+    def save(self, *steps: int, reason: SaveReason | None = None, suspect: bool = False) -> None:
         """Commit a checkpoint for each step."""
+        user = SUSPECT.field("replicas differ") if suspect else {}
         for step in steps:
-            info = SaveInfo(step, reason=reason or SaveReason("every", "every 1 steps"))
+            info = SaveInfo(step, reason=reason or SaveReason("every", "every 1 steps"), user=user)
             self.attempt.save(SaveRequest(info, tree=encode_tree({"step": step}), items=[]))
+
+    def roll_back(self, before: int) -> None:
+        """Set the checkpoints at and after a step aside."""
+        note = ROLLED_BACK.note(RollbackNote(before=before))
+        Log(self.store, "run").append(lambda view: (note, fold(view).epoch))
 
     @property
     def history(self) -> History:
@@ -90,6 +99,15 @@ def test_what_retention_removed_does_not_wait(trainer: Trainer) -> None:
     assert trainer.waiting(Selection(nth=2, queue=None), [1]) == [5]
 
 
+def test_what_cannot_be_handled_gives_way_to_an_older_one(trainer: Trainer) -> None:
+    """Unless a newer one was handled."""
+    ids = {checkpoint.step: checkpoint.id for checkpoint in trainer.history.live}
+    newest = waiting(trainer.history, Selection(), (), {ids[6]})
+    assert [checkpoint.step for checkpoint in newest] == [5]
+    assert waiting(trainer.history, Selection(), {ids[5]}, {ids[6]}) == []
+    assert waiting(trainer.history, Selection("6"), (), {ids[6]}) == []
+
+
 def test_an_ambiguous_best_is_an_error(trainer: Trainer) -> None:
     """A selector that never becomes valid does not wait for ever."""
     with pytest.raises(ConfigError):
@@ -102,6 +120,9 @@ def test_a_run_is_finished_after_the_last_save_of_its_last_attempt(trainer: Trai
     trainer.save(7, reason=END)
     assert is_finished(trainer.history)
     trainer.attempt = Attempt.begin(trainer.store, "run", reason="restored")
+    assert not is_finished(trainer.history)
+    trainer.save(8, reason=END)
+    trainer.roll_back(before=8)  # by the next attempt, before it begins
     assert not is_finished(trainer.history)
 
 
@@ -128,6 +149,62 @@ def test_it_ends_at_a_step_or_when_stopped(trainer: Trainer) -> None:
     """``until`` handles the first checkpoint at or after the step."""
     assert handled(trainer, Selection(until=8), Ending(threading.Event())) == [6, 7, 8]
     assert handled(trainer, Selection(), Ending(threading.Event()), most=2) == [9, 10]
+
+
+def followed_until(trainer: Trainer, until: int) -> Iterator[int]:
+    """Yield the steps of the checkpoints that are handled, all in order."""
+    ids, ending = set[str](), Ending(threading.Event())
+    selection = Selection(queue=None, until=until)
+    for checkpoint in each_checkpoint(trainer.store, "run", selection, lambda _: ids, ending, every_s=0.01):
+        ids.add(checkpoint.id)
+        yield checkpoint.step
+
+
+def test_the_end_is_no_checkpoint_that_a_rollback_set_aside(trainer: Trainer) -> None:
+    """The repeated steps are handled, and the end is the repeated checkpoint."""
+    trainer.roll_back(before=3)
+    steps = followed_until(trainer, 5)
+    assert [next(steps), next(steps)] == [1, 2]
+    timer = threading.Timer(0.3, lambda: trainer.save(3, 4, 5, 6))
+    timer.start()
+    assert list(steps) == [3, 4, 5]
+    timer.join()
+
+
+def test_the_end_is_not_set_aside_although_retention_had_removed_it(trainer: Trainer) -> None:
+    """Also a retired checkpoint does not count, if a rollback discarded its step later."""
+    execute(plan_prune(trainer.store, "run", Keep(last=1, every=2)), trainer.store)
+    assert [checkpoint.step for checkpoint in trainer.history.live] == [1, 3, 5, 6]
+    trainer.roll_back(before=4)
+    timer = threading.Timer(0.3, lambda: trainer.save(4, 5))
+    timer.start()
+    assert list(followed_until(trainer, 4)) == [1, 3, 4]
+    timer.join()
+
+
+def test_the_end_is_no_suspect_checkpoint(trainer: Trainer) -> None:
+    """It is not handled, so another one must be the last."""
+    trainer.save(7, suspect=True)
+    timer = threading.Timer(0.3, lambda: trainer.save(8, 9))
+    timer.start()
+    assert list(followed_until(trainer, 7)) == [1, 2, 3, 4, 5, 6, 8]
+    timer.join()
+
+
+def test_the_end_comes_after_the_last_start_from_scratch(trainer: Trainer) -> None:
+    """``fresh=True`` repeats all steps."""
+    trainer.attempt = Attempt.begin(trainer.store, "run", reason="fresh")
+    record_fresh_start(Log(trainer.store, "run"), "")
+    timer = threading.Timer(0.3, lambda: trainer.save(1, 2, 3))
+    timer.start()
+    assert list(followed_until(trainer, 2)) == [1, 2, 3, 4, 5, 6, 1, 2]
+    timer.join()
+
+
+def test_each_nth_ends_at_the_same_step_whatever_was_saved_meanwhile(trainer: Trainer) -> None:
+    """What is handled does not depend on how often the log is read."""
+    assert trainer.waiting(Selection(nth=3, queue=None, until=3)) == [1]
+    assert handled(trainer, Selection(nth=3, queue=None, until=3), Ending(threading.Event())) == [1]
 
 
 def test_it_ends_when_the_run_is_over(trainer: Trainer) -> None:

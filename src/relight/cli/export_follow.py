@@ -20,6 +20,7 @@ from relight.export.newest import NewestExport, NewestVersion
 from relight.export.plan import facts
 from relight.export.selection import Options
 from relight.importers.hub import hub_address, hub_library, is_hub
+from relight.log import History
 from relight.observe.progress_bar import progress_bar
 from relight.reader.opened import Opened
 
@@ -80,7 +81,9 @@ def command(
             if is_hub(target)
             else _to_disk(target, options, files, workers, stack, done)
         )
-        for checkpoint in source.checkpoints(lambda _: done | failed):
+        for checkpoint in source.checkpoints(
+            lambda history: _good(done, history) if which == "latest" else done, failed
+        ):
             try:
                 exported = export(source.run.open(checkpoint))
             except RelightError as error:
@@ -99,6 +102,11 @@ def command(
             done.clear()  # a tag or best: may return to an earlier checkpoint
             done.add(checkpoint.id)
             _print(exported, as_json)
+
+
+def _good(done: set[str], history: History) -> set[str]:
+    """Return the checkpoint that the target has, without one that is set aside or removed: an older one must then replace it."""
+    return {each for each in done if history.find(each) is not None and each not in history.rolled_back_ids}
 
 
 def _to_disk(

@@ -66,7 +66,9 @@ class FollowedRun(NamedTuple):
     ending: Ending
     every_s: float
 
-    def checkpoints(self, done: Callable[[History], Collection[str]]) -> Iterator[Checkpoint]:
+    def checkpoints(
+        self, done: Callable[[History], Collection[str]], skipped: Collection[str] = ()
+    ) -> Iterator[Checkpoint]:
         """Yield each checkpoint to handle. See ``each_checkpoint``.
 
         Until the end, SIGTERM interrupts this process as Ctrl-C does, with exit code 143.
@@ -80,6 +82,7 @@ class FollowedRun(NamedTuple):
                 done,
                 self.ending,
                 every_s=self.every_s,
+                skipped=skipped,
                 report=lambda text: warn(escape(text)),
             )
         finally:

@@ -10,6 +10,7 @@ from relight.catalog.find import choose
 from relight.errors import CheckpointNotFound, StoreUnavailable
 from relight.followers.followed_log import FollowedLog
 from relight.log import Checkpoint, History, fold
+from relight.run_records.fresh_starts import fresh_starts
 from relight.store import ByteStore
 from relight.units import duration_text
 
@@ -24,7 +25,7 @@ class Selection(NamedTuple):
     queue: int | None = 1
     """Most checkpoints that wait; a newer one replaces the oldest of them. None: all that exist are handled, in order."""
     until: int | None = None
-    """The step of the last one: the first checkpoint at or after it."""
+    """The step of the last one: the first checkpoint at or after it that is neither set aside nor suspect."""
 
 
 class Ending(NamedTuple):
@@ -39,33 +40,35 @@ class Ending(NamedTuple):
     """Whether the run's processes have reported the end, or none has reported anything for a long time."""
 
 
-def waiting(history: History, selection: Selection, done: Collection[str]) -> list[Checkpoint]:
+def waiting(
+    history: History, selection: Selection, done: Collection[str], skipped: Collection[str] = ()
+) -> list[Checkpoint]:
     """Return the checkpoints that wait to be handled, oldest first. ``done``: ids of those that were handled.
 
-    All follows from the log: a process that was killed continues where it was.
+    ``skipped``: ids of those that cannot be handled. An older checkpoint may take their place. All follows from the log: a process that
+    was killed continues where it was.
     """
     if selection.which != "latest":
         try:
             chosen = choose(history, selection.which).checkpoint
         except CheckpointNotFound:
             return []  # the tag or the metric does not exist yet
-        return [] if chosen.id in done else [chosen]
-    known = sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq)
+        return [] if chosen.id in done or chosen.id in skipped else [chosen]
+    known = [*history.live, *history.retired.values()]
     last = max((checkpoint.seq for checkpoint in known if checkpoint.id in done), default=-1)
+    good = _good(history)
     if selection.nth > 1:  # counted from the last one that was handled, or from the first that is known
-        after = [checkpoint for checkpoint in known if checkpoint.seq > last]
-        known = after[selection.nth - 1 if last >= 0 else 0 :: selection.nth]
-    if selection.until is not None:
-        ends = next((checkpoint.seq for checkpoint in known if checkpoint.step >= selection.until), None)
-        known = [checkpoint for checkpoint in known if ends is None or checkpoint.seq <= ends]
+        after = [checkpoint for checkpoint in good if checkpoint.seq > last]
+        good = after[selection.nth - 1 if last >= 0 else 0 :: selection.nth]
+    end = _end(history, selection)
     new = [
         checkpoint
-        for checkpoint in known
+        for checkpoint in good
         if checkpoint.id not in done
+        and checkpoint.id not in skipped
         and (selection.queue is None or checkpoint.seq > last)
+        and (end is None or checkpoint.seq <= end.seq)
         and history.find(checkpoint.id) is not None
-        and checkpoint.id not in history.rolled_back_ids
-        and not checkpoint.body.suspect
     ]
     return new if selection.queue is None else new[-selection.queue :]
 
@@ -73,7 +76,31 @@ def waiting(history: History, selection: Selection, done: Collection[str]) -> li
 def is_finished(history: History) -> bool:
     """Return whether the newest checkpoint is the last one of the attempt in charge, which ended normally."""
     newest = history.live[-1] if history.live else None
-    return newest is not None and newest.body.save_reason.kind == "end" and newest.epoch == history.epoch
+    return (
+        newest is not None
+        and newest.body.save_reason.kind == "end"
+        and newest.epoch == history.epoch
+        and newest.id not in history.rolled_back_ids
+    )
+
+
+def _good(history: History) -> list[Checkpoint]:
+    """Return the checkpoints that are neither set aside by a rollback nor suspect, oldest first. Retired ones are among them."""
+    good = [
+        checkpoint
+        for checkpoint in (*history.live, *history.retired.values())
+        if checkpoint.id not in history.rolled_back_ids and not checkpoint.body.suspect
+    ]
+    return sorted(good, key=lambda checkpoint: checkpoint.seq)
+
+
+def _end(history: History, selection: Selection) -> Checkpoint | None:
+    """Return the first checkpoint at or after ``until``, since the run last began from scratch. None if there is none yet."""
+    if selection.until is None:
+        return None
+    began = max((seq for seq, _ in fresh_starts(history)), default=-1)
+    reached = (checkpoint for checkpoint in _good(history) if checkpoint.step >= selection.until)
+    return next((checkpoint for checkpoint in reached if checkpoint.seq > began), None)
 
 
 def each_checkpoint(
@@ -84,11 +111,12 @@ def each_checkpoint(
     ending: Ending,
     *,
     every_s: float,
+    skipped: Collection[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Checkpoint]:
     """Yield each checkpoint to handle, as soon as it exists and the one before was handled.
 
-    ``done(history)`` returns the ids of the handled ones. A run that does not exist yet is waited for. While the store does not
+    ``done(history)`` returns the ids of the handled ones; ``skipped`` is as for ``waiting``, and is read each time. A run that does not exist yet is waited for. While the store does not
     answer, ``report`` is called once, and the log is read again every ``every_s`` seconds.
     Raise ``CheckpointNotFound`` if there is no run and ``ending.once`` is set.
     """
@@ -112,7 +140,7 @@ def each_checkpoint(
                 report(f"{error}; the log is read again every {duration_text(every_s)}")
             history, silent = None, True
         if history is not None:
-            new = waiting(history, selection, done(history))
+            new = waiting(history, selection, done(history), skipped)
             if first:
                 existing, first = {checkpoint.id for checkpoint in new}, False
             if ending.once:
@@ -120,9 +148,6 @@ def each_checkpoint(
             if new:
                 yield new[0]
                 continue
-            reached = selection.until is not None and any(
-                checkpoint.step >= selection.until for checkpoint in [*history.live, *history.retired.values()]
-            )
-            if ending.once or reached or (not ending.forever and (over or is_finished(history))):
+            if ending.once or _end(history, selection) is not None or (not ending.forever and (over or is_finished(history))):
                 return
         ending.stopping.wait(every_s)

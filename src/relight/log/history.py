@@ -91,7 +91,7 @@ class History:
     notes: list[Record] = field(default_factory=list)
     void: list[tuple[Record, str]] = field(default_factory=list)
     rolled_back_ids: set[str] = field(default_factory=set)
-    """Ids of the checkpoints that a rollback discarded. They still exist, but one of them is the latest only if there is no other."""
+    """Ids of the checkpoints that a rollback discarded, also of retired ones. One of them is the latest only if there is no other."""
     skips: list[tuple[int, int]] = field(default_factory=list)
     """First and last step of each range of samples that training skips."""
     lr_factors: dict[str, float] = field(default_factory=dict)
@@ -236,7 +236,7 @@ def _reported(history: History, seq: int, checkpoint_id: str, metrics: Mapping[s
 def _rolled_back(history: History, note: RollbackNote) -> None:
     history.rolled_back_ids.update(
         checkpoint.id
-        for checkpoint in history.by_id.values()
+        for checkpoint in (*history.by_id.values(), *history.retired.values())  # a retired one may be recalled later
         if checkpoint.body.steps_done > note.before - note.first_step
     )
     first, _, last = note.skip.partition("-")
