@@ -170,7 +170,9 @@ def test_twenty_interrupts_lose_no_checkpoint_and_leak_nothing(options: str, ker
         assert newest(run) >= before
     printed, error = kernel.run(cell, (0.5,), "step=")
     assert error.startswith("KeyboardInterrupt")
-    last = kernel.counts()
+    ends = time.monotonic() + 15
+    while len((last := kernel.counts())["memfds"]) > len(first["memfds"]) + 2 and time.monotonic() < ends:
+        time.sleep(0.5)  # threads that copied for an interrupted cell end
     assert len(kernel.agents()) <= 1
     assert len(last["memfds"]) <= len(first["memfds"]) + 2 and last["descriptors"] <= first["descriptors"] + 10, (
         first,

@@ -116,8 +116,8 @@ def each_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield each checkpoint to handle, as soon as it exists and the one before was handled.
 
-    ``done(history)`` returns the ids of the handled ones; ``skipped`` is as for ``waiting``, and is read each time. A run that does not exist yet is waited for. While the store does not
-    answer, ``report`` is called once, and the log is read again every ``every_s`` seconds.
+    ``done(history)`` returns the ids of the handled ones; ``skipped`` is as for ``waiting``, and is read each time. A run that does not
+    exist yet is waited for. While the store does not answer, ``report`` is called once, and the log is read again every ``every_s`` seconds.
     Raise ``CheckpointNotFound`` if there is no run and ``ending.once`` is set.
     """
     log, silent, existing = FollowedLog(store, run), False, set[str]()
@@ -148,6 +148,10 @@ def each_checkpoint(
             if new:
                 yield new[0]
                 continue
-            if ending.once or _end(history, selection) is not None or (not ending.forever and (over or is_finished(history))):
+            if (
+                ending.once
+                or _end(history, selection) is not None
+                or (not ending.forever and (over or is_finished(history)))
+            ):
                 return
         ending.stopping.wait(every_s)
