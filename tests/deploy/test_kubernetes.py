@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
+import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -158,11 +160,11 @@ def test_relight_commands_have_the_options_that_they_are_given(document: dict[st
 def _overlays() -> list[dict[str, Any]]:
     """Return the kustomizations of the page on Kubernetes."""
     blocks = re.findall(r"^ *```yaml\n(.*?)^ *```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
+    return [block for block in map(yaml.safe_load, map(textwrap.dedent, blocks)) if "resources" in block]
 
 
 def _patched(document: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the document after a JSON patch. Replaced and removed values must exist."""
+    """Return the document after a JSON patch. Replaced and removed values must exist, and an added member must not."""
     document = copy.deepcopy(document)
     for change in patch:
         *parents, last = change["path"].strip("/").split("/")
@@ -175,7 +177,8 @@ def _patched(document: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str,
         elif last == "-":
             place.append(change["value"])
         else:
-            assert change["op"] == "add" or (key < len(place) if isinstance(place, list) else key in place), change
+            exists = key < len(place) if isinstance(place, list) else key in place
+            assert exists is (change["op"] == "replace"), change
             place[key] = change["value"]
     return document
 
@@ -187,19 +190,40 @@ def test_the_patches_of_the_page_fit_the_files(overlay: dict[str, Any]) -> None:
     assert base.is_dir()
     images = {image["newName"] for path, each in kustomizations() for image in each.get("images", [])}
     assert {image["name"] for image in overlay.get("images", [])} <= images
-    for patch in overlay["patches"]:
-        kind, name = patch["target"]["kind"], patch["target"]["name"]
-        [document] = [each for _, each in documents() if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    changed: dict[tuple[str, str], dict[str, Any]] = {}
+    for patch in overlay.get("patches", []):
+        target = patch["target"]["kind"], patch["target"]["name"]
+        [document] = [each for _, each in documents() if (each["kind"], each["metadata"]["name"]) == target]
         changes = yaml.safe_load(patch["patch"])
         if isinstance(changes, dict):
             assert changes["$patch"] == "delete"
             continue
-        patched = _patched(document, changes)
-        for pod in pods(patched):
-            volumes = {volume["name"] for volume in pod["volumes"]}
-            assert all(mount["name"] in volumes for each in pod["containers"] for mount in each["volumeMounts"])
-            if "s3://" in str(patched):
-                assert "store" not in volumes and "/store" not in str(pod)
+        changed[target] = _patched(changed.get(target, document), changes)
+    for pod in (pod for document in changed.values() for pod in pods(document)):
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert all(mount["name"] in volumes for each in pod["containers"] for mount in each["volumeMounts"])
+        if "s3://" in str(pod):
+            assert "store" not in volumes and "/store" not in str(pod)
+        arguments = pod["containers"][0]["args"]
+        assert ("--tls-key=/tls/tls.key" in arguments) is ("tls" in volumes), "no mount waits for a Secret without use"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", _overlays())
+def test_overlays_of_the_page_render(overlay: dict[str, Any], tmp_path: Path) -> None:
+    """kubectl renders each overlay with the images of the user, and the dashboard contains no claim of the job."""
+    shutil.copytree(ROOT, tmp_path / "deploy" / "kubernetes")
+    (tmp_path / "overlay").mkdir()
+    (tmp_path / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    rendered = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path / "overlay")], capture_output=True, text=True, timeout=60, check=True
+    )
+    every = [document for document in yaml.safe_load_all(rendered.stdout) if document]
+    images = {container["image"] for document in every for pod in pods(document) for container in pod["containers"]}
+    assert images == {f"{image['newName']}:{image['newTag']}" for image in overlay.get("images", [])}
+    if any(document["kind"] == "Deployment" for document in every):
+        claims = {document["metadata"]["name"] for document in every if document["kind"] == "PersistentVolumeClaim"}
+        assert claims == {"relight-state"}, "deleting the dashboard must not delete the store"
 
 
 def test_all_kinds_of_manifests_exist() -> None:

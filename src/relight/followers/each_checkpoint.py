@@ -117,7 +117,7 @@ def each_checkpoint(
     """Yield each checkpoint to handle, as soon as it exists and the one before was handled.
 
     ``done(history)`` returns the ids of the handled ones; ``skipped`` is as for ``waiting``, and is read each time. A run that does not
-    exist yet is waited for. While the store does not answer, ``report`` is called once, and the log is read again every ``every_s`` seconds.
+    exist yet is waited for. While the store does not answer, ``report`` is called once, and the log is read again after ``every_s``.
     Raise ``CheckpointNotFound`` if there is no run and ``ending.once`` is set.
     """
     log, silent, existing = FollowedLog(store, run), False, set[str]()

@@ -185,7 +185,9 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
         is_known = notifier.add(target.address())
     if not is_known:
         raise ConfigError(
-            "that is not an address for alerts", where=target.shown, hint="docs/monitoring.md has examples"
+            "that is not an address for alerts",
+            where=target.shown,
+            hint="such as mailtos://USER:PASSWORD@HOST?to=ADDRESS or slack://TOKEN/CHANNEL: docs/monitoring.md",
         )
     return notifier
 

@@ -29,6 +29,7 @@ FIELDS: dict[str, str] = {
     "detectors": "names of detectors, a list",
     "differences": "each of them in words",
     "end": "seconds of the machine's monotonic clock",
+    "engine": "an inference engine, such as vLLM",
     "epoch": "number of the attempt",
     "error": "what went wrong, in words",
     "expected": "how many there were before",
