@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from relight.errors import ConfigError
-from relight.prove import ProveOptions, compare, run
+from relight.prove import ProveOptions, compare, drive, run
 from relight.prove.trace import TraceEntry
 
 SCRIPT = str(Path(__file__).parent / "planted.py")
@@ -60,6 +62,25 @@ def test_prove_names_the_error_of_a_script_that_fails(tmp_path: Path) -> None:
     ) as caught:
         run(ProveOptions(str(script), n=4, k=2))
     assert "at least" not in str(caught.value)
+
+
+def test_the_folder_is_removed_although_an_agent_still_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof once ended with "Directory not empty: 'log'" instead of its result. A process that never ends is no error."""
+    script = "import os, sys, time\nwhile True:\n os.makedirs(sys.argv[1], exist_ok=True)\n open(sys.argv[1] + f'/{time.time_ns()}', 'w')\n"
+    folder = tmp_path / "proof"
+    writer = subprocess.Popen([sys.executable, "-c", script, str(folder / "log")])
+    try:
+        while not (folder / "log").exists():
+            time.sleep(0.01)
+        monkeypatch.setattr(drive, "CLEAN_UP_S", 0.3)
+        drive.remove_folder(folder)
+        monkeypatch.setattr(drive, "CLEAN_UP_S", 60.0)
+        threading.Timer(0.5, writer.kill).start()
+        drive.remove_folder(folder)
+        assert not folder.exists()
+    finally:
+        writer.kill()
+        writer.wait()
 
 
 def test_the_first_difference_is_ordered_by_cause() -> None:

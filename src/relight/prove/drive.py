@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -27,6 +28,8 @@ from relight.units import duration_text
 
 TRACE_FILE = r"(straight|killed|resumed)\.trace"
 """Names of the three recordings of a proof."""
+CLEAN_UP_S = 10.0
+"""Seconds to wait for agents that still write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,23 @@ def run(options: ProveOptions) -> ProveReport:
     if options.keep:
         Path(options.keep).mkdir(parents=True, exist_ok=True)
         return _run(options, Path(options.keep), started)
-    with tempfile.TemporaryDirectory(prefix="relight-prove-") as folder:
-        return _run(options, Path(folder), started)
+    folder = Path(tempfile.mkdtemp(prefix="relight-prove-"))
+    try:
+        return _run(options, folder, started)
+    finally:
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the runs' folder. The agent of a killed run may still write there: try until it has ended, at most ``CLEAN_UP_S`` seconds.
+
+    A remaining folder is left, because an error would hide the result.
+    """
+    ends = time.monotonic() + CLEAN_UP_S
+    shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists() and time.monotonic() < ends:
+        time.sleep(0.1)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
