@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import torch
 from torch import nn
 
 import relight
+from relight.followers import followed_log, staging
 from relight.followers.staged import StagedSink
 from relight.keys import write_key_file
 from relight.observe import Event
+from relight.store import LocalStore
 
 LAYERS, WIDTH = 4, 1 << 18
 BYTES = LAYERS * WIDTH * 4
@@ -464,3 +467,88 @@ def test_tiers_are_read_nearest_first(tmp_path: Path) -> None:
     with relight.follow(tiers, make()) as follower:
         only = follower.poll()
         assert only is not None and (only.step, only.source) == (1, "cold")
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_run_begun_again_with_as_many_records_is_followed(
+    records: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower did not check while the run was missing, and the log has the same length as before."""
+    monkeypatch.setattr(followed_log, "COMPARE_S", 0.0)
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(records))
+    with relight.follow(path, live) as follower:
+        assert follower.poll() is not None
+        shutil.rmtree(path)
+        model = saved(path, range(5, 5 + records))
+        assert follower.wait(5) is not None and values(live) == values(model)
+
+
+def test_the_reason_stays_as_long_as_the_newest_is_damaged(tmp_path: Path) -> None:
+    """Also after further checks, and after a switch to the one before."""
+    path, live = tmp_path / "s/run", make()
+    saved(path, range(2))
+    for pack in path.glob("0000000001-*/pack-*"):
+        pack.unlink()
+    with relight.follow(path, live) as follower:
+        switched = follower.wait(5)
+        assert switched is not None and switched.step == 0
+        for _ in range(3):
+            assert follower.poll() is None and isinstance(follower.error, relight.CorruptCheckpoint)
+        saved_on(path, 2)
+        assert follower.wait(5) is not None and follower.error is None
+
+
+def test_a_live_state_that_nothing_fits_is_refused(tmp_path: Path, events: list[Event]) -> None:
+    """Also with ``strict=False``. What is left out of one that fits in part is reported once."""
+    path, part = tmp_path / "s/run", make()
+    saved(path, range(1))
+    for wrong in ({"modle": make()}, nn.ModuleDict({"other": nn.Linear(3, 3)})):
+        with (
+            relight.follow(path, wrong, strict=False) as follower,
+            pytest.raises(relight.IncompatibleState, match="no tensor"),
+        ):
+            follower.poll()
+    part["more"] = nn.Linear(3, 3)
+    with relight.follow(path, part, strict=False) as follower:
+        assert follower.poll() is not None
+        saved_on(path, 1)
+        assert follower.poll() is not None
+    (event,) = [event for event in events if event.name == "follow.partial"]
+    assert "more" in str(event)
+
+
+def test_waiting_at_an_object_store_costs_a_request_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check is one LIST."""
+    path, counts = tmp_path / "s/run", [0]
+    saved(path, range(1))
+    with relight.follow(path, make()) as follower:
+        assert follower.poll() is not None
+        properties, listed = LocalStore.properties, LocalStore.list
+
+        def counted(store: LocalStore, key: str) -> Any:
+            counts[0] += 1
+            return listed(store, key)
+
+        monkeypatch.setattr(LocalStore, "properties", lambda store: replace(properties(store), remote=True))
+        monkeypatch.setattr(LocalStore, "list", counted)
+        assert follower.wait(1.5) is None
+    assert 1 <= counts[0] <= 6
+
+
+def test_a_switch_of_what_was_read_ahead_plans_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's thread compares the memory of the module's tensors, and copies."""
+    path, planners = tmp_path / "s/run", list[str]()
+    plan = staging.planned
+
+    def counted(*words: Any) -> Any:
+        planners.append(threading.current_thread().name)
+        return plan(*words)
+
+    monkeypatch.setattr(staging, "planned", counted)
+    saved(path, range(1))
+    with relight.follow(path, make(), every=0.01) as follower:
+        assert follower.wait(20) is not None
+        saved_on(path, 1)
+        assert follower.wait(20) is not None
+    assert set(planners) == {"relight-follow"}

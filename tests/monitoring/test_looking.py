@@ -121,7 +121,7 @@ def test_a_run_that_reported_its_end_or_is_silent_for_a_day_is_over(tmp_path: Pa
     assert watcher.poll(BEGAN + 10)[0].active
 
 
-def test_a_run_is_over_if_its_last_checkpoint_is_its_end(tmp_path: Path) -> None:
+def test_a_run_that_saved_its_end_is_over(tmp_path: Path) -> None:
     """A watcher that sees only the store knows such an end, until another attempt begins: no alert reports that the run no longer saves."""
     url = make_run(tmp_path / "runs", 1)
     watcher, log = Watcher([url], events=tmp_path / "events"), Log(LocalStore(url), RUN, now=lambda: stamp(BEGAN + 5))

@@ -335,7 +335,7 @@ class MadeIndex:
         return v.ListPage(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
 
     def log(self, store: str, run: str, after: str | None, limit: int) -> Any:
-        """Return records of each look: plain, void and damaged; with a next piece."""
+        """Return records of each kind: plain, void and damaged; with a next piece."""
         rows = [
             v.LogRow(12, NOW - 30, "COMMIT", "000000abc003 step 12000, every 1000 steps, loss=2.9" + self.evil),
             v.LogRow(11, NOW - 60, "COMMIT", "000000abc002 step 11000", "void: attempt 2 took charge" + self.evil),

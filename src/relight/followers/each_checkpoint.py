@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from relight.catalog.find import choose
 from relight.errors import CheckpointNotFound, StoreUnavailable
-from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.followers.followed_log import FollowedLog
+from relight.log import Checkpoint, History, fold
 from relight.run_records.fresh_starts import fresh_starts
 from relight.store import ByteStore
 from relight.units import duration_text
@@ -115,11 +116,12 @@ def each_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield each checkpoint to handle, as soon as it exists and the one before was handled.
 
-    ``done(history)`` returns the ids of the handled ones; ``skipped`` is as for ``waiting``, and is read each time. A run that does not exist yet is waited for. While the store does not
-    answer, ``report`` is called once, and the log is read again every ``every_s`` seconds.
+    ``done(history)`` returns the ids of the handled ones; ``skipped`` is as for ``waiting``, and is read each time.
+    A run that does not exist yet is waited for. While the store does not answer, ``report`` is called once, and the log is read again
+    every ``every_s`` seconds.
     Raise ``CheckpointNotFound`` if there is no run and ``ending.once`` is set.
     """
-    log, silent, existing = _FollowedLog(store, run), False, set[str]()
+    log, silent, existing = FollowedLog(store, run), False, set[str]()
     first = True
     while not ending.stopping.is_set():
         over = (
@@ -147,27 +149,10 @@ def each_checkpoint(
             if new:
                 yield new[0]
                 continue
-            if ending.once or _end(history, selection) is not None or (not ending.forever and (over or is_finished(history))):
+            if (
+                ending.once
+                or _end(history, selection) is not None
+                or (not ending.forever and (over or is_finished(history)))
+            ):
                 return
         ending.stopping.wait(every_s)
-
-
-class _FollowedLog:
-    """A run's log that is read again and again. Only new records are read, unless the run was removed and begun again."""
-
-    def __init__(self, store: ByteStore, run: str) -> None:
-        self._store, self._run = store, run
-        self._log, self._head = Log(store, run), -1
-
-    def read(self) -> LogView:
-        """Return the present log. Raise what ``Log.read`` raises."""
-        try:
-            view = self._log.read()
-        except CheckpointNotFound:
-            self._log, self._head = Log(self._store, self._run), -1
-            raise
-        if view.head < self._head or view.faults:
-            self._log = Log(self._store, self._run)
-            view = self._log.read()
-        self._head = view.head
-        return view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -28,11 +29,12 @@ from relight.errors import (
 )
 from relight.followers.agreement import TEXT_CHARACTERS, FollowingRanks, RankReport, error_in
 from relight.followers.chunk_map import ChunkMap
+from relight.followers.followed_log import FollowedLog
 from relight.followers.live_memory import tensors_by_name
 from relight.followers.staging import StagedSwitch, naming
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
-from relight.log import Checkpoint, History, Log, fold
+from relight.log import Checkpoint, History, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit, write_events
 from relight.observe.object_view import Facts, ObjectView
@@ -47,17 +49,24 @@ from relight.store import open_bytes
 from relight.store.urls import split_run
 from relight.units import Duration, Size
 
+REMOTE_PAUSE_S = 1.0
+"""Seconds between two checks of ``wait`` where each is a request that may cost money."""
 _LASTING = (CorruptCheckpoint, UnsafeContent, IncompatibleState)
 """Errors of a checkpoint that another attempt would have, too."""
+_ALL: weakref.WeakSet[Follower] = weakref.WeakSet()
+"""Followers of this process, to end their threads at its end: one within torch would abort the process."""
+EXIT_S = 5.0
+"""The longest wait for each of them then."""
 _LASTING_KINDS = frozenset(error.kind for error in _LASTING)
 
 
 class Switched(NamedTuple):
     """A switch to another checkpoint.
 
-    ``bytes``: read and verified for it. ``source``: where they came from. ``seconds``: the switch itself. ``lag_s``: seconds from the
-    commit to the switch, by the clocks of the two hosts; the log's times have whole seconds. ``changed``: the stored names of the tensors
-    that got new bytes; the others have the values of the checkpoint ``before``. None: no checkpoint was known, and all were read.
+    ``bytes``: read and verified for it. ``source``: where they came from. ``seconds``: of ``poll()``, without what was read ahead or by
+    its check. ``lag_s``: seconds from the commit to the switch, by the clocks of the two hosts; the log's times have whole seconds.
+    ``changed``: the stored names of the tensors that got new bytes; the others have the values of the checkpoint ``before``. None: no
+    checkpoint was known, and all were read.
     """
 
     step: int
@@ -156,18 +165,18 @@ class Follower(ObjectView):
         self._switches = 0
         """Switches that were begun: what was staged before the last one does not count."""
         self._pid = os.getpid()
-        self._log: Log | None = None
+        self._log = FollowedLog(request.store, request.run)
         self._places: Places | None = None
         """The logs, as they were last read. Of several ranks, only rank 0 has them."""
-        self._head = -1
-        """The log's newest record at the last check."""
         self._target = ""
         """With several ranks: the id of the checkpoint that all ranks read now."""
         self._ready: StagedSwitch | None = None
-        self._failed: set[str] = set()
-        """Checkpoints that are damaged or do not fit. They are not tried again."""
+        self._failed: dict[str, RelightError] = {}
+        """Checkpoints that are damaged or do not fit, and why. They are not tried again."""
         self._failure: tuple[str, RelightError] | None = None
         """A checkpoint that this rank could not read since the last poll, and why."""
+        self._notes: list[str] = []
+        """What was left out at the last switch."""
         self._reported = ("", "")
         """The last failure that was reported: a checkpoint and a kind of error."""
         self._lock = threading.Lock()
@@ -178,7 +187,7 @@ class Follower(ObjectView):
         """The checkpoint that the live tensors have; None before the first switch."""
         self.newest: Checkpoint | None = None
         """The newest checkpoint that the follower has seen. Of several ranks, rank 0 sees it."""
-        self.error: RelightError | None = None
+        self._error: RelightError | None = None
         """What the last check failed with; None if it succeeded. Of several ranks: on any of them, until the next switch."""
         self.tensors: dict[str, torch.Tensor] = {}
         """Live tensors by their stored names, since the last switch. Without those that are sharded, or that an object's own code takes."""
@@ -186,12 +195,23 @@ class Follower(ObjectView):
         """Values of the live checkpoint that cannot be changed in place, by component."""
         self.bytes_read = 0
         """Bytes read and verified so far."""
+        _ALL.add(self)
         self._thread: threading.Thread | None = None
         if every_s is not None:
             self._thread = threading.Thread(target=_check_again, args=(weakref.ref(self), every_s), daemon=True)
             self._thread.name = "relight-follow"
             if not new_threads.start(self._thread):
                 self._thread = None
+
+    @property
+    def error(self) -> RelightError | None:
+        """Why the live tensors do not have the newest checkpoint: what the last check failed with, or what is wrong with that checkpoint.
+
+        None if nothing is wrong. Of several ranks: an error of any of them, until the next switch.
+        """
+        if self._error is not None or self.newest is None:
+            return self._error
+        return self._failed.get(self.newest.id)
 
     @property
     def lag_steps(self) -> int | None:
@@ -217,11 +237,12 @@ class Follower(ObjectView):
         if self._thread is None or not self._thread.is_alive():
             self._thread = None
             self._check()
+        began = time.perf_counter()
         ready, reports, error = self._compare()
         if any(report.kind == IncompatibleState.kind for report in reports):
             if self._thread is not None:  # the thread may have met the tensors while the caller was changing them
                 failed_id = next(report.failed for report in reports if report.kind == IncompatibleState.kind)
-                self._failed.discard(failed_id)
+                self._failed.pop(failed_id, None)
                 self._stage(failed_id, self._switches)
                 ready, reports, error = self._compare()
             refusal = error_in(reports)
@@ -231,13 +252,20 @@ class Follower(ObjectView):
             return None
         try:
             with raise_on_all_ranks(self._ranks, f"switching to checkpoint {ready.checkpoint.id}"), self._lock:
-                switched = self._switch(ready)
+                switched = self._switch(ready, began)
         except BaseException as failed:  # the tensors of this rank, or of another, may be a mixture
             with self._lock:
                 if isinstance(failed, _LASTING):
-                    self._failed.add(ready.checkpoint.id)
+                    self._failed[ready.checkpoint.id] = failed
                 self._forget()
             raise
+        if ready.plan.notes != self._notes:
+            self._notes = ready.plan.notes
+            emit(
+                "follow.partial",
+                "; ".join([f"follows run {self._request.run!r} in part", *self._notes]),
+                run=self._request.run,
+            )
         emit(
             "follow.switched",
             f"follows run {self._request.run!r} at step {switched.step}",
@@ -268,9 +296,12 @@ class Follower(ObjectView):
                 self._target = "" if reports[0].target in failed else reports[0].target
                 if self._ready is not None and self._ready.checkpoint.id in failed:
                     self._drop()
-            self._failed |= {report.failed for report in reports if report.kind in _LASTING_KINDS}
+            reported = error_in(reports)
+            for report in reports:
+                if report.kind in _LASTING_KINDS and reported is not None:
+                    self._failed.setdefault(report.failed, reported)
             if failure is None:
-                self.error = error_in(reports) or self.error
+                self._error = reported or self._error
             if not self._ranks.leads:
                 self._wake.set()
         return (None if ready_id in failed else ready), reports, failure[1] if failure is not None else None
@@ -295,16 +326,20 @@ class Follower(ObjectView):
     def wait(self, timeout_s: float | None = None) -> Switched | None:
         """Wait until a newer checkpoint is ready, and switch to it. Return None if that takes too long.
 
+        Without ``every``, it reads the log again every 50 ms, and of an object store each second: one LIST request.
+
         Args:
             timeout_s: The seconds to wait. None: without limit.
         """
         ends = None if timeout_s is None else time.monotonic() + timeout_s
+        asks = self._thread is None and self._request.store.properties().remote
+        pause_s = REMOTE_PAUSE_S if asks else 0.05
         while True:
             switched = self.poll()
             over = ends is not None and time.monotonic() >= ends
             if switched is not None or (self._ranks.agree(over) if self._ranks.several else over):
                 return switched
-            time.sleep(0.05)
+            time.sleep(pause_s)
 
     def close(self) -> None:
         """Stop checking. The live tensors keep their values. Idempotent."""
@@ -329,9 +364,9 @@ class Follower(ObjectView):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _switch(self, ready: StagedSwitch) -> Switched:
+    def _switch(self, ready: StagedSwitch, began: float) -> Switched:
         """Change the live tensors. After an error, the next check reads everything: the tensors may be a mixture."""
-        began, before = time.perf_counter(), self.checkpoint
+        before = self.checkpoint
         ready_bytes = ready.bytes_read
         self._ready = None
         self._forget()
@@ -341,7 +376,7 @@ class Follower(ObjectView):
             ready.close(None)
             self.bytes_read += ready.bytes_read - ready_bytes
         self._held, self._memory, self._plan = ready.staged.chunks, ready.memory, ready.plan
-        self.checkpoint, self.values, self.error = ready.checkpoint, ready.plan.values, None
+        self.checkpoint, self.values, self._error = ready.checkpoint, ready.plan.values, None
         self.tensors = tensors_by_name(ready.plan, ready.stored.tensors)
         committed_s = seconds_since_epoch(ready.checkpoint.time)
         lag_s = max(0.0, time.time() - committed_s) if committed_s is not None else 0.0
@@ -377,9 +412,9 @@ class Follower(ObjectView):
                 if several and self.checkpoint is not None and target == self.checkpoint.id:
                     target = ""
             if not several:
-                self.error = None
+                self._error = None
         except Exception as error:  # also of torch: the thread continues
-            self.error = _without_frames(known(error))
+            self._error = _without_frames(known(error))
         if several and self._thread is None:
             target = self._ranks.share_target(target)
         with self._lock:
@@ -392,19 +427,14 @@ class Follower(ObjectView):
 
     def _read_logs(self) -> Places:
         """Read the logs of all tiers. Of the nearest, only records that are new since the last check are read."""
+        view: LogView | None = None
+        near = History()
         try:
-            view = self._log.read() if self._log is not None else None
-        except (CheckpointNotFound, CorruptCheckpoint):
-            view = None
-        try:
-            if view is None or view.faults or view.head < self._head:  # perhaps the run was removed and begun again
-                self._log = Log(self._request.store, self._request.run)
-                view = self._log.read()
-            self._head, near = view.head, fold(view)
+            view = self._log.read()
+            near = fold(view)
         except CheckpointNotFound:
             if not self._request.further:
                 raise
-            view, near = None, History()
         return all_places(self._request, view, near)
 
     def _choose(self) -> str:
@@ -444,7 +474,7 @@ class Follower(ObjectView):
             self._note_failure(checkpoint_id, _without_frames(known(error)))
             return
         if not self._ranks.several:  # another rank may still fail
-            self.error = None
+            self._error = None
         with self._lock:
             self.bytes_read += staging.bytes_read
             if self._switches == base and not self._stopping.is_set():
@@ -458,7 +488,7 @@ class Follower(ObjectView):
         if isinstance(error, _LASTING):
             if checkpoint_id in self._failed:  # both the thread and the caller have tried it
                 return
-            self._failed.add(checkpoint_id)
+            self._failed[checkpoint_id] = error
         reported, self._reported = self._reported, (checkpoint_id, error.kind)
         if not isinstance(error, IncompatibleState) and reported != self._reported:  # the caller gets that one
             emit(
@@ -471,7 +501,7 @@ class Follower(ObjectView):
                 why=error.what,
             )
         with self._lock:
-            self.error, self._failure = error, (checkpoint_id, error)
+            self._error, self._failure = error, (checkpoint_id, error)
 
     def _facts(self) -> Facts:
         live = f"step {self.checkpoint.step} ({self.checkpoint.id})" if self.checkpoint is not None else "none yet"
@@ -494,6 +524,15 @@ def _without_frames(error: RelightError) -> RelightError:
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__
     return error
+
+
+@atexit.register
+def _end_threads() -> None:
+    for follower in list(_ALL):
+        if follower._thread is not None and follower._pid == os.getpid():
+            follower._stopping.set()
+            follower._wake.set()
+            follower._thread.join(EXIT_S)
 
 
 def _check_again(follower: weakref.ref[Follower], every_s: float) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from relight.capture.regions import Regions
 from relight.capture.restore_plan import RestorePlan
+from relight.capture.sharded import local_of
+from relight.capture.tensor_views import TensorViews
 from relight.capture.tensors import FanOut, TensorSink
 from relight.format import Tensor
 from relight.layout import Sink
@@ -21,6 +23,28 @@ def memory_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, ob
     """
     places = {tensors[index].name: _place(sink) for index, sink in plan.sinks.items() if index not in plan.fresh}
     return {name: place for name, place in places.items() if place is not None}
+
+
+def places_of(components: Mapping[str, object]) -> list[object] | None:
+    """Return the memory of all tensors of the components, in their order; None if some are not modules or views of tensors.
+
+    It is equal as long as they have the same memory. Cost: 2 µs for each tensor, a tenth of a plan.
+    """
+    places: list[object] = []
+    try:
+        for component in components.values():
+            if isinstance(component, torch.nn.Module):
+                tensors = [local_of(tensor) for tensor in (*component.parameters(), *component.buffers())]
+            elif isinstance(component, TensorViews):
+                tensors = [local_of(tensor) for tensor in component.values()]
+            else:
+                return None
+            if any(tensor.numel() and not tensor.data_ptr() for tensor in tensors):  # a wrapper of other tensors
+                return None
+            places += map(_place_of_tensor, tensors)
+    except RuntimeError:  # a tensor without memory of its own, such as a sparse one
+        return None
+    return places
 
 
 def tensors_by_name(plan: RestorePlan, tensors: Sequence[Tensor]) -> dict[str, torch.Tensor]:

@@ -10,9 +10,9 @@ import torch
 from relight.capture import plan_restore
 from relight.capture.restore_plan import RestorePlan
 from relight.catalog.tiers import TierCopy
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleState, StoreUnavailable, UnsafeContent
 from relight.followers.chunk_map import ChunkMap
-from relight.followers.live_memory import memory_by_name
+from relight.followers.live_memory import memory_by_name, places_of
 from relight.followers.staged import StagedSink, StagedState
 from relight.format.class_names import recorded_classes
 from relight.log import Checkpoint
@@ -90,7 +90,15 @@ class StagedSwitch(ReadByEveryRank):
         # what a second plan has elsewhere is new memory of each plan
         again = memory_by_name(planned(self._request, self.stored), self.stored.tensors)
         first = memory_by_name(self.plan, self.stored.tensors)
+        if not self.plan.sinks and self.stored.tensors and not self._request.strict:
+            raise IncompatibleState(
+                "no tensor of the checkpoint fits the live ones",
+                where=self.stored.prefix,
+                details=self.plan.notes,
+                hint="relight show RUN --tensors lists the stored names; map={'old/*': 'new/*'} renames",
+            )
         self.memory = {name: place for name, place in first.items() if again.get(name) == place}
+        self._places_before = places_of(self._request.components)
         same = {name for name, place in self.memory.items() if self._live_memory.get(name) == place}
         unchanged = {key: chunks for key, chunks in self._chunks.items() if key[0] in same}
         self._reads, by_part = self._assigned(self.plan.sinks)
@@ -101,6 +109,9 @@ class StagedSwitch(ReadByEveryRank):
 
     def has_moved(self) -> bool:
         """Return whether the live tensors have other memory than when this was planned."""
+        places_now = places_of(self._request.components)
+        if places_now is not None:
+            return places_now != self._places_before
         places = memory_by_name(planned(self._request, self.stored), self.stored.tensors)
         return any(places.get(name) != place for name, place in self.memory.items())
 

@@ -119,6 +119,11 @@ class Log:
             raise self._no_run()
         return view
 
+    def is_in_store(self, view: LogView) -> bool:
+        """Return False if the store has another record in the place of the newest valid one of ``view``. Cost: one read."""
+        slot = self._load(view.newer[-1].seq if view.newer else view.base)
+        return slot.unreadable or slot.file_hash == view.head_hash
+
     def _no_run(self) -> CheckpointNotFound:
         if (hint := hint_for_store(self._store, self._run)) is not None:
             return CheckpointNotFound(STORE_NOT_RUN, where=f"{self._store.url.rstrip('/')}/{self._run}", hint=hint)

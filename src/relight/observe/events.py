@@ -64,6 +64,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was skipped"),
     "follow.switched": (logging.DEBUG, "a follower's live tensors have another checkpoint"),
     "follow.skipped": (logging.WARNING, "a follower could not read a checkpoint"),
+    "follow.partial": (logging.WARNING, "a follower leaves out what does not fit"),
     "follow.ended": (logging.DEBUG, "a follower was closed"),
     "follow.pushed": (logging.DEBUG, "an inference engine has a follower's checkpoint"),
     "log.damaged": (logging.WARNING, "a record of the run's log is damaged and is ignored"),

@@ -152,6 +152,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "restore.skipped": ("id", "step", "kind"),
     "follow.switched": ("run", "store", "step", "id", "bytes", "source", "lag_s", "seconds"),
     "follow.skipped": ("run", "store", "id", "kind", "why"),
+    "follow.partial": ("run",),
     "follow.ended": ("run", "store"),
     "follow.pushed": ("engine", "url", "step", "id", "tensors", "bytes", "seconds"),
     "log.damaged": ("file", "reason"),

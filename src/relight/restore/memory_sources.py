@@ -123,7 +123,10 @@ class MemorySources:
         if self._agents_remote is not None:
             self._agents_remote.close()
         for part in self._held.values():
-            part.memory.close()
+            with contextlib.suppress(
+                BufferError
+            ):  # an interrupted read's frames hold views: the last of them releases the memory
+                part.memory.close()
         self._held = {}
 
 

@@ -179,7 +179,7 @@ def log(rows: Sequence[LogRow], now: float) -> list[dict[str, Any]]:
     return [
         {
             "number": row.seq,
-            "at": when(row.at, now),
+            "at": when(row.written, now),
             "kind": row.kind.lower(),
             "what": row.what,
             "fault": row.fault,

@@ -348,7 +348,7 @@ class LogRow:
     """A record of a run's log. ``fault``: why it is void or damaged; else empty."""
 
     seq: int
-    at: Time
+    written: Time
     kind: str
     what: str
     fault: str = ""
