@@ -417,11 +417,15 @@ class Store(ObjectView):
             run: The run's name, if a store with several runs is open.
             name: The evaluation. A second result of the same name for a checkpoint is not recorded. Empty: each call records.
         """
-        from relight.run_records.results import NAME_MAX, EvaluationResult, check_result_metrics, record_result
+        from relight.run_records.results import (
+            EvaluationResult,
+            check_evaluation_name,
+            check_result_metrics,
+            record_result,
+        )
 
         checked = check_result_metrics(metrics)
-        if len(name) > NAME_MAX:
-            raise ConfigError(f"name= has more than {NAME_MAX} characters", where="report(name=…)")
+        check_evaluation_name(name, "report(name=…)")
         opened = self.run(run)
         checkpoint = report(choose(opened.history(), which_of(which)))
         return record_result(opened.store, opened.name, EvaluationResult(checkpoint.id, name, checked))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -83,12 +84,26 @@ def test_a_result_may_be_written_to_a_file(runs: Path, relight) -> None:
             "open(os.environ['RELIGHT_RESULT'], 'w').write('accuracy')",
             "its result in RELIGHT_RESULT is not a JSON object",
         ),
+        ("os.mkdir(os.environ['RELIGHT_RESULT'])", "its result in RELIGHT_RESULT cannot be read: it is not a regular"),
+        ("os.mkfifo(os.environ['RELIGHT_RESULT'])", "its result in RELIGHT_RESULT cannot be read: it is not a regular"),
+        (
+            "os.symlink('tries', os.environ['RELIGHT_RESULT'])",
+            "its result in RELIGHT_RESULT cannot be read: it is a symbolic link",
+        ),
+        (
+            "open(os.environ['RELIGHT_RESULT'], 'w').truncate(1 << 40)",
+            "its result in RELIGHT_RESULT is not a JSON object",
+        ),
+        (
+            "open(os.environ['RELIGHT_RESULT'], 'w').write('[' * 100_000)",
+            "its result in RELIGHT_RESULT is not a JSON object",
+        ),
         (
             "print(json.dumps({str(n): n for n in range(2000)}))",
             "metrics must be a dict of at most 1000 numbers by name",
         ),
     ],
-    ids=["exit code", "signal", "no object", "too many"],
+    ids=["exit code", "signal", "no object", "directory", "fifo", "link", "huge", "nested", "too many"],
 )
 def test_a_failure_is_recorded_after_the_last_try(text: str, why: str, runs: Path, relight) -> None:
     """It is not tried for ever: a restarted follower does not try it again."""
@@ -145,6 +160,23 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_skipped(runs: Path, relight) 
     assert result.skipped and not result.failed
 
 
+def test_a_run_that_is_removed_during_an_evaluation_is_skipped(runs: Path, relight) -> None:
+    """Nothing is recorded. The follower continues with the run that has the name now."""
+    text = f"import shutil\nif {ids(runs)[-1]!r} == sys.argv[1]: shutil.rmtree({str(runs / 'demo')!r})\nprint('{{\"a\": 1}}')"
+    command = script(text)
+    timer = threading.Timer(3.0, lambda: Attempt.begin(open_bytes(runs), "demo").save(request(7, reason=END)))
+    timer.start()
+    answer = relight("follow", "runs/demo", "--run", f"{command} {{id}}", "--every", "0.1", "--json")
+    timer.join()
+    facts = [json.loads(line) for line in answer.out.splitlines()]
+    assert answer.code == 0, answer.err
+    assert [(fact["step"], fact["skipped"], fact["recorded"]) for fact in facts] == [
+        (299, "the run was removed meanwhile", False),
+        (7, "", True),
+    ]
+    assert [result.metrics for result in results()] == [{"a": 1}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -154,6 +186,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_skipped(runs: Path, relight) 
         (["--run", "true", "--all", "--queue", "2"], "leave one"),
         (["--run", "true", "--which", "best", "--every-nth", "2"], "leave one"),
         (["--run", "true", "--name", ""], "--name"),
+        (["--run", "true", "--name", "x" * 201], "--name"),
         (["--run", "true", "--timeout", "soon"], "--timeout"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

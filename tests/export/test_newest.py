@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from relight.commit import Attempt
 from relight.errors import ConfigError, RelightError
 from relight.export import Options
 from relight.export.newest import NewestExport
+from relight.format.topics import ROLLED_BACK, RollbackNote
+from relight.log import Log, fold
 from relight.reader.opened import Opened
 from relight.store import LocalStore
 
@@ -131,19 +134,65 @@ def test_every_form_of_an_export_follows(target: str, attempt: Attempt) -> None:
     assert again.returncode == 0 and ("step 6" in again.stdout) == ("." in target)
 
 
-def test_a_damaged_checkpoint_is_skipped(attempt: Attempt) -> None:
-    """With a warning; the next one is exported."""
-    directory = Path("s/run", attempt.history().live[-1].body.dir)
-    for pack in directory.glob("*.safetensors"):
+def damage(attempt: Attempt, step: int) -> None:
+    """Change a byte of a checkpoint's packs."""
+    (checkpoint,) = [each for each in attempt.history().live if each.step == step]
+    for pack in Path("s/run", checkpoint.body.dir).glob("*.safetensors"):
         data = bytearray(pack.read_bytes())
         data[-1] ^= 1
         pack.write_bytes(data)
-    timer = threading.Timer(2.0, lambda: save(attempt, 6, last=True))
-    timer.start()
+
+
+def save_last(attempt: Attempt, step: int, is_due: Callable[[], bool]) -> threading.Thread:
+    """Start a thread that saves the run's last checkpoint once ``is_due`` returns True."""
+
+    def wait_and_save() -> None:
+        ends = time.monotonic() + 50
+        while not is_due() and time.monotonic() < ends:
+            time.sleep(0.05)
+        save(attempt, step, last=True)
+
+    thread = threading.Thread(target=wait_and_save)
+    thread.start()
+    return thread
+
+
+def test_a_damaged_checkpoint_is_skipped(attempt: Attempt) -> None:
+    """With a warning; the one before it is exported, as there is no target yet, and the next one."""
+    damage(attempt, 5)
+    trainer = save_last(attempt, 6, Path("out.safetensors").exists)
     done = follow("out.safetensors")
-    timer.join()
+    trainer.join()
+    assert "step 4" in done.stdout
     assert done.returncode == 0 and "step 5" in done.stderr and "not exported" in done.stderr, done
     assert step_of(Path("out.safetensors")) == 6
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_a_checkpoint_that_a_rollback_sets_aside_is_replaced(damaged: bool, attempt: Attempt) -> None:
+    """By the newest good one, which is older. If that is damaged, by the one before it."""
+    assert follow("out", "--until", "5").returncode == 0 and os.readlink("out").startswith(".out.versions/5-")
+    note = ROLLED_BACK.note(RollbackNote(before=3))
+    Log(attempt.store, "run").append(lambda view: (note, fold(view).epoch))
+    if damaged:
+        damage(attempt, 2)
+    older = f".out.versions/{1 if damaged else 2}-"
+    trainer = save_last(attempt, 3, lambda: os.readlink("out").startswith(older))
+    done = follow("out", "--json")
+    trainer.join()
+    facts = [json.loads(line)["step"] for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and facts == [1 if damaged else 2, 3], done
+    assert os.readlink("out").startswith(".out.versions/3-")
+
+
+def test_a_named_checkpoint_that_was_set_aside_is_exported_once(attempt: Attempt) -> None:
+    """By its id, as by a tag: the choice is the user's."""
+    chosen = attempt.history().live[-1].id
+    note = ROLLED_BACK.note(RollbackNote(before=3))
+    Log(attempt.store, "run").append(lambda view: (note, fold(view).epoch))
+    save(attempt, 3, last=True)
+    done = follow("out", "--json", "--which", chosen)
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [5], done
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["directory", "file"])

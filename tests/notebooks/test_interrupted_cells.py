@@ -171,10 +171,11 @@ def test_twenty_interrupts_lose_no_checkpoint_and_leak_nothing(options: str, ker
     printed, error = kernel.run(cell, (0.5,), "step=")
     assert error.startswith("KeyboardInterrupt")
     ends = time.monotonic() + 15
-    while len((last := kernel.counts())["memfds"]) > len(first["memfds"]) + 2 and time.monotonic() < ends:
+    while len((last := kernel.counts())["memfds"]) > max(len(first["memfds"]), 4) + 2 and time.monotonic() < ends:
         time.sleep(0.5)  # threads that copied for an interrupted cell end
     assert len(kernel.agents()) <= 1
-    assert len(last["memfds"]) <= len(first["memfds"]) + 2 and last["descriptors"] <= first["descriptors"] + 10, (
+    most = max(len(first["memfds"]), 4) + 2  # the first run may have been interrupted before it had all four
+    assert len(last["memfds"]) <= most and last["descriptors"] <= first["descriptors"] + 10, (
         first,
         last,
     )

@@ -78,6 +78,19 @@ def test_other_metrics_than_numbers_are_refused(metrics: Any, tmp_path: Path) ->
     assert results_of(Run(open_bytes(tmp_path / "s"), "run").history()) == []
 
 
+@pytest.mark.parametrize("name", ["x" * 201, "a\n", 5], ids=["long", "line", "number"])
+def test_a_name_that_a_record_cannot_hold_is_refused(name: Any, tmp_path: Path) -> None:
+    """A shortened name would not be found again, so each report would be recorded."""
+    ids = made(tmp_path / "s/run", 1)
+    with pytest.raises(ConfigError):
+        relight.open(tmp_path / "s/run").report({"accuracy": 0.5}, name=name)
+    store = open_bytes(tmp_path / "s")
+    with pytest.raises(ConfigError):
+        record_result(store, "run", EvaluationResult(ids[0], name, {}))
+    longest = EvaluationResult(ids[0], "x" * 200, {})
+    assert record_result(store, "run", longest) and not record_result(store, "run", longest)
+
+
 def test_numbers_of_every_kind_are_recorded(tmp_path: Path) -> None:
     """Ints, bools, NaN, infinities, tensors of one element. A NaN is never the best."""
     made(tmp_path / "s/run", 2)

@@ -12,10 +12,10 @@ from relight.cli.common import json_option
 from relight.cli.followed import follow_options, followed
 from relight.cli.output import escape, warn
 from relight.errors import ConfigError
-from relight.followers.evaluation import Evaluation, default_name, record
+from relight.followers.evaluation import Evaluation, Recorded, default_name, record
 from relight.followers.run_command import words_of
 from relight.log import Checkpoint
-from relight.run_records.results import NAME_MAX, EvaluationResult, results_of
+from relight.run_records.results import check_evaluation_name, results_of
 from relight.settings.amounts import seconds_of
 from relight.units import duration_text, metrics_text
 
@@ -73,8 +73,9 @@ def command(
         raise ConfigError(f"there is no program {words[0]!r}", where="--run", hint="no shell runs the command")
     timeout_s = None if timeout is None else seconds_of(timeout, "--timeout")
     name = default_name(words) if name is None else name
-    if not 0 < len(name) <= NAME_MAX or not name.isprintable():
-        raise ConfigError(f"a name has 1 to {NAME_MAX} printable characters", where="--name")
+    check_evaluation_name(name, "--name")
+    if not name:
+        raise ConfigError("the name is empty", where="--name", hint="without --name, it is a digest of COMMAND")
     source = followed(
         path, which, nth, until, forever, idle, every_s, queue=None if everything else (queue or 1), once=once
     )
@@ -83,18 +84,19 @@ def command(
     for checkpoint in source.checkpoints(lambda history: {result.id for result in results_of(history, name)}):
         sys.stdout.flush()
         result = evaluation.evaluate(source.run, checkpoint, output)
-        recorded = record(source.run, result, source.ending.stopping, lambda text: warn(escape(text)))
-        failed |= bool(result.failed)
-        _print(checkpoint, result, recorded, as_json)
+        outcome = record(source.run, result, source.ending.stopping, lambda text: warn(escape(text)))
+        failed |= bool(outcome.result.failed)
+        _print(checkpoint, outcome, as_json)
     return 1 if failed else 0
 
 
-def _print(checkpoint: Checkpoint, result: EvaluationResult, recorded: bool, as_json: bool) -> None:
+def _print(checkpoint: Checkpoint, evaluated: Recorded, as_json: bool) -> None:
+    result = evaluated.result
     if as_json:
-        facts = {**result._asdict(), "step": checkpoint.step, "recorded": recorded}
+        facts = {**result._asdict(), "step": checkpoint.step, "recorded": evaluated.recorded}
         click.echo(json.dumps(facts))
         return
     outcome = f"failed: {result.failed}" if result.failed else f"skipped: {result.skipped}" if result.skipped else ""
     text = outcome or metrics_text(dict(result.metrics)) or "no numbers"
-    more = "" if recorded else "; another follower of this name had recorded a result"
+    more = "" if evaluated.recorded or evaluated.removed else "; another follower of this name had recorded a result"
     click.echo(f"step {checkpoint.step} ({checkpoint.id}): {escape(text)}, {duration_text(result.seconds)}{more}")

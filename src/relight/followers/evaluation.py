@@ -57,12 +57,26 @@ def default_name(words: Sequence[str]) -> str:
     return hashlib.blake2b("\0".join(words).encode(errors="surrogateescape"), digest_size=6).hexdigest()
 
 
-def record(run: Run, result: EvaluationResult, stopping: threading.Event, report: Callable[[str], None]) -> bool:
-    """Record a result, once. While the store does not answer, try again; ``report`` is called once. Return as ``record_result``."""
+class Recorded(NamedTuple):
+    """The result of an evaluation, and whether this process recorded it."""
+
+    result: EvaluationResult
+    recorded: bool
+    removed: bool = False
+    """Whether the run no longer had the checkpoint. Then nothing is recorded, and the result is skipped."""
+
+
+def record(run: Run, result: EvaluationResult, stopping: threading.Event, report: Callable[[str], None]) -> Recorded:
+    """Record a result, once. While the store does not answer, try again; ``report`` is called once."""
     silent = False
     while True:
         try:
-            return record_result(run.store, run.name, result)
+            return Recorded(result, record_result(run.store, run.name, result))
+        except CheckpointNotFound:  # perhaps another run has its name now
+            skipped = EvaluationResult(
+                result.id, result.by, skipped="the run was removed meanwhile", seconds=result.seconds
+            )
+            return Recorded(skipped, recorded=False, removed=True)
         except StoreUnavailable as error:
             if not error.retryable or stopping.is_set():
                 raise

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import select
 import shlex
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -63,7 +65,7 @@ def run_command(
     The command has a process group of its own. If this process is interrupted, or the time is over, the group gets SIGINT and, after
     ``grace_s``, SIGKILL. Raise ``ConfigError`` if the command cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="relight-follow-") as folder:
+    with tempfile.TemporaryDirectory(prefix="relight-follow-", ignore_cleanup_errors=True) as folder:
         file = os.path.join(folder, "result.json")
         environment = {**os.environ, RESULT_VARIABLE: file}
         try:
@@ -176,8 +178,13 @@ def _object_in(text: bytes) -> dict[str, Any] | None:
 def _result_of(file: str, printed: dict[str, Any] | None) -> CommandEnd:
     """Return the result in the file, if the command has written one, else the printed one."""
     result = printed or {}
-    with contextlib.suppress(FileNotFoundError), open(file, "rb") as opened:
-        text = opened.read(LINE_BYTES_MAX + 1)
+    try:
+        text = _read_regular(file)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return CommandEnd({}, f"its result in {RESULT_VARIABLE} cannot be read: {error.strerror}")
+    else:
         written = _object_in(text) if len(text) <= LINE_BYTES_MAX else None
         if written is None:
             return CommandEnd({}, f"its result in {RESULT_VARIABLE} is not a JSON object")
@@ -189,6 +196,23 @@ def _result_of(file: str, printed: dict[str, Any] | None) -> CommandEnd:
         return CommandEnd(check_result_metrics(numbers))
     except ConfigError as error:
         return CommandEnd({}, error.what)
+
+
+def _read_regular(path: str) -> bytes:
+    """Return the beginning of a file. Raise ``OSError`` for anything else: opening a FIFO would wait for its writer."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with open(descriptor, "rb", closefd=False) as opened:
+            return opened.read(LINE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _signal_name(number: int) -> str:

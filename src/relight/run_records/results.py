@@ -62,6 +62,14 @@ def check_result_metrics(metrics: object) -> dict[str, Metric]:
     return checked
 
 
+def check_evaluation_name(name: object, where: str) -> str:
+    """Return the name. Raise ``ConfigError`` unless a record can hold it whole: a shortened name would not be found again."""
+    if not isinstance(name, str) or len(name) > NAME_MAX or not name.isprintable():
+        what = f"a name is a text of at most {NAME_MAX} printable characters, not {shown(name)}"
+        raise ConfigError(what, where=where, hint="choose a short name, such as accuracy")
+    return name
+
+
 def _number(name: str, value: object) -> float:
     """Return a number, or the number in a scalar of another library, such as a tensor of one element."""
     if isinstance(value, (int, float)):
@@ -80,14 +88,15 @@ def record_result(store: ByteStore, run: str, result: EvaluationResult) -> bool:
     """Record a result. Return whether this call recorded it: False if there is a result of that name for the checkpoint.
 
     A result without a name is always recorded. Raise ``CheckpointNotFound`` for a checkpoint that the log does not know.
-    After ``Uncertain``, call it again. Cost: one record.
+    Raise ``ConfigError`` for a name that is too long. After ``Uncertain``, call it again. Cost: one record.
     """
+    check_evaluation_name(result.by, "the evaluation's name")
     text = msgspec.json.encode(result.metrics).decode()
     note = RESULT.note(
         ResultNote(
             id=result.id,
             metrics=text,
-            by=result.by[:NAME_MAX],
+            by=result.by,
             failed=result.failed[:WHY_MAX] or None,
             skipped=result.skipped[:WHY_MAX] or None,
             seconds=result.seconds,
