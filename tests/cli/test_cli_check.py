@@ -148,6 +148,7 @@ def test_prune_dry_run_states_reasons_and_deletes_nothing(relight, runs: Path) -
     assert (answer.code, answer.json["dry_run"], answer.json["retired"]) == (0, True, [])
     out = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run").out
     assert "2 of 4 checkpoints go" in out
+    assert "they cannot be recalled: --undo-window 12h keeps the bytes for 12 h" in out
     assert out.endswith("dry run: nothing was done\n")
     assert len(ids(runs)) == 4
 
@@ -200,9 +201,27 @@ def test_prune_without_rules_or_a_terminal_is_exit_code_2(relight, runs: Path, m
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 3), ("n\n", 4), ("\n", 4)])
 def test_prune_asks_on_a_terminal(runs: Path, typed: str, left: int) -> None:
     """``prune`` deletes only if the answer is ``y``."""
-    answer = on_terminal("prune", "runs/demo", *RULES, typed=typed, prompt="Remove them?")
+    answer = on_terminal("prune", "runs/demo", *RULES, typed=typed, prompt="Remove them for good?")
     assert answer.code == 0
     assert len(ids(runs)) == left
+
+
+@pytest.mark.parametrize(
+    ("window", "prompt", "outlook"),
+    [
+        (("--undo-window", "12h"), "Remove them?", "relight undelete can recall them for 12h"),
+        ((), "Remove them for good?", "they cannot be recalled"),
+    ],
+)
+def test_prune_states_whether_checkpoints_can_be_recalled(
+    relight, runs: Path, window: tuple[str, ...], prompt: str, outlook: str
+) -> None:
+    """The plan and the question did not show that prune deletes for good, whatever undo window the run itself has."""
+    rules = ("--keep-last", 1, *window)
+    assert outlook in relight("prune", "runs/demo", *rules, "--dry-run").out
+    answer = on_terminal("prune", "runs/demo", *rules, typed="n\n", prompt=prompt)
+    assert outlook in answer.out
+    assert len(ids(runs)) == 4
 
 
 def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) -> None:

@@ -271,7 +271,7 @@ def test_a_full_disk_under_stdout_is_exit_code_2(runs: Path) -> None:
 
 def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
     """Ctrl-C at a question deletes nothing and prints no traceback."""
-    answer = on_terminal("prune", "runs/demo", "--keep-last", 1, typed="\x03", prompt="Remove them?")
+    answer = on_terminal("prune", "runs/demo", "--keep-last", 1, typed="\x03", prompt="Remove them for good?")
     assert answer.code == 130
     assert "Traceback" not in answer.out
     assert len(list((runs / "demo").glob("0*"))) == 4

@@ -518,11 +518,14 @@ def test_a_live_state_that_nothing_fits_is_refused(tmp_path: Path, events: list[
     assert "more" in str(event)
 
 
-def test_waiting_at_an_object_store_costs_a_request_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check is one LIST."""
+@pytest.mark.parametrize("tiers", [False, True])
+def test_waiting_at_an_object_store_costs_a_request_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiers: bool
+) -> None:
+    """Each check is one LIST. With a bucket as the further tier, wait() listed it 20 times a second."""
     path, counts = tmp_path / "s/run", [0]
     saved(path, range(1))
-    with relight.follow(path, make()) as follower:
+    with relight.follow(relight.Tiers(near=path, far=tmp_path / "far/run") if tiers else path, make()) as follower:
         assert follower.poll() is not None
         properties, listed = LocalStore.properties, LocalStore.list
 
@@ -530,10 +533,14 @@ def test_waiting_at_an_object_store_costs_a_request_a_second(tmp_path: Path, mon
             counts[0] += 1
             return listed(store, key)
 
-        monkeypatch.setattr(LocalStore, "properties", lambda store: replace(properties(store), remote=True))
+        monkeypatch.setattr(
+            LocalStore,
+            "properties",
+            lambda store: replace(properties(store), remote=not tiers or "far" in store.url),
+        )
         monkeypatch.setattr(LocalStore, "list", counted)
         assert follower.wait(1.5) is None
-    assert 1 <= counts[0] <= 6
+    assert 1 <= counts[0] <= (24 if tiers else 6)  # further tiers are read from their beginning
 
 
 def test_a_switch_of_what_was_read_ahead_plans_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ def command(
     """Remove the checkpoints that no rule keeps, and show for each why it stays or goes.
 
     Tagged checkpoints, those on hold, the newest, and the newest that verifies always stay. Asks before it removes anything, unless --yes.
+    The run's own rules do not count here, nor does their undo window: without --undo-window, what is removed cannot be recalled.
 
     \b
     Examples:
@@ -100,10 +101,14 @@ def command(
         plan = plan_prune(store, opened.run.name, rules, progress=meter)
     swept = plan_sweep(store, opened.run.name) if sweep else SweepPlan(opened.run.name, [], [])
     if not as_json:
-        _print(plan, swept)
+        _print(plan, swept, undo_window)
     doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
     doing = doing and confirmed(
-        "Remove them?", "removes checkpoints", yes, as_json, ", or --dry-run to see what would go"
+        "Remove them?" if undo_window else "Remove them for good?",
+        "removes checkpoints",
+        yes,
+        as_json,
+        ", or --dry-run to see what would go",
     )
     report = execute(plan, store) if doing else None
     swept_report = execute_sweep(swept, store) if doing else None
@@ -136,7 +141,7 @@ def command(
         click.echo("dry run: nothing was done" if dry_run else "nothing was done")
 
 
-def _print(plan: PrunePlan, swept: SweepPlan) -> None:
+def _print(plan: PrunePlan, swept: SweepPlan, undo_window: str | None) -> None:
     rows: list[list[object]] = []
     for verdict in plan.verdicts:
         fate = Styled("stays", "green") if verdict.keep else Styled("goes", "red")
@@ -159,3 +164,7 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
     click.echo(
         f"{count} of {count_text(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size_text(plan.bytes_freed)}"
     )
+    if count and undo_window:
+        click.echo(f"relight undelete can recall {'it' if count == 1 else 'them'} for {undo_window}")
+    elif count:
+        click.echo(f"{'it' if count == 1 else 'they'} cannot be recalled: --undo-window 12h keeps the bytes for 12 h")

@@ -326,13 +326,14 @@ class Follower(ObjectView):
     def wait(self, timeout_s: float | None = None) -> Switched | None:
         """Wait until a newer checkpoint is ready, and switch to it. Return None if that takes too long.
 
-        Without ``every``, it reads the log again every 50 ms, and of an object store each second: one LIST request.
+        Without ``every``, it reads the log again every 50 ms, and each second if a tier is an object store: one LIST request.
 
         Args:
             timeout_s: The seconds to wait. None: without limit.
         """
         ends = None if timeout_s is None else time.monotonic() + timeout_s
-        asks = self._thread is None and self._request.store.properties().remote
+        stores = (self._request.store, *(store for _, store, _ in self._request.further))
+        asks = self._thread is None and any(store.properties().remote for store in stores)
         pause_s = REMOTE_PAUSE_S if asks else 0.05
         while True:
             switched = self.poll()
