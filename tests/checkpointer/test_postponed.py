@@ -147,3 +147,36 @@ def test_a_save_before_the_agent_is_ready_states_that(
         begun.set()
     messages = [str(event.fields["message"]) for event in events if event.name == "save.coalesced"]
     assert len(messages) == 1 and "save postponed, the agent is not ready yet; " in messages[0]
+
+
+@pytest.mark.parametrize("when_busy", ["newest", "queue"])
+def test_a_best_state_that_is_not_saved_is_reported(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch, when_busy: Any
+) -> None:
+    """The best evaluation came while the agent was starting, and no message stated that ``@best`` lacks its weights. With
+    ``when_busy="queue"``, the first save is awaited, and ``best`` has these weights."""
+    prepare, begun = Background._prepare, threading.Event()
+
+    def slow(self: Background, *args: Any) -> Any:
+        begun.wait(60)
+        return prepare(self, *args)
+
+    monkeypatch.setattr(Background, "_prepare", slow)
+    if when_busy == "queue":
+        threading.Timer(0.3, begun.set).start()
+    model, optimizer = make()
+    save, limits = relight.best("eval_loss") | relight.every(steps=2), relight.Limits(when_busy=when_busy)
+    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, save=save, limits=limits) as ckpt:
+        for step, loss in enumerate([None, None, 4.0, 3.0, 3.5]):
+            one_step(model, optimizer)
+            ckpt.step(step, metrics={} if loss is None else {"eval_loss": torch.tensor(loss)})
+            if step == 3:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+        begun.set()
+    warnings = [str(event.fields["message"]) for event in events if "best so far" in str(event.fields.get("message"))]
+    assert len(warnings) == (when_busy == "newest")
+    if warnings:
+        assert warnings[0].startswith("eval_loss 4 is the best so far, and the weights")
+    else:
+        stored = relight.load(tmp_path / "run", "best:eval_loss:min", only=["model/*"])["model"]
+        assert all(torch.equal(stored[name], best[name]) for name in best)

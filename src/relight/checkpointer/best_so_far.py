@@ -47,6 +47,7 @@ class BestSoFar(Hook):
         """Best values of checkpoints alone, by ``"name:mode"``."""
         self._due: dict[str, float] = {}
         """Values, by metric name, that made a save due before it was started: a postponed save, or a save of several ranks."""
+        self._warned = False
         self.awaited = MultiRankWait(trigger, rules, self._leads)
 
     def on_attempt(self, attempt: Attempt, history: History) -> None:
@@ -99,6 +100,19 @@ class BestSoFar(Hook):
     def due(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the metrics of a save that a trigger made due: those of its step, and the noted ones that the step lacks."""
         return {**self._due, **metrics} if self._due else metrics
+
+    def postponed(self, values: dict[str, float], why: str) -> None:
+        """Warn, once in a process, if a step whose save is postponed has the best value so far: its weights are not saved."""
+        if self._warned:
+            return
+        self.note(values)
+        for name, value in self._due.items():
+            self._warned = True
+            emit(
+                "preflight.warning",
+                f"{name} {value:g} is the best so far, and the weights that gave it are not saved, because {why}; "
+                'Limits(when_busy="queue") makes training wait for such a save',
+            )
 
     def on_failure(self, save: Save) -> None:
         """Forget the noted values: the save that they made due has failed."""

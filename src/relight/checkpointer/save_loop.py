@@ -133,6 +133,7 @@ class SaveLoop:
                 not_ready = writer.free_slots is None  # the first save: its memory is not allocated yet
                 why = "the agent is not ready yet" if not_ready else "no snapshot slot is free"
                 self.progress.due = postpone(reason, step, why)
+                self.hooks.best.postponed(numbers_for(self.options.trigger, metrics), why)
                 return None
         self.progress.due, started = None, perf_counter()
         try:
