@@ -15,7 +15,7 @@ from relight.errors import ConfigError
 from relight.followers.evaluation import Evaluation, Recorded, default_name, record
 from relight.followers.run_command import words_of
 from relight.log import Checkpoint
-from relight.run_records.results import check_evaluation_name, results_of
+from relight.run_records.results import check_evaluation_name, check_recordable, results_of
 from relight.settings.amounts import seconds_of
 from relight.units import duration_text, metrics_text
 
@@ -79,6 +79,7 @@ def command(
     source = followed(
         path, which, nth, until, forever, idle, every_s, queue=None if everything else (queue or 1), once=once
     )
+    check_recordable(source.run.store)
     evaluation, failed = Evaluation(words, name, retries, timeout_s), False
     output = sys.stderr.buffer if as_json else sys.stdout.buffer
     for checkpoint in source.checkpoints(lambda history: {result.id for result in results_of(history, name)}):
