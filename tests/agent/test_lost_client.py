@@ -1,4 +1,4 @@
-"""A connection to the agent that nobody owns ends by itself."""
+"""A connection to the agent ends with the object that owns it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_the_answer_to_an_interrupted_request_is_not_the_next_ones(monkeypatch: 
     monkeypatch.setattr(threading.Condition, "wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt):
         agent.held(10)
-    for held in ([], []):
-        server.send(HeldList(held), [])
+    for _ in range(2):
+        server.send(HeldList([]), [])
     time.sleep(0.2)
     assert agent.held(10) == [] and not agent._late
     agent.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,11 +100,15 @@ def test_a_result_may_be_written_to_a_file(runs: Path, relight) -> None:
             "its result in RELIGHT_RESULT is not a JSON object",
         ),
         (
+            "print('{\"a\": 1}'); print(json.dumps({'a': 'x' * (1 << 20)}))",
+            "its last printed JSON object is longer than 1048576 bytes",
+        ),
+        (
             "print(json.dumps({str(n): n for n in range(2000)}))",
             "metrics must be a dict of at most 1000 numbers by name",
         ),
     ],
-    ids=["exit code", "signal", "no object", "directory", "fifo", "link", "huge", "nested", "too many"],
+    ids=["exit code", "signal", "no object", "directory", "fifo", "link", "huge", "nested", "long", "too many"],
 )
 def test_a_failure_is_recorded_after_the_last_try(text: str, why: str, runs: Path, relight) -> None:
     """It is not tried for ever: a restarted follower does not try it again."""
@@ -195,6 +200,25 @@ def test_bad_usage_is_refused_before_anything_runs(arguments: list[str], hint: s
     """With exit code 2, and what to do."""
     answer = relight("follow", "runs/demo", *arguments, "--once")
     assert answer.code == 2 and hint in answer.err and results() == []
+
+
+def test_a_process_that_does_not_trust_its_own_records_evaluates_nothing(
+    runs: Path, relight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results would have no effect: each checkpoint was evaluated again and again, with a record each time."""
+    pytest.importorskip("cryptography")
+    keys = [relight("keys", "new", "--signing", f"{name}.key").out for name in ("own", "other")]
+    own, other = (re.findall(r"RELIGHT_(?:SIGN|TRUST)=(\S+)", text) for text in keys)
+    monkeypatch.setenv("RELIGHT_SIGN", own[0])
+    Attempt.begin(open_bytes("signed"), "demo").save(request(1, reason=END))
+    monkeypatch.setenv("RELIGHT_TRUST", own[1])
+    command = script("open('ran', 'a').write('x'); print('{\"a\": 1}')")
+    for sign in ("", other[0]):
+        monkeypatch.setenv("RELIGHT_SIGN", sign)
+        answer = relight("follow", "signed/demo", "--run", command)
+        assert answer.code == 2 and "RELIGHT_SIGN" in answer.err and not Path("ran").exists()
+    monkeypatch.setenv("RELIGHT_SIGN", own[0])
+    assert relight("follow", "signed/demo", "--run", command).code == 0 and Path("ran").read_text() == "x"
 
 
 def test_a_checkpoint_is_no_run(runs: Path, relight) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -62,6 +63,11 @@ def test_a_directory_is_a_link_to_a_version(attempt: Attempt) -> None:
         assert export.checkpoint_id == opened(2).root.id
     with NewestExport("out", Options(dtype="bfloat16")) as export:
         assert export.checkpoint_id is None, "other options"
+    shutil.rmtree(os.path.realpath("out"))
+    with NewestExport("out", SHARDS, "more") as export:
+        assert export.checkpoint_id is None, "the link points to nothing"
+        export.export(opened(2))
+        assert step_of(Path("out")) == 2
 
 
 def test_what_an_interrupted_export_left_is_removed(attempt: Attempt) -> None:

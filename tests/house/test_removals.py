@@ -34,6 +34,7 @@ OWN = {
     "heartbeat/save_request.py": "a page in the supervisor's private directory, by its whole path",
     "integrations/engines.py": "the two directories of weights, by their fixed names, in the folder that the caller gives for them alone",
     "integrations/lightning.py": "a directory that holds relight.json, as the trainer names it",
+    "prove/drive.py": "the proof's own temporary directory",
     "demo/drive.py": "the demonstration's own temporary directory",
 }
 """By file: what it removes. Removals by a pattern go through ``OwnFiles``."""

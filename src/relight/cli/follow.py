@@ -12,10 +12,10 @@ from relight.cli.common import json_option
 from relight.cli.followed import follow_options, followed
 from relight.cli.output import escape, warn
 from relight.errors import ConfigError
-from relight.followers.evaluation import Evaluation, Recorded, default_name, record
+from relight.followers.evaluation import Evaluation, RecordedResult, default_name, record
 from relight.followers.run_command import words_of
 from relight.log import Checkpoint
-from relight.run_records.results import check_evaluation_name, results_of
+from relight.run_records.results import check_evaluation_name, check_recordable, results_of
 from relight.settings.amounts import seconds_of
 from relight.units import duration_text, metrics_text
 
@@ -79,6 +79,7 @@ def command(
     source = followed(
         path, which, nth, until, forever, idle, every_s, queue=None if everything else (queue or 1), once=once
     )
+    check_recordable(source.run.store)
     evaluation, failed = Evaluation(words, name, retries, timeout_s), False
     output = sys.stderr.buffer if as_json else sys.stdout.buffer
     for checkpoint in source.checkpoints(lambda history: {result.id for result in results_of(history, name)}):
@@ -90,7 +91,7 @@ def command(
     return 1 if failed else 0
 
 
-def _print(checkpoint: Checkpoint, evaluated: Recorded, as_json: bool) -> None:
+def _print(checkpoint: Checkpoint, evaluated: RecordedResult, as_json: bool) -> None:
     result = evaluated.result
     if as_json:
         facts = {**result._asdict(), "step": checkpoint.step, "recorded": evaluated.recorded}

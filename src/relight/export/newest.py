@@ -84,10 +84,11 @@ class NewestExport:
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The id of the checkpoint that the directory has. None for a file, for other options, and if there is none yet."""
+        """The id of the checkpoint that the directory has. None for a file, for other options, and if there is none yet or no longer."""
         name = self._present
         match = _VERSION.match(name) if name is not None else None
-        return match[1] if match is not None and match[2] == self._digest else None
+        is_complete = match is not None and match[2] == self._digest and os.path.isdir(self.path)
+        return match[1] if match is not None and is_complete else None
 
     def export(
         self, opened: Opened, progress: Callable[[int], None] | None = None, *, engine: Engine = IN_PROCESS

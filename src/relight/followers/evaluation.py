@@ -57,7 +57,7 @@ def default_name(words: Sequence[str]) -> str:
     return hashlib.blake2b("\0".join(words).encode(errors="surrogateescape"), digest_size=6).hexdigest()
 
 
-class Recorded(NamedTuple):
+class RecordedResult(NamedTuple):
     """The result of an evaluation, and whether this process recorded it."""
 
     result: EvaluationResult
@@ -66,17 +66,19 @@ class Recorded(NamedTuple):
     """Whether the run no longer had the checkpoint. Then nothing is recorded, and the result is skipped."""
 
 
-def record(run: Run, result: EvaluationResult, stopping: threading.Event, report: Callable[[str], None]) -> Recorded:
+def record(
+    run: Run, result: EvaluationResult, stopping: threading.Event, report: Callable[[str], None]
+) -> RecordedResult:
     """Record a result, once. While the store does not answer, try again; ``report`` is called once."""
     silent = False
     while True:
         try:
-            return Recorded(result, record_result(run.store, run.name, result))
+            return RecordedResult(result, record_result(run.store, run.name, result))
         except CheckpointNotFound:  # perhaps another run has its name now
             skipped = EvaluationResult(
                 result.id, result.by, skipped="the run was removed meanwhile", seconds=result.seconds
             )
-            return Recorded(skipped, recorded=False, removed=True)
+            return RecordedResult(skipped, recorded=False, removed=True)
         except StoreUnavailable as error:
             if not error.retryable or stopping.is_set():
                 raise

@@ -167,7 +167,7 @@ class Follower(ObjectView):
         self._pid = os.getpid()
         self._log = FollowedLog(request.store, request.run)
         self._places: Places | None = None
-        """The logs, as they were last read. Of several ranks, only rank 0 has them."""
+        """The logs at the last check. Of several ranks, only rank 0 has them."""
         self._target = ""
         """With several ranks: the id of the checkpoint that all ranks read now."""
         self._ready: StagedSwitch | None = None

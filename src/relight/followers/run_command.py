@@ -92,6 +92,8 @@ def run_command(
             return CommandEnd({}, f"no end within {duration_text(timeout_s)}")
         if code:
             return CommandEnd({}, f"exit code {code}" if code > 0 else f"ended by {_signal_name(-code)}")
+        if running.is_too_long and not os.path.lexists(file):
+            return CommandEnd({}, f"its last printed JSON object is longer than {LINE_BYTES_MAX} bytes")
         return _result_of(file, running.result)
 
 
@@ -107,6 +109,8 @@ class _Running:
         self._line = b""
         self.result: dict[str, Any] | None = None
         """The last line that is a JSON object."""
+        self.is_too_long = False
+        """Whether a later line, perhaps a JSON object, was longer than ``LINE_BYTES_MAX``."""
 
     def wait(self, ends: float | None) -> bool:
         """Copy output until the command has ended, which is then a zombie. Return False if it has not by ``ends``."""
@@ -159,9 +163,10 @@ class _Running:
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[: LINE_BYTES_MAX + 1]
         for line in lines:
-            value = _object_in(line) if len(line) <= LINE_BYTES_MAX else None
-            if value is not None:
-                self.result = value
+            is_long = len(line) > LINE_BYTES_MAX
+            value = None if is_long else _object_in(line)
+            if value is not None or (is_long and line.startswith(b"{")):
+                self.result, self.is_too_long = value, is_long
 
 
 def _object_in(text: bytes) -> dict[str, Any] | None:

@@ -84,13 +84,25 @@ def _number(name: str, value: object) -> float:
     raise ConfigError(f"metric {name!r} is not a number: {shown(value)}", where=f"metric {name}")
 
 
+def check_recordable(store: ByteStore) -> None:
+    """Raise ``ConfigError`` if a result would have no effect: a follower would then evaluate the same checkpoint for ever."""
+    if not store.properties().trusts_itself:
+        raise ConfigError(
+            "results cannot be recorded: records of this process have no signature of a trusted signer",
+            where=store.url,
+            hint="set RELIGHT_SIGN to a key that RELIGHT_TRUST names",
+        )
+
+
 def record_result(store: ByteStore, run: str, result: EvaluationResult) -> bool:
     """Record a result. Return whether this call recorded it: False if there is a result of that name for the checkpoint.
 
     A result without a name is always recorded. Raise ``CheckpointNotFound`` for a checkpoint that the log does not know.
-    Raise ``ConfigError`` for a name that is too long. After ``Uncertain``, call it again. Cost: one record.
+    Raise ``ConfigError`` for a name that is too long, and if this process does not trust its own records.
+    After ``Uncertain``, call it again. Cost: one record.
     """
     check_evaluation_name(result.by, "the evaluation's name")
+    check_recordable(store)
     text = msgspec.json.encode(result.metrics).decode()
     note = RESULT.note(
         ResultNote(

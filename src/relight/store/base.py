@@ -49,6 +49,8 @@ class Properties:
     """Whether the store encrypts files before it stores them."""
     signed: bool = False
     """Whether readers accept only log records of trusted signers."""
+    trusts_itself: bool = True
+    """Whether this process accepts the log records that it writes itself."""
 
 
 class Entry(NamedTuple):

@@ -31,7 +31,10 @@ class SignedStore(StoreWrapper):
     def properties(self) -> Properties:
         """See ``ByteStore``."""
         properties = self.inner.properties()
-        return properties if self._trust is None else replace(properties, signed=True)
+        if self._trust is None:
+            return properties
+        own = self._signer is not None and self._trust.believes(b"", self._signer.sign(b""))
+        return replace(properties, signed=True, trusts_itself=own)
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
