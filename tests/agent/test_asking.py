@@ -369,7 +369,7 @@ def test_descriptors_belong_to_their_message_also_when_messages_arrive_together(
 
 
 def test_only_a_limit_of_open_files_is_named_as_one() -> None:
-    """If the kernel drops descriptors, the hint is to raise the limit; an answer that lacks them has another hint."""
+    """If the kernel drops descriptors, the hint names the limit; an answer that lacks them has another hint."""
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     agent, wire = Agent(ours), AgentConnection[ToAgent](theirs, ToAgent)
