@@ -102,7 +102,7 @@ class BestSoFar(Hook):
         return {**self._due, **metrics} if self._due else metrics
 
     def postponed(self, values: dict[str, float], why: str) -> None:
-        """Warn, once in a process, if a step has the best value so far, and its save is postponed: its weights are not saved."""
+        """Warn, once in a process, if a postponed save was due for the best value so far: the weights of that step are not saved."""
         if self._warned:
             return
         self.note(values)
