@@ -112,3 +112,28 @@ def test_what_a_reader_of_the_network_sees(
         warned = [rank for name, rank in events if name == "peers.unencrypted"]
         assert warned == ([0] if encrypt and tls is False else [])
         assert "peers.refused" not in dict(events), "no agent of the job is refused"
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+def test_a_followers_parts_come_from_the_agents_of_other_nodes(
+    url: str, tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no store has the bytes. On a node without an agent of the run, they are missing.
+
+    In this file, so that no capture of packets runs meanwhile: these bytes are in the clear.
+    """
+    protected_ranks.job(url, 2, relight.Peers(copies=1, tls=tls), 2)
+    for pack in Path(url).glob("*/pack-*"):
+        pack.unlink()
+    model = torch.nn.ParameterDict(
+        {name: torch.nn.Parameter(torch.zeros(4, protected_ranks.ELEMENTS // 4)) for name in "abc"}
+    )
+    monkeypatch.setenv("RELIGHT_NODE", "node0")
+    with relight.follow(url, model) as follower:
+        switched = follower.poll()
+        assert switched is not None and switched.source == "peers", follower.error
+    digest = hexdigest(b"".join(value.detach().numpy().tobytes() for value in model.values()))
+    assert digest == protected_ranks.expected(1)
+    monkeypatch.setenv("RELIGHT_NODE", "node7")
+    with relight.follow(url, model) as follower:
+        assert follower.poll() is None and isinstance(follower.error, relight.CorruptCheckpoint)
