@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import relight
+from relight.format import hexdigest
 from relight.keys import write_key_file
 
 pytestmark = pytest.mark.distributed
