@@ -25,7 +25,7 @@ def test_steps_count_up(tmp_path: Path) -> None:
     ckpt.restore()
     for step in range(3):
         ckpt.step(step)
-    with pytest.raises(relight.ConfigError, match=r"step 0 was reported after step 2(.|\n)*epoch \* len\(loader\)"):
+    with pytest.raises(relight.ConfigError, match=r"step 0 was reported after step 2(.|\n)*in one variable"):
         ckpt.step(0)
     with pytest.raises(relight.ConfigError, match="step 1 was reported after step 2"):
         ckpt.save(1)
