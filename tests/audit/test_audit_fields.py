@@ -144,6 +144,8 @@ SIMPLE = {
     "doctor": ["{run}", "--fix", "-y", "--quick"],
     "save": ["{run}", "--why", "before the move", "--timeout", "1.0"],
     "drill": ["--copy", "{run}", "--deadline", "1.0", "--env", "API_TOKEN=swordfish"],
+    "follow": ["{run}", "--run", "true", "--once"],
+    "export --follow": ["{run}", "{root}/newest.safetensors", "--until", "300"],
 }
 
 
@@ -157,9 +159,9 @@ def test_every_audited_command_records_all_of_it(tmp_path: Path, monkeypatch: py
     book = AuditLog(open_bytes(tmp_path / "audit"))
     seen: dict[str, dict[str, Any]] = {}
     # what a command does is other tests' subject; here its record counts, so the slow ones do nothing
-    from relight.cli import drill, save
+    from relight.cli import drill, export_follow, follow, save
 
-    for slow in (drill, save):
+    for slow in (drill, export_follow, follow, save):
         monkeypatch.setattr(slow.command, "callback", lambda **given: 0)
     for name, words in SIMPLE.items():
         words = [word.format(run=f"{tmp_path}/runs/run-000", root=tmp_path) for word in words]
