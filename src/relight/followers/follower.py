@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from relight.followers.agreement import TEXT_CHARACTERS, FollowingRanks, RankRep
 from relight.followers.chunk_map import ChunkMap
 from relight.followers.followed_log import FollowedLog
 from relight.followers.live_memory import tensors_by_name
-from relight.followers.staging import StagedSwitch, naming
+from relight.followers.staging import StagedSwitch
 from relight.format.collector import collector_paused
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, History, LogView, fold
@@ -466,7 +467,7 @@ class Follower(ObjectView):
         staging: StagedSwitch | None = None
         try:
             with collector_paused():
-                request = naming(self._request, checkpoint_id)
+                request = replace(self._request, which=checkpoint_id)
                 staging = StagedSwitch(request, chunks, memory, base, self._memory_bytes, self._places)
                 staging.prepare()
         except Exception as error:  # also of the caller's map=, or of torch: the thread continues

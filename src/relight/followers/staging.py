@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -136,11 +135,6 @@ def planned(request: RestoreRequest, stored: CheckpointView) -> RestorePlan:
         request.components, stored.tensors, stored.tree, only=request.only, strict=request.strict, rename=request.rename,
         where=stored.prefix, check=stored.check, classes=recorded_classes(stored.user), casts=True,
     )  # fmt: skip
-
-
-def naming(request: RestoreRequest, checkpoint_id: str) -> RestoreRequest:
-    """Return the request for that checkpoint alone."""
-    return replace(request, which=checkpoint_id)
 
 
 def _batches(sinks: Sequence[Mapping[int, StagedSink]], limit: int) -> Iterator[list[dict[int, StagedSink]]]:
