@@ -441,7 +441,8 @@ class Checkpointer(ObjectView):
             if is_idle and progress.resumed.checkpoint is not None:
                 # The previous trainer was killed after its last step, and its agent may still be running.
                 session.dismiss_former_agent(grace.bound(deadline_s))
-            session.ended()
+            is_saved = not self._unsaved and not progress.in_flight.lacks(progress.at)
+            session.ended(progress.step if is_saved and not grace.over else None)
             ends = True
         finally:
             self._finish(Closed.now(why, progress.step, saves=save), ends=ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,12 @@ from relight.checkpointer.state_capture import StateCapture
 from relight.checkpointer.takeover import RunHolder, Takeover
 from relight.comm import find_world
 from relight.commit import Attempt
+from relight.errors import RelightError
 from relight.format.collector import collector_paused
 from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.observe import demote_info_logs, emit, write_events
 from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.run_records.run_end import record_end
 from relight.store.wrapper import guard_of
 
 
@@ -102,6 +105,10 @@ class RunSession:
         """Publish in the heartbeat that the run ends, within ``timeout_s`` seconds."""
         heartbeat().phase("ending", timeout_s / LATE_AFTER)
 
-    def ended(self) -> None:
-        """Report the end of the attempt."""
+    def ended(self, step: int | None) -> None:
+        """Report the normal end of the attempt. ``step``: its last one, if it is saved; None writes nothing into the log."""
+        if step is not None and self.attempt is not None and self.world.rank == 0:
+            # every checkpoint is safe; readers elsewhere learn of the end later, by the age of the newest checkpoint
+            with contextlib.suppress(RelightError, OSError):
+                record_end(self.attempt.place.log, self.attempt.place.epoch, step)
         emit("attempt.ended", f"run {self.run!r} ended", run=self.run)

@@ -11,6 +11,7 @@ from relight.errors import CheckpointNotFound, StoreUnavailable
 from relight.followers.followed_log import FollowedLog
 from relight.log import Checkpoint, History, fold
 from relight.run_records.fresh_starts import fresh_starts
+from relight.run_records.run_end import has_ended
 from relight.store import ByteStore
 from relight.units import duration_text
 
@@ -76,12 +77,7 @@ def waiting(
 def is_finished(history: History) -> bool:
     """Return whether the newest checkpoint is the last one of the attempt in charge, which ended normally."""
     newest = history.live[-1] if history.live else None
-    return (
-        newest is not None
-        and newest.body.save_reason.kind == "end"
-        and newest.epoch == history.epoch
-        and newest.id not in history.rolled_back_ids
-    )
+    return newest is not None and newest.id not in history.rolled_back_ids and has_ended(history)
 
 
 def _good(history: History) -> list[Checkpoint]:

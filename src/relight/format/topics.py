@@ -91,6 +91,12 @@ class FreshStartNote(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher's job; empty if there is none."""
 
 
+class RunEndedNote(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempt ended normally, and its last step had been saved before."""
+
+    step: int
+
+
 class RepackNote(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint no longer needs donors."""
 
@@ -211,6 +217,7 @@ FRESH_START = Topic(
     written_by="checkpointer.fresh_start run_records.fresh_starts",
     read_by="run_records.fresh_starts",
 )
+RUN_ENDED = Topic("ended", RunEndedNote, written_by="run_records.run_end", read_by="run_records.run_end")
 REPACKED = Topic("repacked", RepackNote, written_by="transfer.repack", read_by="log.history")
 REBUILDING = Topic("rebuilding", RebuildingNote, written_by="reclaim.rebuild", read_by="log.truncated")
 REBUILT = Topic("rebuilt", RebuiltNote, written_by="reclaim.rebuild", read_by="log.truncated")

@@ -19,6 +19,7 @@ from relight.monitoring.files import EventFiles
 from relight.monitoring.incident_reader import Diary, recent_failures
 from relight.monitoring.outcomes import Outcomes, outcomes_of
 from relight.observe.metrics import BY_NAME, METRICS
+from relight.run_records.run_end import has_ended
 from relight.run_records.verification import VerificationResult, checked
 from relight.store import ByteStore
 from relight.store.mirror_rebuild import mirrored_in
@@ -285,16 +286,8 @@ def seen_of(
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
     latest = max((time for time in (seen.committed_at, begun, seen.last_event_at) if time is not None), default=now)
     unprotected = seen.good_age_s if good is not None else _age(begun, now)
-    ended = tally.ended or _has_saved_its_end(history)
+    ended = tally.ended or has_ended(history)
     return seen._replace(unprotected_s=unprotected, active=not ended and now - latest < OVER_S)
-
-
-def _has_saved_its_end(history: History) -> bool:
-    """Return whether the newest checkpoint was saved at the run's normal end, and no attempt has begun since."""
-    newest, fences = history.live[-1:], history.fences[-1:]
-    return bool(
-        newest and newest[0].body.save_reason.kind == "end" and all(newest[0].seq > each.seq for each in fences)
-    )
 
 
 def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
