@@ -27,7 +27,7 @@ from relight.cost_model.schedule import STILL, costly
 from relight.cost_model.schedule_note import decode, encode
 from relight.errors import ConfigError, RelightError, shown
 from relight.format.records import NoteBody
-from relight.format.topics import SCHEDULE, TIER_PACE
+from relight.format.topics import RUN_ENDED, SCHEDULE, TIER_PACE
 from relight.heartbeat import RiskWarning, heartbeat, read_risk
 from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
@@ -322,6 +322,7 @@ def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], 
     for checkpoint in sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq):
         by_epoch.setdefault(checkpoint.epoch, []).append(checkpoint)
     failed, seconds = list[float](), 0.0
+    ended = {record.epoch for record, _ in RUN_ENDED.among(history.notes)}
     for fence in history.fences:
         saved = by_epoch.get(fence.epoch, [])
         if fence.epoch >= epoch or not saved:
@@ -329,7 +330,8 @@ def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], 
         begun, last = seconds_since_epoch(fence.time), seconds_since_epoch(saved[-1].time)
         life_s = max(0.0, last - begun) if begun is not None and last is not None else 0.0
         seconds += life_s
-        if not (last_reason := saved[-1].body.save_reason).is_final or last_reason.kind == "exception":
+        last_reason = saved[-1].body.save_reason
+        if fence.epoch not in ended and (not last_reason.is_final or last_reason.kind == "exception"):
             failed.append(life_s)
     return tuple(failed), seconds
 

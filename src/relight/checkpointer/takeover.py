@@ -38,6 +38,7 @@ from relight.format import Record, decode_record
 from relight.format.names import LOG_DIR
 from relight.format.records import CommitBody, FenceBody
 from relight.format.strict import SEALED_BYTES_MAX
+from relight.format.topics import RUN_ENDED
 from relight.heartbeat import heartbeat
 from relight.log import FRESH, History
 from relight.log.identity import seconds_since_epoch
@@ -445,6 +446,8 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
         body = record.body
         if record.epoch != newest.epoch:
             break
+        if not seen and RUN_ENDED.read(body) is not None:
+            return None
         if isinstance(body, FenceBody) or (isinstance(body, CommitBody) and not body.origin and not body.home):
             if not seen and (_ended(record) or _age(record) > ALIVE_MAX_S):
                 return None

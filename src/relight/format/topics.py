@@ -217,7 +217,12 @@ FRESH_START = Topic(
     written_by="checkpointer.fresh_start run_records.fresh_starts",
     read_by="run_records.fresh_starts",
 )
-RUN_ENDED = Topic("ended", RunEndedNote, written_by="run_records.run_end", read_by="run_records.run_end")
+RUN_ENDED = Topic(
+    "ended",
+    RunEndedNote,
+    written_by="run_records.run_end",
+    read_by="run_records.run_end checkpointer.adaptive_schedule checkpointer.takeover",
+)
 REPACKED = Topic("repacked", RepackNote, written_by="transfer.repack", read_by="log.history")
 REBUILDING = Topic("rebuilding", RebuildingNote, written_by="reclaim.rebuild", read_by="log.truncated")
 REBUILT = Topic("rebuilt", RebuiltNote, written_by="reclaim.rebuild", read_by="log.truncated")

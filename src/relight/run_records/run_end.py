@@ -14,7 +14,7 @@ def record_end(log: Log, epoch: int, step: int) -> None:
 
     def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
-        return None if history.epoch != epoch or has_ended(history) else (note, epoch)
+        return (note, epoch) if history.epoch == epoch and not has_ended(history) else None
 
     log.append(decide)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from relight.log.identity import seconds_since_epoch
 from relight.monitoring.outcomes import outcomes_of
+from relight.run_records.run_end import has_ended
 from relight.serve.reader import RunState
 from relight.supervise.incidents import once_each
 from relight.units import age_text
@@ -57,7 +58,7 @@ def job_state(state: RunState, ended: bool, event_at: float | None, step_at: flo
         if now - last.time_s > quiet_s:
             return result("failed", f"{last.why}; no attempt has begun since")
         return result("starting", f"restarts after {last.kind}: {last.why}")
-    if ended:
+    if ended or has_ended(history):
         return result("finished", "its process reported the end")
     if last_at is None or now - last_at > quiet_s:
         return result(
