@@ -16,15 +16,17 @@ from torch import nn
 import relight
 from relight.capture import capture
 from relight.capture.capture_cache import CaptureCache
+from relight.capture.kinds import named_parameters
 from relight.commit import plan_save
 from relight.restore.execute import restore_first_good
 from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
-PYTHON_MAX = {"many": 6.0, "layers": 9.0}
-LOAD_PYTHON_MAX = {"many": 6.0, "layers": 10.0}
+PYTHON_MAX = {"many": 0.5, "layers": 6.0}
+C_MAX = {"many": 1.0, "layers": 16.0}
+LOAD_PYTHON_MAX = {"many": 3.0, "layers": 8.0}
 """One more for the form that an optimizer's ``load_state_dict`` takes."""
-C_MAX = 30.0
+LOAD_C_MAX = {"many": 7.0, "layers": 18.0}
 CAPTURE_PYTHON_MAX = {"many": 12.0, "layers": 26.0}
 CAPTURE_C_MAX = 55.0
 PLAN_PYTHON_MAX = 9.0
@@ -83,21 +85,23 @@ def per_tensor(
 
 @pytest.mark.parametrize("build", [many, layers])
 def test_a_restore_does_little_for_each_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
-    """Make only a few calls for each tensor to read the part, decode the tree, check what fits, and read in place."""
+    """Read the part, decode the tree, check what fits, and read in place: no call for each tensor of one module, few for small layers."""
     store = LocalStore(tmp_path)
 
     def work(run: str, live: dict[str, Any]) -> None:
         restore_first_good(RestoreRequest(store, run, live))
 
     python, c = per_tensor(tmp_path, build, work)
-    assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
+    assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX[build.__name__], f"{python} and {c} calls a tensor"
 
 
 @pytest.mark.parametrize("build", [many, layers])
 def test_so_does_a_load(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
     """``relight.load`` makes each tensor, and little more."""
     python, c = per_tensor(tmp_path, build, lambda run, live: relight.load(tmp_path / run))
-    assert python <= LOAD_PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
+    assert python <= LOAD_PYTHON_MAX[build.__name__] and c <= LOAD_C_MAX[build.__name__], (
+        f"{python} and {c} calls a tensor"
+    )
 
 
 @pytest.mark.parametrize("build", [many, layers])
@@ -154,3 +158,26 @@ def test_no_memory_is_made_for_a_pack_that_is_not_there(tmp_path: Path, monkeypa
         restore_first_good(RestoreRequest(LocalStore(tmp_path), "r", {"x": None, "y": 0}, 1))
     pack.unlink()
     assert relight.load(tmp_path / "r", which=1, only=["y"]) == {"y": 1}, "what needs no pack needs none to be there"
+
+
+def test_a_shared_parameter_is_named_as_by_torch() -> None:
+    """Name each parameter as ``named_parameters`` does, if modules or names share some of them."""
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.Linear(2, 2), shared), "c": nn.Linear(2, 2)})
+    model["c"].weight = shared.weight
+    model["c"].register_parameter("none", None)
+    for repeats in (False, True):
+        pairs = named_parameters(model, repeats=repeats)
+        theirs = list(model.named_parameters(remove_duplicate=not repeats))
+        assert [(name, id(value)) for name, value in pairs] == [(name, id(value)) for name, value in theirs]
+
+
+def test_stale_gradients_are_cleared_where_a_step_would_add_to_them(tmp_path: Path) -> None:
+    """Clear gradients of trained parameters, keep those of frozen ones, and do not read those of tensors that are no leaves."""
+    relight.save(tmp_path / "r", many(3), step=1)
+    live = many(3)
+    first, second, third = live["model"]
+    first.grad, second.grad = torch.ones(3), torch.ones(3)
+    second.requires_grad = False
+    restore_first_good(RestoreRequest(LocalStore(tmp_path), "r", live))
+    assert first.grad is None and second.grad is not None and third.grad is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -152,14 +153,14 @@ def named_parameters(module: nn.Module, *, repeats: bool = False) -> list[tuple[
 
 def _own_parameters(module: nn.Module, repeats: bool) -> list[tuple[str, nn.Parameter]]:
     """Return what ``nn.Module.named_parameters`` gives, in a third of the time."""
-    seen: set[int] = set()
     pairs: list[tuple[str, nn.Parameter]] = []
     for path, owner in module.named_modules(remove_duplicate=not repeats):
         prefix = f"{path}." if path else ""
-        for key, parameter in parameters_of(owner).items():
-            if parameter is not None and (repeats or id(parameter) not in seen):
-                seen.add(id(parameter))
-                pairs.append((prefix + key, parameter))
+        pairs += [(prefix + key, value) for key, value in parameters_of(owner).items() if value is not None]
+    ids = [] if repeats else list(map(id, map(itemgetter(1), pairs)))
+    if len(set(ids)) < len(ids):  # keep the first of several names
+        first = dict(zip(reversed(ids), reversed(range(len(ids))), strict=True))
+        return [pair for number, pair in enumerate(pairs) if first[ids[number]] == number]
     return pairs
 
 

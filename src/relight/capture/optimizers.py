@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,7 +23,7 @@ Optimizer = torch.optim.Optimizer
 
 def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     """Return every parameter of the optimizer, in its order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -40,12 +42,13 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     Names come from the modules among the components, then from tensors in plain components, then from the groups. If
     parameters of several modules are in one optimizer, names begin with the component's.
     """
-    wanted = {id(parameter) for parameter in trained_by(optimizer)}
+    wanted = set(map(id, trained_by(optimizer)))
     homes: dict[str, dict[int, str]] = {}
     for component, value in components.items():
         if kind_of(value) == MODULE:
-            backwards = reversed(named_parameters(value, repeats=True))  # type: ignore[arg-type]
-            own_names = {id(parameter): name for name, parameter in backwards}  # the first of several names
+            pairs = named_parameters(value, repeats=True)[::-1]  # type: ignore[arg-type]
+            ids = map(id, map(itemgetter(1), pairs))
+            own_names = dict(zip(ids, map(itemgetter(0), pairs), strict=True))  # the first of several names
             if not own_names.keys() <= wanted:
                 own_names = {key: name for key, name in own_names.items() if key in wanted}
             if own_names:
@@ -108,8 +111,8 @@ def is_custom(optimizer: Optimizer) -> bool:
 
 def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, list[Original]]:
     """Return the original parameters in each of the optimizer's flattened parameters, by ``id``."""
-    wanted = {id(parameter) for parameter in own_parameters(optimizer)}
     modules = [value for value in components.values() if isinstance(value, torch.nn.Module) and is_flattened(value)]
+    wanted = set(map(id, own_parameters(optimizer))) if modules else set()
     wrapped = {key: originals for module in modules for key, originals in originals_of(module).items() if key in wanted}
     return {**wrapped, **{key: declared.originals for key, declared in declared_in(optimizer, components).items()}}
 

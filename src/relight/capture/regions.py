@@ -149,7 +149,7 @@ def only_needed(sinks: Mapping[int, Sink]) -> Mapping[int, Sink]:
 
     Of tensors that are sharded here, only the bytes that this rank needs are read.
     """
-    if not any(type(sink) is Regions for sink in sinks.values()):
+    if Regions not in set(map(type, sinks.values())):
         return sinks
     needed: dict[int, Sink] = {}
     for index, sink in sinks.items():

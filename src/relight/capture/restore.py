@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,7 @@ from relight.torch_private.flat_parameters import is_flattened_elsewhere
 
 SAME_SETTINGS = "build the module with the settings it was saved with, and convert it the same way before the restore"
 TAKE = "override _load_from_state_dict in its class, or register a load_state_dict pre-hook"
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
 Rename = Mapping[str, str] | Callable[[str], str] | None
 
 
@@ -230,7 +232,7 @@ class _Planner(Planning):
         if (
             simple
             and stored.keys() == live.keys()
-            and self.targets.all_plainly([stored[key] for key in live], list(live.values()))
+            and self.targets.all_plainly(_in_order_of(live, stored), list(live.values()))
         ):
             return
         taken: dict[str, Thunk] = {}
@@ -389,7 +391,7 @@ class _Planner(Planning):
                 named_parameters(component) if isinstance(component, nn.Module) else loose_tensors(component, "")
                 for component in self.components.values()
             )
-            live = [tensor for each in pairs for _, tensor in each if tensor.requires_grad and tensor.is_leaf]
+            live = [tensor for each in pairs for _, tensor in each]
             self.do(STATE, partial(_clear_gradients, live))
             return
         for name, parameter in named_gradients(self.components).items():
@@ -512,10 +514,18 @@ def _renamed(root: dict[Any, Any], rename: Callable[[str], str]) -> dict[Any, An
     return out
 
 
+def _in_order_of(live: Mapping[str, Any], stored: Mapping[str, Any]) -> list[Any]:
+    """Return the stored values in the order of the live keys; nearly always they are in that order."""
+    return list(stored.values()) if list(stored) == list(live) else [stored[key] for key in live]
+
+
 def _clear_gradients(tensors: Sequence[torch.Tensor]) -> None:
-    for tensor in tensors:
-        if tensor.grad is not None:
-            tensor.grad = None
+    leaves = tensors if all(map(_is_leaf, tensors)) else [tensor for tensor in tensors if tensor.is_leaf]
+    gradients = list(map(_grad, leaves))
+    if gradients.count(None) < len(gradients):
+        for tensor, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None and tensor.requires_grad:
+                tensor.grad = None
 
 
 def _set_gradient(parameter: torch.Tensor, make: Thunk) -> None:

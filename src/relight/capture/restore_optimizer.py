@@ -113,7 +113,7 @@ class OptimizerPlan:
         if not flattened and planning.rename is None and _groups_match(optimizer, names, saved_groups):
             renamed: dict[str, str] = {}
             groups = members = [set(group["params"]) for group in saved_groups]
-            stored_names = set().union(*members)
+            stored_names = members[0] if len(members) == 1 else set().union(*members)
         else:
             renamed = _renamed_parameters(node, planning)
             lives = [
@@ -134,8 +134,8 @@ class OptimizerPlan:
             self._load_custom(node, names)
             return
         state = {renamed[name]: value for name, value in node["state"].items()} if renamed else node["state"]
-        stepped = {id(parameter) for parameter in own_parameters(self._holder)}
         if flattened or not self._in_place(names, stored_names, state):
+            stepped = set(map(id, own_parameters(self._holder)))
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     name = names.get(id(parameter), "?")
@@ -152,7 +152,7 @@ class OptimizerPlan:
             for index, mine in enumerate(groups):
                 homes = (
                     [index]
-                    if index < len(members) and mine <= members[index]
+                    if index < len(members) and (mine is members[index] or mine <= members[index])
                     else (n for n, theirs in enumerate(members) if mine <= theirs)
                 )
                 for home in homes:

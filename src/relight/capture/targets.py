@@ -31,7 +31,9 @@ from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
 
 BEFORE = "load it before it is converted"
-_shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "layout", "is_cpu", "nbytes"))
+_shape, _dtype, _layout, _is_cpu, _nbytes, _kind = map(
+    attrgetter, ("shape", "dtype", "layout", "is_cpu", "nbytes", "kind")
+)
 
 
 class Targets:
@@ -80,7 +82,7 @@ class Targets:
         if not {*map(type, leaves)} <= {Leaf} or not {*map(type, lives)} <= USUAL:
             return False
         taken, tensors = cast("Sequence[Leaf]", leaves), cast("Sequence[torch.Tensor]", lives)
-        if not {leaf.kind for leaf in taken} <= {"tensor"}:
+        if not set(map(_kind, taken)) <= {"tensor"}:
             return False
         indices = [leaf.tensors[0] for leaf in taken]
         stored = [self._tensors[index] for index in indices]
@@ -101,8 +103,8 @@ class Targets:
             return False
         if not (self._first.keys().isdisjoint(first) and self._sinks.keys().isdisjoint(sinks)):
             return False
-        self._first.update(first)
-        self._sinks.update(sinks)
+        self._first = self._first | first if self._first else first
+        self._sinks = self._sinks | sinks if self._sinks else sinks
         self._live.extend(tensors)
         return True
 
@@ -191,7 +193,7 @@ class Targets:
 
     def refuse_read_only(self) -> None:
         """Report live tensors in read-only memory, and read nothing into them."""
-        for tensor in read_only({address: tensor for address, (tensor, _) in self._first.items()}):
+        for tensor in read_only(self._first):
             index = self._first[tensor.data_ptr()][1]
             stored = self._tensors[index]
             self._sinks.pop(index, None)
@@ -204,6 +206,9 @@ class Targets:
         """Return the sinks of all assigned tensors, and of those that ``memory`` allocated."""
         self._finish_kernels()
         sinks = memory.sinks
+        if not self._several and sinks.keys().isdisjoint(self._sinks):
+            self._sinks.update(sinks)
+            return self._sinks
         for index, sink in self._sinks.items():
             into = self._several.get(index, [sink])
             if index in sinks:  # also wanted as a value
@@ -218,8 +223,9 @@ class Targets:
 
     def _finish_kernels(self) -> None:
         """Wait for the accelerators: bytes are copied on other streams than those on which training may have made the tensors."""
-        for device in {tensor.device for tensor in self._live}:
-            finish_kernels(device)
+        if not all(map(_is_cpu, self._live)):
+            for device in {tensor.device for tensor in self._live}:
+                finish_kernels(device)
 
     def _owner(self, tensor: torch.Tensor, index: int) -> int:
         """Return the stored tensor that goes to that memory; ``index`` if it is the first.

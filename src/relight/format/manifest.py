@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
-from operator import add, attrgetter, eq, is_, mul
+from operator import add, attrgetter, eq, is_not, mul
 from typing import Any, Literal
 
 import msgspec
@@ -36,9 +36,8 @@ SHORT_PARTS = "short-parts"
 STORED_CHUNKS = "stored-chunks"
 """Feature of a root with packs that are not plain files: chunks are coded, or stored by an earlier checkpoint."""
 _ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-_name, _dtype, _shape, _role, _pack, _offset, _length, _box = map(
-    attrgetter, ("name", "dtype", "shape", "role", "pack", "offset", "length", "box")
-)
+_name, _pack, _offset, _length, _box = map(attrgetter, ("name", "pack", "offset", "length", "box"))
+_facts = attrgetter("dtype", "shape", "length", "role", "box", "pack")
 OTHER_RUNS = "other-runs"
 """Feature of a root with chunks in another run, from which this run branched."""
 FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS, OTHER_RUNS})
@@ -468,28 +467,31 @@ def check_tensors(tensors: Sequence[Tensor], where: str) -> None:
 def _plainly_right(tensors: Sequence[Tensor]) -> bool:
     """Return whether all tensors are whole, not empty, and valid, as nearly always. If False, ``check_tensor`` must decide.
 
-    Cost: 0.5 µs per tensor, as each condition is one pass in C.
+    Cost: 0.3 µs per tensor. What tensors have in common is checked once, and each condition is one pass in C.
     """
-    names, shapes, lengths = list(map(_name, tensors)), list(map(_shape, tensors)), list(map(_length, tensors))
-    sizes = list(map(_ITEMSIZE.get, map(_dtype, tensors)))
+    if not tensors:
+        return True
+    names = list(map(_name, tensors))
+    dtypes, shapes, lengths, roles, boxes, packs = zip(*set(map(_facts, tensors)), strict=True)
+    sizes = list(map(_ITEMSIZE.get, dtypes))
     return (
         None not in sizes
-        and all(map(is_, map(_box, tensors), repeat(None)))
-        and min(lengths, default=1) > 0
-        and max(lengths, default=1) < 2**63  # then no extent is larger
-        and max(map(len, shapes), default=0) <= DIMS_MAX
+        and not any(map(is_not, boxes, repeat(None)))
+        and min(lengths) > 0
+        and max(lengths) < 2**63  # then no extent is larger
+        and max(map(len, shapes)) <= DIMS_MAX
         and min(chain.from_iterable(shapes), default=0) >= 0
         and all(map(eq, map(mul, map(math.prod, shapes), sizes), lengths))
-        and min(map(len, names), default=1) > 0
-        and max(map(len, names), default=1) * 4 <= NAME_BYTES_MAX
-        and not any("\0" in name for name in names)
-        and set(map(_role, tensors)) <= set(ROLES)
+        and all(names)
+        and max(map(len, names)) * 4 <= NAME_BYTES_MAX
+        and "\0" not in "".join(names)
+        and set(roles) <= set(ROLES)
         and _in_reach(list(map(_offset, tensors)))
-        and _in_reach(list(map(_pack, tensors)))
+        and _in_reach(packs)
     )
 
 
-def _in_reach(numbers: list[int]) -> bool:
+def _in_reach(numbers: Sequence[int]) -> bool:
     return min(numbers, default=0) >= 0 and max(numbers, default=0) < 2**63
 
 
@@ -513,14 +515,14 @@ def check_tensor(tensor: Tensor, where: str) -> None:
 
 
 def check_complete(parts: list[Part]) -> None:
-    """Raise ``UnsafeContent`` unless the parts together have each tensor exactly once.
+    """Raise ``UnsafeContent`` unless the parts together have each tensor exactly once. ``check_part`` has accepted each of them.
 
     A tensor must have one dtype and shape in all parts, and its boxes must tile it. Several parts may have the same 0-d tensor.
     """
     if len(parts) == 1:
         tensors = parts[0].tensors
-        if not any(tensor.box for tensor in tensors) and len({tensor.name for tensor in tensors}) == len(tensors):
-            return
+        if not any(map(_box, tensors)):
+            return  # check_part has refused equal names
     pieces: dict[str, list[Tensor]] = {}
     for part in parts:
         for tensor in part.tensors:

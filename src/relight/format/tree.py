@@ -36,6 +36,8 @@ LEAF_KINDS: dict[str, int] = {
 MANY = 64
 """Smallest number of values in one container that are first checked together, in C."""
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_SALTED = frozenset((str, bytes))
+"""Types with hashes that are salted with a secret, so that an attacker cannot make them collide."""
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False):
@@ -247,10 +249,9 @@ class _Decoder:
 
     def _hashable(self, values: list[Any]) -> list[Any]:
         """Return the keys of one dict or members of one set. Refuses unhashable values, and many with one hash: quadratic cost."""
-        # The hashes of str and bytes are salted with a secret, so an attacker cannot make them collide.
-        guessable = [value for value in values if type(value) is not str and type(value) is not bytes]
-        if not guessable:
+        if set(map(type, values)) <= _SALTED:
             return values
+        guessable = [value for value in values if type(value) not in _SALTED]
         try:
             hashes = Counter(map(hash, guessable))
         except TypeError:

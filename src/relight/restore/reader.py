@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 
 from relight.comm import this_node
 from relight.errors import CorruptCheckpoint, StoreUnavailable
@@ -18,6 +19,8 @@ from relight.reader.node_shared_read import read_together
 from relight.reader.opened import Opened
 from relight.restore.memory_sources import MEMORY, PEERS, MemorySources
 
+_length = attrgetter("length")
+
 
 class RestoreReader:
     """Reads a checkpoint into sinks, which are given for each of its parts."""
@@ -30,6 +33,7 @@ class RestoreReader:
         self.bytes_read = 0
         self.source = MEMORY
         self._label = f"restoring step {opened.checkpoint.step}"
+        self._bytes = {number: sum(map(_length, by_tensor.values())) for number, by_tensor in self._sinks.items()}
 
     def from_memory(self) -> None:
         """Read the parts that this node or its peers have in memory, if the bytes are the committed ones. Plan the reads of the others."""
@@ -75,5 +79,5 @@ class RestoreReader:
 
     def _bar(self) -> AbstractContextManager[Meter]:
         """Show the bytes that this rank still needs. Rank 0 shows its own for all ranks."""
-        total = sum([sink.length for by_tensor in self._sinks.values() for sink in by_tensor.values()])
+        total = sum(map(self._bytes.__getitem__, self._sinks))
         return progress_bar(self._label, total, leads=self._ranks.world.rank == 0)
