@@ -193,17 +193,15 @@ def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     longest = _longest(lambda interval_s: job_plan.store_lost_at(interval_s, WORSE), least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
-    worse = (
-        f"{percent_text(scenario.slack)} more of the time is lost than at the best, with {WORSE:g} times the failures"
-    )
+    best = f"best: {duration_text(job_plan.store_only[0])}"
+    worse = f"costs at most {percent_text(scenario.slack)} more of the time, even with {WORSE:g} times the failures"
     apart = f"no two within {duration_text(stall / scenario.overhead)}, as one takes {duration_text(stall)}"
     return [
         PresetLine("checkpoint.adaptive", "at_least", f"{least:g}s",
                        f"a save takes {duration_text(store.durable_s)} until it is durable in the store"),
         PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
-            f"no failure takes more than {duration_text(LOST_MAX_S)} of work; {duration_text(job_plan.store_only[0])} is the best" if capped
-            else f"there {worse}; {duration_text(job_plan.store_only[0])} is the best",
+            f"{best}; no failure takes more than {duration_text(LOST_MAX_S)} of work" if capped else f"{best}; this {worse}",
         ),
         PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
@@ -311,7 +309,7 @@ def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     waits = (
         "processes that wait take memory"
         if idle
-        else f"processes that wait spare a part of {duration_text(start)} at each failure"
+        else f"spare processes shorten the {duration_text(start)} of a start after each failure"
     )
     leaves = "if others can take its place" if others else "where there are others: not here"
     first, loading = (float(max(900, _up(PATIENCE * seconds))) for seconds in (back, back - start))
