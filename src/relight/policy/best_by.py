@@ -140,7 +140,7 @@ def listed(names: Collection[str]) -> str:
 
 
 def meant(name: str, names: Collection[str]) -> str:
-    """Return ``; did you mean …?`` with the name of which ``name`` is probably a misspelling, or an empty text."""
+    """Return ``; did you mean …?`` if ``name`` is probably a misspelling of one of the names, or an empty text."""
     close = get_close_matches(name, sorted(names), n=1, cutoff=ALIKE)
     return f"; did you mean {close[0]}?" if close else ""
 
