@@ -190,11 +190,17 @@ def preset(
 def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     store, stall = job_plan.levels[-1].costs, job_plan.levels[0].costs.stall_s
     least = _up(max(store.durable_s, 1.0))
-    longest = _longest(lambda interval_s: job_plan.store_lost_at(interval_s, WORSE), least, scenario.slack)
+
+    def lost_at(interval_s: float) -> float:
+        return job_plan.store_lost_at(interval_s, WORSE)
+
+    longest, least_lost = _longest(lost_at, least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
     best = f"best: {duration_text(job_plan.store_only[0])}"
-    worse = f"costs at most {percent_text(scenario.slack)} more of the time, even with {WORSE:g} times the failures"
+    worse = (
+        f"costs {percent_text(lost_at(most) - least_lost)} more of the time if failures are {WORSE:g} times as frequent"
+    )
     apart = f"no two within {duration_text(stall / scenario.overhead)}, as one takes {duration_text(stall)}"
     return [
         PresetLine("checkpoint.adaptive", "at_least", f"{least:g}s",
@@ -325,12 +331,13 @@ def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     ]
 
 
-def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> float:
-    """Return the longest interval, from ``least_s`` on, that loses at most ``slack`` more of the time than the best interval."""
+def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> tuple[float, float]:
+    """Return the longest interval, from ``least_s`` on, that loses at most ``slack`` more of the time than the best one,
+    and what the best one loses."""
     grid = [least_s * 1.02**power for power in range(1200)]
     lost = [lost_at(interval_s) for interval_s in grid]
     allowed = min(lost) + slack
-    return max(interval_s for interval_s, share in zip(grid, lost) if share <= allowed)
+    return max(interval_s for interval_s, share in zip(grid, lost) if share <= allowed), min(lost)
 
 
 def _up(seconds: float) -> float:
