@@ -25,6 +25,7 @@ from relight.format.records import NoteBody
 from relight.format.topics import BEST_BY
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
+from relight.policy.best_by import meant
 from relight.run_records.best_by import record_best_by
 from relight.save_reason import ASKED
 from relight.store import open_bytes
@@ -186,6 +187,18 @@ def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(
     events.clear()
     train(run, [math.nan, 0.7], 4, keep=relight.keep(last=9, best=2, metric="acc"))
     assert not [event for event in events if event.name == "metric.missing"]  # earlier checkpoints have the metric
+
+
+def test_a_metric_that_comes_later_is_not_taken_for_a_misspelling(tmp_path: Path, events: list[Event]) -> None:
+    """Suggest no other metric if ``keep`` waits for an epoch's ``val_loss`` and the steps give ``loss`` alone."""
+    train(tmp_path / "demo", [0.5, 0.4], keep=relight.keep(best=1, metric="val_loss"))
+    message = next(event for event in events if event.name == "metric.missing").fields["message"]
+    assert message == (
+        "keep(best=1, metric=\"val_loss\"): no step has given 'val_loss' yet (given so far: acc, loss); "
+        "that rule keeps every checkpoint until one has it"
+    )
+    assert meant("val_los", ["val_loss"]) == "; did you mean val_loss?"
+    assert meant("val_loss", ["loss", "train_loss"]) == meant("top1", ["top5"]) == ""
 
 
 def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: list[Event]) -> None:

@@ -9,13 +9,14 @@ import pytest
 
 from relight.cost_model import Belief, prior
 from relight.cost_model.planned import MeasuredTime, ParallelLayout, Question, fit, plan
-from relight.cost_model.presets import SCENARIOS, preset
+from relight.cost_model.presets import SCENARIOS, WORSE, preset
 from relight.cost_model.sizing import from_count, size_of
 from relight.errors import ConfigError
 from relight.keys import write_key_file
 from relight.keys.signing import write_signing_key
 from relight.policy.file_defaults import defaults_of
 from relight.supervise.settings import read_settings
+from relight.units import percent_text
 
 
 def ask(model: str = "70B", **changes: object) -> Question:
@@ -129,6 +130,14 @@ def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path)
             table = table[part]
         assert table[line.key] == (list(line.value) if isinstance(line.value, tuple) else line.value)
     assert max(map(len, result.toml().splitlines())) <= 140
+
+
+def test_a_preset_states_what_its_longest_interval_costs() -> None:
+    """The comment has the loss at ``at_most`` itself, also where twice ``at_least`` is above the planned bound."""
+    result = preset("large-model")
+    line = next(line for line in result.lines if line.key == "at_most")
+    lost = [result.plan.store_lost_at(seconds, WORSE) for seconds in (float(str(line.value)[:-1]), *range(30, 60))]
+    assert f"costs {percent_text(lost[0] - min(lost))} more of the time" in line.why
 
 
 def test_presets_differ_by_their_numbers() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from relight.catalog.find import finite_metrics
@@ -30,8 +29,6 @@ Ranks compare at its multiples.
 """
 NEVER_STEPS = 100_000
 """Steps until an error, where only ``best(…)`` saves: evaluations may be rare, every 10,000 steps or more."""
-ALIKE = 0.85
-"""Similarity (``difflib``) from which a name is taken for a misspelling of another."""
 SEEN_MAX = 256
 """Names of metrics that are remembered."""
 
@@ -117,7 +114,7 @@ class MultiRankWait:
             self._seen.update(metrics)
         if len(self._seen) != count:  # comparing names at every step would cost more than the step's other bookkeeping
             missing = [name for name in self._due if name not in self._seen]
-            self._typos = {name for name in missing if get_close_matches(name, self._seen, n=1, cutoff=ALIKE)}
+            self._typos = {name for name in missing if meant(name, self._seen)}
 
     def _warn(self, name: str, rule: str, then: str) -> None:
         self._warned.add(name)

@@ -190,11 +190,16 @@ def preset(
 def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     store, stall = job_plan.levels[-1].costs, job_plan.levels[0].costs.stall_s
     least = _up(max(store.durable_s, 1.0))
-    longest = _longest(lambda interval_s: job_plan.store_lost_at(interval_s, WORSE), least, scenario.slack)
+
+    def lost_at(interval_s: float) -> float:
+        return job_plan.store_lost_at(interval_s, WORSE)
+
+    longest, least_lost = _longest(lost_at, least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
+    best = f"best: {duration_text(job_plan.store_only[0])}"
     worse = (
-        f"{percent_text(scenario.slack)} more of the time is lost than at the best, with {WORSE:g} times the failures"
+        f"costs {percent_text(lost_at(most) - least_lost)} more of the time if failures are {WORSE:g} times as frequent"
     )
     apart = f"no two within {duration_text(stall / scenario.overhead)}, as one takes {duration_text(stall)}"
     return [
@@ -202,8 +207,7 @@ def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
                        f"a save takes {duration_text(store.durable_s)} until it is durable in the store"),
         PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
-            f"no failure takes more than {duration_text(LOST_MAX_S)} of work; {duration_text(job_plan.store_only[0])} is the best" if capped
-            else f"there {worse}; {duration_text(job_plan.store_only[0])} is the best",
+            f"{best}; no failure takes more than {duration_text(LOST_MAX_S)} of work" if capped else f"{best}; this {worse}",
         ),
         PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
@@ -311,7 +315,7 @@ def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     waits = (
         "processes that wait take memory"
         if idle
-        else f"processes that wait spare a part of {duration_text(start)} at each failure"
+        else f"spare processes shorten the {duration_text(start)} of a start after each failure"
     )
     leaves = "if others can take its place" if others else "where there are others: not here"
     first, loading = (float(max(900, _up(PATIENCE * seconds))) for seconds in (back, back - start))
@@ -327,12 +331,13 @@ def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     ]
 
 
-def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> float:
-    """Return the longest interval, from ``least_s`` on, that loses at most ``slack`` more of the time than the best interval."""
+def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> tuple[float, float]:
+    """Return the longest interval, from ``least_s`` on, that loses at most ``slack`` more of the time than the best one,
+    and what the best one loses."""
     grid = [least_s * 1.02**power for power in range(1200)]
     lost = [lost_at(interval_s) for interval_s in grid]
     allowed = min(lost) + slack
-    return max(interval_s for interval_s, share in zip(grid, lost) if share <= allowed)
+    return max(interval_s for interval_s, share in zip(grid, lost) if share <= allowed), min(lost)
 
 
 def _up(seconds: float) -> float:

@@ -36,6 +36,11 @@ MORE_IS_BETTER = frozenset(
 )
 SHOWN = 12
 """Metrics that a message lists."""
+ALIKE = 0.85
+"""Similarity (``difflib``) from which a name is taken for a misspelling of another.
+
+``val_los`` is one of ``val_loss``. ``loss`` is not: it is another metric, and an epoch's metric may come later.
+"""
 
 
 class BestBy(NamedTuple):
@@ -135,8 +140,8 @@ def listed(names: Collection[str]) -> str:
 
 
 def meant(name: str, names: Collection[str]) -> str:
-    """Return ``; did you mean …?`` with the name that is nearest, or an empty text."""
-    close = get_close_matches(name, sorted(names), n=1)
+    """Return ``; did you mean …?`` if ``name`` is probably a misspelling of one of the names, or an empty text."""
+    close = get_close_matches(name, sorted(names), n=1, cutoff=ALIKE)
     return f"; did you mean {close[0]}?" if close else ""
 
 

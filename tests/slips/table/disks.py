@@ -22,7 +22,7 @@ SLIPS = (
         "fresh-start",
         "13",
         "the first start of a run",
-        "States that it is a fresh start, and where the first save went.",
+        "States that it is a fresh start, and where its first save went. A start that resumes reports its own first save in the same way; earlier checkpoints stay.",
         "Nothing.",
         """
 model, optimizer = made()
