@@ -33,6 +33,9 @@ from relight.format.planes import Elements, Rooms, elements, join, split, widths
 VERSION = 1
 GAIN = 0.97
 """A plane or chunk is stored raw if compression leaves more than this share of it."""
+UNROTATED_LOSS = 0.01
+"""If no number of a sample is negative, its bits are not rotated, unless that codes it longer by more than this share. Rotation moves the
+constant sign into the lowest byte. An entropy coder then decodes that whole plane to save one bit of eight."""
 DIFFERENCE_GAIN = 0.95
 """Largest size of differences relative to the chunk coded alone, to be worth a reader's read of another chunk."""
 SAMPLES, SAMPLE_BYTES = 4, 16 << 10
@@ -84,14 +87,19 @@ def choose(
     """Return the best way to code ``data``; None if it would not become smaller.
 
     ``base`` is an earlier chunk of the same length and kind; it is used if that is better by 5%. ``trial`` codes the samples. Cost: codes
-    64 KiB, or 128 KiB with ``base``.
+    64 KiB for each of these: rotated bits, unrotated bits if no number is negative, differences.
     """
     if len(data) % kind.width:
         kind = BYTES
-    best = _way(_sample(data, kind), None, kind, trial)
+    sample = _sample(data, kind)
+    best = rotated = _way(sample, None, kind, trial)
+    if kind.floating and not int(sample.max(initial=0)) >> (8 * kind.width - 1):
+        plain = _way(sample, None, ElementKind(kind.width, False), trial)
+        loss = 0.0 if isinstance(trial, Leveled) else UNROTATED_LOSS
+        best = plain if plain.share <= rotated.share * (1 + loss) else rotated
     if base is not None:
-        delta = _way(_sample(data, kind), _sample(base, kind), kind, trial)
-        best = delta if delta.share <= DIFFERENCE_GAIN * best.share else best
+        delta = _way(sample, _sample(base, kind), kind, trial)
+        best = delta if delta.share <= min(DIFFERENCE_GAIN * rotated.share, best.share) else best
     return best if best.share <= GAIN else None
 
 

@@ -70,7 +70,7 @@ def split(
             np.subtract(block, base[start : start + rows], out=ours)
             block = _zigzag(ours, other)
         elif turned:
-            np.left_shift(block, 1, out=ours)
+            _left_shift(block, 1, ours)
             np.right_shift(block, 8 * width - 1, out=other)
             block = np.bitwise_or(ours, other, out=ours)
         _halve(block, other, planes, start, rooms)
@@ -95,7 +95,7 @@ def join(
         if base is not None:
             np.add(_unzigzag(ours, other), base[start : start + len(whole)], out=whole)
         elif turned:
-            np.left_shift(ours, top, out=other)
+            _left_shift(ours, top, other)
             np.right_shift(ours, 1, out=ours)
             np.bitwise_or(ours, other, out=whole)
         else:
@@ -153,7 +153,7 @@ def _double(planes: Sequence[Elements], start: int, into: Elements, spare: Eleme
         return
     width, count = _upper(planes)
     _widen(planes[:count], start, into, rooms)
-    np.left_shift(into, 4 * width, out=into)
+    _left_shift(into, 4 * width, into)
     _widen(planes[count:], start, spare, rooms)
     np.bitwise_or(into, spare, out=into)
 
@@ -169,11 +169,19 @@ def _widen(planes: Sequence[Elements], start: int, into: Elements, rooms: Rooms)
         np.copyto(into, narrower)
 
 
+def _left_shift(values: Elements, bits: int, into: Elements) -> None:
+    """Shift left. NumPy shifts elements of 1 byte 13 times as slowly as it multiplies them, and elements of 2 bytes half as fast."""
+    if values.itemsize <= 2:
+        np.multiply(values, values.dtype.type(1 << bits), out=into)
+    else:
+        np.left_shift(values, bits, out=into)
+
+
 def _zigzag(difference: Elements, spare: Elements) -> Elements:
     """Replace differences by their zigzag code, in place: small numbers for small differences of either sign."""
     signed = difference.view(_SIGNED[difference.itemsize])
     sign = np.right_shift(signed, 8 * difference.itemsize - 1, out=spare.view(signed.dtype))
-    np.left_shift(difference, 1, out=difference)
+    _left_shift(difference, 1, difference)
     np.bitwise_xor(difference, sign.view(difference.dtype), out=difference)
     return difference
 
