@@ -96,10 +96,10 @@ def test_a_moved_tag_moves(tmp_path: Path) -> None:
         if step != 1:
             drain(attempt.store, "run")
     near = near_run(attempt)
-    for target, there in ((0, 0), (2, 2), (1, None), (3, 3)):
+    for target, expected in ((0, 0), (2, 2), (1, None), (3, 3)):
         near.tag("best-yet", ids[target])
         drain(attempt.store, "run")
-        assert tags(tmp_path) == ({} if there is None else {"best-yet": there})
+        assert tags(tmp_path) == ({} if expected is None else {"best-yet": expected})
 
 
 def test_a_hold_and_a_stage_are_carried(tmp_path: Path) -> None:

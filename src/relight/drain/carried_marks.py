@@ -23,7 +23,7 @@ _HELD = "hold "
 def marked_in(near: History) -> dict[str, str]:
     """Return the ids of the live checkpoints that users have tagged or put on hold, by mark. A branch's tag is no mark."""
     tags = {name: target for name, target in near.tags.items() if not name.startswith(PREFIX)}
-    return {**tags, **{f"{_HELD}{held}": held for held in holds_of(near) if near.find(held) is not None}}
+    return {**tags, **{f"{_HELD}{target}": target for target in holds_of(near) if near.find(target) is not None}}
 
 
 def marked_there(near: History, far: History) -> set[str]:
@@ -40,7 +40,7 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
     Raise ``Fenced`` if a later attempt owns the tier.
     """
     near = fold(near_view)
-    copies, known, there = _copies(far), {**near.retired, **near.by_id}, marked_in(far)
+    copies, known, far_marks = _copies(far), {**near.retired, **near.by_id}, marked_in(far)
     tags = {record.body.name: record.body for record in near_view.records if isinstance(record.body, TagBody)}
     reasons = holds_of(near)
 
@@ -63,7 +63,7 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
         if mark.startswith(_HELD):
             if copy in holds_of(far):
                 write(RELEASE.note(HoldNote(id=copy)))
-        elif copy is not None and there.get(mark) == copy:
+        elif copy is not None and far_marks.get(mark) == copy:
             last = tags.get(mark, TagBody(name=mark, id=None))
             write(msgspec.structs.replace(last, id=None))
         record(mark, "")
@@ -71,7 +71,7 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
         copy = copy_of(target)
         assert copy is not None
         is_hold = mark.startswith(_HELD)
-        present = (copy if copy in holds_of(far) else None) if is_hold else there.get(mark)
+        present = (copy if copy in holds_of(far) else None) if is_hold else far_marks.get(mark)
         if present == copy or (present is not None and present != copy_of(carried.get(mark))):
             continue  # a user's own tag or hold on that tier is not taken over, and so never removed from here
         if carried.get(mark) != target:
