@@ -48,7 +48,7 @@ def test_the_newest_goes_and_what_rules_name_for_good(tmp_path: Path) -> None:
     Run(attempt.store, "run").tag("gold", ids[3])
     report = drain(attempt.store, "run")
     assert [copy[1] for copy in report.copied] == [ids[2], ids[3], ids[5], ids[8], ids[9]]
-    assert live(tmp_path, "far") == [2, 5, 8, 9], "its own rules then hold there: the tag is the nearest run's"
+    assert live(tmp_path, "far") == [2, 3, 5, 8, 9], "its own rules then hold there, and the nearest run's tag"
     assert not report.errors and report.owed == {"far": []}
     assert drain(attempt.store, "run").copied == [], "there is nothing more to do"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scripts import run_ranks
 
 from relight.observe import console, emit, events
 
@@ -220,3 +221,28 @@ def test_a_restore_states_what_it_took_and_what_it_skipped(
     assert len(lines) == 1
     assert lines[0].startswith(f"relight: resumed run 'demo' from step 1 (store {tmp_path}, ")
     assert lines[0].endswith("; continuing with step 2; skipped step 2: damaged")
+
+
+TRAINING = """
+import sys
+import torch
+import relight
+
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+for _ in range(2):
+    with relight.Checkpointer(sys.argv[1], model=model, save=relight.every(steps=2), background=False) as ckpt:
+        for step in range(ckpt.restore(), 4):
+            ckpt.step(step)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_one_rank_of_a_job_writes_the_lines(tmp_path: Path) -> None:
+    """Rank 0 reports the fresh start, the first save and the resumed run; rank 1 writes no line below warnings."""
+    ranks = run_ranks(TRAINING, 2, str(tmp_path / "runs" / "demo"), RELIGHT_LOG="default")
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
+    first, second = ([line for line in rank.stderr.splitlines() if "relight: " in line] for rank in ranks)
+    for text in ("starts from scratch", "first save: step", "resumed"):
+        assert sum(text in line for line in first) == 1, first
+        assert not any(text in line for line in second), second

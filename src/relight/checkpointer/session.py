@@ -38,17 +38,17 @@ class RunSession:
             "signals": options.signals,
             "fresh": options.fresh,
         }
+        self.leads = self.world.rank == 0
+        if not self.leads:
+            demote_info_logs()
         self.ranks = ranks_of(self.world, options.per_rank, options.limits.deadline_s, options.writer, settings)
         self.store, self.further, self.wants_background = open_for(
             self.ranks, options.url, options.tiers, options.background, options.security, options.limits, options.run
         )
-        self.leads = self.world.rank == 0
         self.fresh, self.takeover = FreshStart(options.fresh), Takeover(options.takeover, owner)
         self.attempt: Attempt | None = None
         self._environment: Callable[[], dict[str, Any]] | None = None
         self._checked = False
-        if not self.leads:
-            demote_info_logs()
 
     @property
     def location(self) -> str:

@@ -24,6 +24,7 @@ from relight.catalog.tiers import (
     tiers_of,
 )
 from relight.commit.attempt import take_over
+from relight.drain.carried_marks import carry_marks, marked_there
 from relight.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
@@ -138,7 +139,8 @@ class _TierDrain:
             with contextlib.suppress(StoreUnavailable):  # the next drain records it
                 record_best_by(log, history.best_by, charge)
         while not self._stop():
-            history = self._near.history()
+            view = self._near.view()
+            history = fold(view)
             if history.attempts[-1] != self._attempt:
                 return  # the attempt that is in charge now drains
             far = fold(log.read())
@@ -146,6 +148,7 @@ class _TierDrain:
                 self._note(history, far)
                 with contextlib.suppress(StoreUnavailable):  # the next copy records it
                     carry_results(history, far, log, charge)
+                    carry_marks(view, far, tier.name, self._log, log, charge)
             wanted = [id for id in owed_to(tier, history, far, at_pace=self._at_pace) if id not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:
@@ -156,11 +159,12 @@ class _TierDrain:
             if self._leads:
                 with contextlib.suppress(StoreUnavailable):  # the next copy records it
                     carry_fresh_start(history, far, checkpoint, log, charge)
-            self._copy(checkpoint, store, log, charge)
+            far = self._copy(checkpoint, history, store, log, charge) or far
             if self._leads:
-                self._retire(store, log, charge)
+                self._retire(far, store, log, charge)
 
-    def _copy(self, checkpoint: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
+    def _copy(self, checkpoint: Checkpoint, near: History, store: ByteStore, log: Log, charge: int) -> History | None:
+        """Copy a checkpoint with other nodes. Return the tier's history after it; None if this node copied nothing."""
         started, total = time.monotonic(), 0
         limit = self._tier.bytes_per_second
 
@@ -193,11 +197,11 @@ class _TierDrain:
             self._unreadable.add(checkpoint.id)
             what = f"checkpoint {checkpoint.id} is not copied to {self._tier.name}: {error}"
             self._notify("drain.failed", what, {"tier": self._tier.name, "id": checkpoint.id, "kind": error.kind})
-            return
+            return None
         if not done.parts and not done.committed:
-            return
+            return None
         seconds = time.monotonic() - started
-        near, far = self._near.history(), fold(log.read())
+        far = fold(log.read())
         whole = next(
             (copy.body.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes
         )
@@ -219,6 +223,7 @@ class _TierDrain:
                 "seconds": round(seconds, 3),
             },
         )
+        return far
 
     def _check_stopped(self) -> None:
         if self._stop():
@@ -248,12 +253,20 @@ class _TierDrain:
             note = COPIED.note(CopiedNote(tier=self._tier.name, id=id, bytes=copy.body.new_bytes))
             self._log.append(partial(_noted, note))
 
-    def _retire(self, store: ByteStore, log: Log, charge: int) -> None:
-        """Retire what the tier's own rules no longer keep. An error is reported; the next copy tries again."""
+    def _retire(self, far: History, store: ByteStore, log: Log, charge: int) -> None:
+        """Retire what the tier's own rules no longer keep, and no tag or hold of the nearest tier.
+
+        ``far``: what the tier has. An error is reported; the next copy tries again.
+        """
         if self._tier.keep.is_everything:
             return
         try:
-            execute(plan_prune(store, log.run, self._tier.keep, log=log), store, epoch=charge, log=log)
+            plan = plan_prune(store, log.run, self._tier.keep, log=log)
+            if plan.going:  # the plan may have read a whole checkpoint: a user may have tagged one meanwhile
+                view = self._near.view()
+                carry_marks(view, far, self._tier.name, self._log, log, charge)
+                plan = plan.sparing(marked_there(fold(view), far))
+            execute(plan, store, epoch=charge, log=log)
         except Fenced:
             raise
         except RelightError as error:

@@ -180,6 +180,15 @@ class CopyingNote(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
+class CarriedNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A tag or hold of the checkpoint ``id`` is being written to a further tier; an empty ``id``: it was removed there."""
+
+    tier: str
+    mark: str
+    """The tag's name, or ``hold`` and the checkpoint's id."""
+    id: str = ""
+
+
 class UserNote(msgspec.Struct, frozen=True, kw_only=True):
     """A user's note about the checkpoint ``id``."""
 
@@ -231,8 +240,8 @@ RESTORED_ELSEWHERE = Topic(
 )
 SUMMARY = Topic("summary", SummaryNote, written_by="log.summarizing", read_by="log.summary audit.audit_log")
 VERIFIED = Topic("checked", VerificationNote, written_by="run_records.verification", read_by="run_records.verification")
-HOLD = Topic("hold", HoldNote, written_by="run_records.holds", read_by="run_records.holds")
-RELEASE = Topic("release", HoldNote, written_by="run_records.holds", read_by="run_records.holds")
+HOLD = Topic("hold", HoldNote, written_by="run_records.holds drain.carried_marks", read_by="run_records.holds")
+RELEASE = Topic("release", HoldNote, written_by="run_records.holds drain.carried_marks", read_by="run_records.holds")
 SAVE_REQUEST = Topic(
     "save asked", SaveRequestNote, written_by="run_records.save_requests", read_by="run_records.save_requests"
 )
@@ -250,6 +259,7 @@ TIER_PACE = Topic(
 """Seconds between copies of scheduled saves to each further tier, by its name, and as ``NAME.why`` the reason."""
 COPIED = Topic("drained", CopiedNote, written_by="drain.outwards", read_by="catalog.tiers")
 COPYING = Topic("copying outwards", CopyingNote, written_by="drain.outwards", read_by="catalog.tiers")
+CARRIED = Topic("carried outwards", CarriedNote, written_by="drain.carried_marks", read_by="drain.carried_marks")
 SCHEDULE = Topic(
     "schedule",
     Free,

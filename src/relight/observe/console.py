@@ -83,7 +83,7 @@ def _line(logger: logging.Logger, name: str, level: int, text: str, fields: Mapp
         return _one_line(text) if level >= logger.level else None
     if level >= lowest:
         return _one_line(text)
-    if chosen == "warnings" or _in_command:
+    if chosen == "warnings" or _in_command or level < logging.INFO:  # another rank than 0 demotes its events
         return None
     return _by_default(name, text, fields)
 

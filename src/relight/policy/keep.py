@@ -89,6 +89,8 @@ class Candidate:
     older one."""
     label: int | None = None
     """The step as the run counts it; None: ``step``."""
+    on_hold: bool = False
+    """Whether a user has put it on hold: each further tier must then have it, as with a tag."""
 
     @property
     def shown_step(self) -> int:
@@ -445,7 +447,7 @@ def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
 
 
 def lasting(rules: Keep, among: Sequence[Candidate], had: Sequence[Candidate] = ()) -> set[str]:
-    """Return the ids of checkpoints that ``rules`` keep for good (tags, ``every``, ``best``), rather than as one of the
+    """Return the ids of checkpoints that stay for good (tags, holds, ``every``, ``best``), rather than as one of the
     newest.
 
     ``had``: checkpoints outside ``among`` that the store with these rules has or had. They influence which checkpoint
@@ -459,7 +461,7 @@ def lasting(rules: Keep, among: Sequence[Candidate], had: Sequence[Candidate] = 
     named = {
         checkpoint.id
         for checkpoint in among
-        if checkpoint.tags or (rules.every and (checkpoint.step + 1) % rules.every == 0)
+        if checkpoint.tags or checkpoint.on_hold or (rules.every and (checkpoint.step + 1) % rules.every == 0)
     }
     best = {
         checkpoint.id for checkpoint in _best(_with_metric(rules, among), sorted(among, key=lambda other: -other.seq))

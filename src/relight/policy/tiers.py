@@ -151,9 +151,9 @@ def tier(
     Args:
         url: The store and the run.
         *also: More URLs, such as other disks, buckets or regions. Each place gets a copy.
-        keep: Its retention: ``relight.keep(…)``. Checkpoints that the rules keep for good (``every``, ``best``, tags)
-            are always copied. Of the others the newest is copied, and older ones as far as there is time. None: every
-            copied checkpoint stays.
+        keep: Its retention: ``relight.keep(…)``. Checkpoints that the rules keep for good (``every``, ``best``), and
+            those with a tag or on hold, are always copied. Of the others the newest is copied, and older ones as far as
+            there is time. Tags and holds of the nearest tier also count here. None: every copied checkpoint stays.
         bytes_per_second: Limit for copies to it: ``"200MB/s"``, or bytes a second. None: no limit.
         quorum: The number of copies after which a checkpoint counts as drained, and may be removed from nearer tiers.
             None: all.

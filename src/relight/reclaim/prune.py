@@ -48,6 +48,11 @@ class PrunePlan:
         """Ids to retire, oldest first."""
         return [verdict.id for verdict in self.verdicts if not verdict.keep]
 
+    def sparing(self, ids: Collection[str]) -> PrunePlan:
+        """Return the plan with these checkpoints staying."""
+        verdicts = [replace(verdict, keep=verdict.keep or verdict.id in ids) for verdict in self.verdicts]
+        return replace(self, verdicts=verdicts)
+
     @property
     def usual_share(self) -> int:
         """Largest number of checkpoints to retire at once without a user's confirmation: half of them, or two if that is more."""
@@ -198,9 +203,13 @@ def candidates_of(
 
     Held are those that a further tier lacks, and those that an unreadable record may keep (``doubt``).
     """
-    candidates = [_candidate(history, checkpoint, (known or {}).get(checkpoint.id)) for checkpoint in history.live]
+    holds = holds_of(history)
+    candidates = [
+        replace(_candidate(history, checkpoint, (known or {}).get(checkpoint.id)), on_hold=checkpoint.id in holds)
+        for checkpoint in history.live
+    ]
     reasons = dict.fromkeys(doubt, "a later record of the log cannot be read, and may keep it")
-    reasons |= {checkpoint_id: f"on hold: {why}" for checkpoint_id, why in holds_of(history).items()}
+    reasons |= {checkpoint_id: f"on hold: {why}" for checkpoint_id, why in holds.items()}
     elsewhere: dict[str, str] = {}
     abandoned = abandoned_in(history, known)
     reasons |= {
