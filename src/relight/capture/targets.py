@@ -97,7 +97,9 @@ class Targets:
         ):
             return False
         addresses = list(map(torch.Tensor.data_ptr, tensors))
-        sinks = dict(zip(indices, map(HostMemorySink, addresses, map(_nbytes, tensors), tensors), strict=True))
+        sinks: dict[int, Sink] = dict(
+            zip(indices, map(HostMemorySink, addresses, map(_nbytes, tensors), tensors), strict=True)
+        )
         first = dict(zip(addresses, zip(tensors, indices, strict=True), strict=True))
         if len(sinks) < len(taken) or len(first) < len(taken) or 0 in first:
             return False
