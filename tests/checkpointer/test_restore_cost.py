@@ -23,10 +23,10 @@ from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
 PYTHON_MAX = {"many": 0.5, "layers": 6.0}
-C_MAX = {"many": 1.0, "layers": 16.0}
+C_MAX = {"many": 5.0, "layers": 19.0}
 LOAD_PYTHON_MAX = {"many": 3.0, "layers": 8.0}
 """One more for the form that an optimizer's ``load_state_dict`` takes."""
-LOAD_C_MAX = {"many": 7.0, "layers": 18.0}
+LOAD_C_MAX = {"many": 10.0, "layers": 21.0}
 CAPTURE_PYTHON_MAX = {"many": 12.0, "layers": 26.0}
 CAPTURE_C_MAX = 55.0
 PLAN_PYTHON_MAX = 9.0
