@@ -173,7 +173,7 @@ def test_a_shared_parameter_is_named_as_by_torch() -> None:
 
 
 def test_stale_gradients_are_cleared_where_a_step_would_add_to_them(tmp_path: Path) -> None:
-    """Clear gradients of trained parameters, keep those of frozen ones, and do not read those of tensors that are no leaves."""
+    """Clear gradients of trained parameters, and keep those of frozen parameters."""
     relight.save(tmp_path / "r", many(3), step=1)
     live = many(3)
     first, second, third = live["model"]
