@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -171,6 +171,6 @@ def move(to: int, source: int, length: int) -> None:
         ctypes.memmove(to, source, length)
 
 
-def move_all(to: Iterable[int], sources: Iterable[int], lengths: Iterable[int]) -> None:
+def move_all(to: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
     """``move`` for many that are small: 0.3 µs each beyond the copying, and all of it without letting other threads at the interpreter."""
     deque(map(move_small, to, sources, lengths), 0)

@@ -14,8 +14,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import repeat, zip_longest
-from operator import add, attrgetter, eq, itemgetter
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -45,7 +44,6 @@ MANY = 32
 INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
-_pack, _offset, _length, _address = map(attrgetter, ("pack", "offset", "length", "address"))
 Progress = Callable[[int], None]
 Lend = Callable[["ChunkRange", memoryview], None]
 
@@ -380,16 +378,6 @@ def check_pack(opened: Opened, part: Part, index: int) -> None:
 def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
     """Return the chunks that ``sinks``, keyed by index into ``part.tensors``, need."""
     wanted: list[list[tuple[Tensor, Sink]]] = [[] for _ in part.packs]
-    tensors = list(map(part.tensors.__getitem__, sinks))
-    are_whole = not any(issubclass(kind, RangeSink) for kind in set(map(type, sinks.values())))
-    if (
-        are_whole
-        and all(map(_length, tensors))
-        and all(map(eq, map(_length, tensors), map(_length, sinks.values())))
-        and len(places := set(map(_pack, tensors))) == 1
-    ):  # nearly always: one pass in C for each condition
-        index = places.pop()
-        return {index: _wants(part.packs[index], list(zip(tensors, sinks.values(), strict=True)))}
     for index, sink in sinks.items():
         tensor = part.tensors[index]
         if isinstance(sink, RangeSink):
@@ -402,12 +390,12 @@ def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
 
 
 def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
-    offsets = list(map(_offset, map(itemgetter(0), takers)))
+    offsets = [tensor.offset for tensor, _ in takers]
     if offsets != sorted(offsets):
         order = sorted(range(len(takers)), key=offsets.__getitem__)
         takers = [takers[index] for index in order]
         offsets = [offsets[index] for index in order]
-    are_ranges = any(issubclass(kind, RangeSink) for kind in set(map(type, map(itemgetter(1), takers))))
+    are_ranges = any(issubclass(kind, RangeSink) for kind in {type(sink) for _, sink in takers})
     wants: list[WantedChunk] = []
     start = first = 0
     for chunk, (length, value) in enumerate(pack.chunks):
@@ -505,13 +493,13 @@ def deliver_chunk(chunk: memoryview, want: WantedChunk) -> None:
     """Copy a chunk's verified bytes to the sinks that want some of them."""
     start, stop, source = want.offset, want.offset + want.length, address_of(chunk)
     takers = want.takers
-    if len(takers) >= MANY and source:
-        # these are wholly inside the chunk; only the first and the last may extend beyond it
-        tensors, sinks = zip(*takers[1:-1], strict=True)
-        if set(map(type, sinks)) == {HostMemorySink}:
-            sources = map(add, map(_offset, tensors), repeat(source - start))
-            move_all(map(_address, sinks), sources, map(_length, tensors))
-            takers = [takers[0], takers[-1]]
+    if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {HostMemorySink}:
+        inner = takers[1:-1]  # these are wholly inside the chunk; only the first and the last may extend beyond it
+        places = [sink.address for _, sink in inner if isinstance(sink, HostMemorySink)]
+        move_all(
+            places, [source - start + tensor.offset for tensor, _ in inner], [tensor.length for tensor, _ in inner]
+        )
+        takers = [takers[0], takers[-1]]
     for tensor, sink in takers:
         offset, length = tensor.offset, tensor.length
         if isinstance(sink, HostMemorySink) and source and start <= offset and offset + length <= stop:
