@@ -271,10 +271,10 @@ def test_memory_that_is_there_is_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "with_base", "passes"),
+    ("width", "with_base", "operations"),
     [(1, False, 4), (2, False, 7), (4, False, 9), (1, True, 6), (2, True, 9), (4, True, 11)],
 )
-def test_passes_over_each_byte(width: int, with_base: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_on_each_byte(width: int, with_base: bool, operations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A join writes each byte at most this often, and never uses NumPy's slow left shift of 1 and 2 bytes."""
     written: list[tuple[str, int, int]] = []
 
@@ -299,7 +299,7 @@ def test_passes_over_each_byte(width: int, with_base: bool, passes: int, monkeyp
     monkeypatch.undo()
     assert np.array_equal(joined, values)
     assert not [name for name, itemsize, _ in written if name == "left_shift" and itemsize <= 2]
-    assert sum(count for _, _, count in written) <= passes * BLOCK_BYTES
+    assert sum(count for _, _, count in written) <= operations * BLOCK_BYTES
 
 
 def test_differences_without_their_base() -> None:
