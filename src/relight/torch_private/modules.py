@@ -83,7 +83,12 @@ _STATE_VERSION = TorchName(
     "the loading code gets None",
 )
 _COUNTERS = tuple(
-    TorchName(owner, name, "bookkeeping of torch's own, which the report of unsaved state leaves out", "the report may list it")
+    TorchName(
+        owner,
+        name,
+        "bookkeeping of torch's own, which the report of unsaved state leaves out",
+        "the report may list it",
+    )
     for owner, name in (
         ("torch.optim.lr_scheduler:LRScheduler", "_opt_called"),
         ("torch.optim.lr_scheduler:LRScheduler", "_step_count"),
