@@ -87,7 +87,7 @@ _COUNTERS = tuple(
         owner,
         name,
         "bookkeeping of torch's own, which the report of unsaved state leaves out",
-        "the report may list it",
+        "the report of unsaved state may list it",
     )
     for owner, name in (
         ("torch.optim.lr_scheduler:LRScheduler", "_opt_called"),
