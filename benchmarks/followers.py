@@ -1,8 +1,8 @@
 """``python -m benchmarks.followers``: how fast another process has new weights, and what that costs the training.
 
 A trainer changes its model in three ways (adapters, half of the layers, everything) and saves. A follower on the same node takes the
-checkpoint. In the same rounds, another process loads the same weights from a safetensors file and from a directory of DCP, both already
-written and in the page cache, into a model of its own. Then steps are timed with and without a follower, in turns.
+checkpoint. In the same rounds, the trainer writes the same weights into a safetensors file and a directory of DCP, and another process loads them,
+from the page cache, into a model of its own. Then steps are timed with and without a follower, in turns.
 """
 
 from __future__ import annotations
@@ -80,10 +80,13 @@ with torch.no_grad(), relight.Checkpointer(f"{folder}/s/run", model=net, keep=re
             answer(seconds=time.monotonic() - began, changed=size, step=step)
             step += 1
         elif words[0] == "export":
+            began = time.monotonic()
             save_file(net.state_dict(), f"{folder}/weights.safetensors")
+            safetensors_s = time.monotonic() - began
             shutil.rmtree(f"{folder}/dcp", ignore_errors=True)
+            began = time.monotonic()
             dcp.save({"model": net.state_dict()}, checkpoint_id=f"{folder}/dcp")
-            answer()
+            answer(safetensors_save=safetensors_s, dcp_save=time.monotonic() - began)
         else:  # train for some seconds, with a save of adapters each second
             ends, times, saved = time.monotonic() + float(words[1]), [], time.monotonic()
             handle = None
@@ -187,9 +190,11 @@ def measure(folder: Path, width: int, rounds: int, train_s: float) -> dict[str, 
                 saved = trainer.ask("save", kind)
                 switched = follower.answer()
                 assert switched["step"] == saved["step"], (switched, saved)
-                trainer.ask("export")
+                exports = trainer.ask("export")
                 loads = {how: loader.ask(how)["seconds"] for how in ("safetensors", "dcp")}
-                values[kind].append({**switched, "changed": saved["changed"], "save_s": saved["seconds"], **loads})
+                values[kind].append(
+                    {**switched, "changed": saved["changed"], "save_s": saved["seconds"], **exports, **loads}
+                )
                 print(f"round {number + 1}, {kind}: {values[kind][-1]}", file=sys.stderr, flush=True)
         follower.end()
         for number in range(2 * rounds):
@@ -209,7 +214,17 @@ def measure(folder: Path, width: int, rounds: int, train_s: float) -> dict[str, 
     for kind, rounds_of_kind in values.items():
         median = {
             name: statistics.median(row[name] for row in rounds_of_kind)
-            for name in ("lag_s", "seconds", "bytes", "changed", "save_s", "safetensors", "dcp")
+            for name in (
+                "lag_s",
+                "seconds",
+                "bytes",
+                "changed",
+                "save_s",
+                "safetensors",
+                "dcp",
+                "safetensors_save",
+                "dcp_save",
+            )
         }
         rows[kind] = {
             **median,
@@ -231,12 +246,12 @@ def measure(folder: Path, width: int, rounds: int, train_s: float) -> dict[str, 
 def table(result: dict[str, Any]) -> str:
     """Return the table of the docs."""
     head = (
-        "| Changed | Commit to switched weights | of it the switch | Bytes read over changed | From | Load of safetensors "
-        "| Load of DCP |\n|---|---:|---:|---:|---|---:|---:|\n"
+        "| Changed | Commit to switched weights | of it the switch | Bytes read over changed | From | safetensors: save; load "
+        "| DCP: save; load |\n|---|---:|---:|---:|---|---:|---:|\n"
     )
     lines = [
         f"| {kind} ({row['changed'] / 1e6:.0f} MB) | {row['lag_s']:.3f} s | {row['seconds']:.3f} s | {row['read_over_changed']:.3f} "
-        f"| {row['source']} | {row['safetensors']:.2f} s | {row['dcp']:.2f} s |"
+        f"| {row['source']} | {row['safetensors_save']:.2f}; {row['safetensors']:.2f} s | {row['dcp_save']:.2f}; {row['dcp']:.2f} s |"
         for kind, row in result["rows"].items()
     ]
     low, high = result["step_with_follower_spread"]
