@@ -1,8 +1,8 @@
 """``python -m benchmarks.followers``: how fast another process has new weights, and what that costs the training.
 
 A trainer changes its model in three ways (adapters, half of the layers, everything) and saves. A follower on the same node takes the
-checkpoint. In the same rounds, the trainer writes the same weights into a safetensors file and a directory of DCP, and another process loads them,
-from the page cache, into a model of its own. Then steps are timed with and without a follower, in turns.
+checkpoint. In the same rounds, the trainer writes the same weights into a safetensors file and a directory of DCP, and another process
+loads them, from the page cache, into a model of its own. Then steps are timed with and without a follower, in turns.
 """
 
 from __future__ import annotations
