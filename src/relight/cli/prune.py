@@ -152,7 +152,7 @@ def show_own_plans(opened: OpenedRun, as_json: bool) -> None:
 
     No checkpoint is read: each that is not known to be damaged counts as undamaged.
     """
-    tiers, found = recorded_tiers(opened.history), list[dict[str, object]]()
+    tiers, plans = recorded_tiers(opened.history), list[dict[str, object]]()
     if not tiers:
         raise ConfigError(
             "no rule was given, and the log of this run records none: only a run with Tiers(…) records its rules",
@@ -171,13 +171,13 @@ def show_own_plans(opened: OpenedRun, as_json: bool) -> None:
             continue
         if place:
             plan = plan.sparing(marked_there(opened.history, history), MARKED)
-        found.append({"tier": tier.name, "rules": str(tier.keep), **_plan_fields(plan)})
+        plans.append({"tier": tier.name, "rules": str(tier.keep), **_plan_fields(plan)})
         if not as_json:
             click.echo(f"{tier.name}, by its own rules: {escape(str(tier.keep))}")
             print_plan(plan, SweepPlan(run, [], []), duration_text(tier.keep.undo_s) if tier.keep.undo_s else None)
             click.echo()
     if as_json:
-        emit_json({"dry_run": True, "tiers": found})
+        emit_json({"dry_run": True, "tiers": plans})
     else:
         click.echo("dry run: nothing was done")
 
