@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import sys
@@ -14,11 +15,13 @@ import click
 from relight.catalog.find import choose
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import Run, list_runs
+from relight.catalog.tiers import open_tier, read_tier, tiers_of
 from relight.cli.output import escape, warn
 from relight.engines import ENGINES, Engine
-from relight.errors import ConfigError, CorruptCheckpoint
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
+from relight.store.wrapper import guard_of
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -88,10 +91,24 @@ class OpenedRun(NamedTuple):
 
     def choose(self, which: str | None) -> Checkpoint:
         """Return the checkpoint that ``which``, else the path, names, else the newest. Print on stderr which metric decided, if any."""
-        chosen = choose(self.history, which or self.which or "latest")
+        text = which or self.which or "latest"
+        try:
+            chosen = choose(self.history, text)
+        except CheckpointNotFound as error:
+            raise self._elsewhere(text) or error from None
         if chosen.by is not None:
             click.echo(escape(f"{self.run.name}: {chosen.explanation}"), err=True)
         return chosen.checkpoint
+
+    def _elsewhere(self, text: str) -> CheckpointNotFound | None:
+        """Return the error that names the further tier with a checkpoint that this log lacks; None if no tier has it."""
+        for tier in tiers_of(self.history):
+            with contextlib.suppress(RelightError):
+                history = read_tier(tier.name, *open_tier(tier, guard_of(self.run.store))).history
+                checkpoint = choose(history, text).checkpoint
+                hint = f"it is on tier {tier.name}: {tier.url}@{checkpoint.id}"
+                return CheckpointNotFound(f"no checkpoint {text[:80]!r} on the nearest tier", hint=hint)
+        return None
 
 
 def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:
