@@ -15,13 +15,11 @@ import click
 from relight.catalog.find import choose
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import Run, list_runs
-from relight.catalog.tiers import open_tier, read_tier, tiers_of
 from relight.cli.output import escape, warn
 from relight.engines import ENGINES, Engine
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
-from relight.store.wrapper import guard_of
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -102,6 +100,9 @@ class OpenedRun(NamedTuple):
 
     def _elsewhere(self, text: str) -> CheckpointNotFound | None:
         """Return the error that names the further tier with a checkpoint that this log lacks; None if no tier has it."""
+        from relight.catalog.tiers import open_tier, read_tier, tiers_of
+        from relight.store.wrapper import guard_of
+
         for tier in tiers_of(self.history):
             with contextlib.suppress(RelightError):
                 history = read_tier(tier.name, *open_tier(tier, guard_of(self.run.store))).history
