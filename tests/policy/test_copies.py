@@ -27,7 +27,7 @@ def test_places_are_spread_out() -> None:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Keep)])
 def test_a_rule_of_a_tier_comes_back_from_the_log(name: str) -> None:
-    """A field that is lost there would not count on a further tier, whose rules are read from the log."""
+    """A field that is lost there would not count on a further tier: its rules are read from the log."""
     value: object = {"metric": "loss", "mode": "max", "prune_abandoned": True}.get(name, 7)
     given = Tier("/a/run", Keep(**{name: value}), name="cold")  # type: ignore[arg-type]
     assert decode_tiers(encode_tiers([given])) == (given,)
