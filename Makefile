@@ -68,6 +68,7 @@ fix: $(STAMP) ## repair what can be repaired: lint, format, generated pages, wor
 	$(BIN)/python tests/house/test_monitoring_page.py
 	$(BIN)/python -m relight.monitoring.generated deploy
 	$(BIN)/python tests/house/test_http_api_page.py
+	$(BIN)/python tests/house/test_torch_private.py
 	$(BIN)/python -m tests.slips.page
 	$(BIN)/python tests/capture/test_config_values.py
 	$(BIN)/python -m tests.works_with.page

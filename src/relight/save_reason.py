@@ -59,8 +59,8 @@ class SaveReason(msgspec.Struct, frozen=True):
 
     @property
     def is_routine(self) -> bool:
-        """Whether only ``relight.adaptive()`` requested the save."""
-        return self.kind == "adaptive"
+        """Whether only a schedule requested the save: ``relight.adaptive()`` or ``relight.every()``."""
+        return self.kind in ("adaptive", "every")
 
     @property
     def is_final(self) -> bool:

@@ -77,7 +77,8 @@ def test_properties_of_each_kind() -> None:
         ASKED: (False, False, False), END: (False, True, False), of_signal("SIGTERM"): (True, True, False),
         of_signal("SIGUSR1"): (True, False, False), of_exception(ValueError()): (True, True, False), requested_by("anna"): (True, False, False),
         preventive("heat"): (True, False, False), SaveReason("adaptive", "adaptive, every 3 s"): (False, False, True),
-        SaveReason("every", "every 2 steps"): (False, False, False),
+        SaveReason("every", "every 2 steps"): (False, False, True),
+        SaveReason("best", "best loss: 1"): (False, False, False),
     }  # fmt: skip
     assert {reason: (reason.is_urgent, reason.is_final, reason.is_routine) for reason in expected} == expected
 

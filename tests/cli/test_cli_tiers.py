@@ -11,7 +11,8 @@ from tests.log.test_log_stale_listings import save
 
 from relight.catalog.tiers import announce
 from relight.commit import Attempt
-from relight.policy import Tiers
+from relight.drain import drain
+from relight.policy import Tiers, keep, tier
 from relight.store import LocalStore
 
 
@@ -71,3 +72,50 @@ def test_a_run_without_tiers(tmp_path: Path) -> None:
     assert "relight.Tiers" in relight("cp", "--tiers", tmp_path / "run", status=2)
     assert "needs a run" in relight("ls", tmp_path, "--tiers", status=2)
     assert "here" in relight("ls", tmp_path / "run", "--tiers")
+
+
+def ruled(folder: Path) -> Path:
+    """Return a run with four saves and rules of its own on both tiers; the far tier has all four."""
+    attempt = Attempt.begin(LocalStore(folder / "hot"), "run")
+    tiers = Tiers(
+        hot=tier(folder / "hot" / "run", keep=keep(last=2)), cold=tier(folder / "cold" / "run", keep=keep(every=3))
+    )
+    announce(
+        attempt.place.log, tiers.tiers[:1] + Tiers(a="/a/b", cold=folder / "cold" / "run").tiers[1:], attempt.epoch
+    )
+    for step in range(4):
+        save(attempt, step)
+        drain(attempt.store, "run")
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
+    return folder / "hot" / "run"
+
+
+def test_a_dry_run_without_rules_uses_those_of_the_run(tmp_path: Path) -> None:
+    """Each tier's rules, as the log records them, decide; a near tag counts on the further tier; nothing is removed."""
+    run = ruled(tmp_path)
+    relight("tag", run, "gold", "1")
+    text = relight("prune", run, "--dry-run")
+    assert "hot, by its own rules: keep(last=2)" in text and "cold, by its own rules: keep(every=3)" in text
+    assert text.splitlines()[-1] == "dry run: nothing was done"
+    hot, cold = json.loads(relight("prune", run, "--dry-run", "--json"))["tiers"]
+    assert [row["step"] for row in hot["checkpoints"] if not row["keep"]] == [0]
+    assert {row["step"]: row["reason"] for row in cold["checkpoints"] if row["keep"]} == {
+        1: "tagged or on hold in the nearest tier",
+        2: "every 3 steps",
+        3: "newest, newest verified",
+    }
+    assert len(json.loads(relight("ls", tmp_path / "cold" / "run", "--json"))) == 4
+    assert "--dry-run alone" in relight("prune", run, status=2)
+    save(Attempt.begin(LocalStore(tmp_path), "plain"), 0)
+    assert "records none" in relight("prune", tmp_path / "plain", "--dry-run", status=2)
+
+
+def test_a_step_that_only_a_further_tier_has_is_named_there(tmp_path: Path) -> None:
+    """The error names the tier and the address of the checkpoint."""
+    run = ruled(tmp_path)
+    relight("prune", run, "--keep-last", "1", "--yes")
+    done = subprocess.run(
+        [sys.executable, "-m", "relight", "tag", str(run), "paper", "1"], capture_output=True, text=True, timeout=60
+    )
+    (checkpoint,) = [row for row in json.loads(relight("ls", tmp_path / "cold" / "run", "--json")) if row["step"] == 1]
+    assert done.returncode == 1 and f"it is on tier cold: {tmp_path}/cold/run@{checkpoint['id']}" in done.stderr

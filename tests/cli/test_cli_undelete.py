@@ -25,7 +25,8 @@ def test_list_recall_give_up(tmp_path: Path) -> None:
     assert "for 12 h of the run" in relight("undelete", run)
     relight("undelete", run, "17", status=1)
     relight("undelete", run, "--give-up", status=2)
-    assert "is back" in relight("undelete", run, "1", "--why", "wanted after all")
+    back = relight("undelete", run, "1", "--why", "wanted after all")
+    assert "is back" in back and f"relight tag {run}@{ids[1]} --hold" in back
     assert [checkpoint["id"] for checkpoint in json.loads(relight("ls", run, "--json"))] == [ids[1], ids[3]]
     log = relight("log", run)
     assert "RECALL" in log and "wanted after all" in log and "may be recalled for 12 h" in log

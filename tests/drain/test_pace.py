@@ -189,3 +189,31 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
     postponed = [checkpoint.step for checkpoint in near if from_step + 20 < checkpoint.step < 149]
     assert len(postponed) >= 3 and not {checkpoint.step for checkpoint in far} & set(postponed)
     assert time.monotonic() - began < 60
+
+
+def test_lag_spaces_the_copies_of_a_fixed_schedule(tmp_path: Path) -> None:
+    """With ``every()`` and ``lag=``, the far tier gets milestones, requested saves and the last one, but few others."""
+    rules = relight.keep(last=1, every=20)
+    tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=tier(tmp_path / "cold" / "run", keep=rules, lag="1h"))
+    model, copied = torch.nn.Linear(4, 4), list[int]()
+    reasons = list[str]()
+
+    def note(event: Event) -> None:
+        if event.name == "drain.done":
+            copied.append(event.fields["step"])
+        elif event.name == "tiers.paced":
+            reasons.append(event.fields["reason"])
+
+    undo = subscribe(note)
+    try:
+        with relight.Checkpointer(tiers, model=model, save=relight.every(steps=5), background=False) as ckpt:
+            for step in range(ckpt.restore(), 60):
+                ckpt.step(step)
+                if step == 31:
+                    ckpt.save(step)
+                if step in (4, 9, 19, 31, 39):
+                    assert ckpt._hooks.tiers._drainer is not None and ckpt._hooks.tiers._drainer.wait(60)
+    finally:
+        undo()
+    assert copied == [4, 19, 31, 39, 59]
+    assert reasons == ["one scheduled save in 1 h, because of lag="]

@@ -14,6 +14,7 @@ from watched import RUN, add_commits, commit, id_of, keep_events, make_run, stam
 
 from relight import monitoring
 from relight.format.records import FenceBody
+from relight.format.topics import COPIED, TIER_PACE, TIERS, CopiedNote
 from relight.log import Log
 from relight.monitoring import Watcher
 from relight.monitoring.event_metrics import LABEL_VALUES_MAX
@@ -21,6 +22,7 @@ from relight.monitoring.files import EventFiles
 from relight.monitoring.overview import MADE_HERE, OVER_S, recoveries_of
 from relight.observe.file import LINE_BYTES_MAX
 from relight.observe.metrics import GAUGE, METRICS
+from relight.policy.tiers import Tier, encode_tiers
 from relight.store.local import LocalStore
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
@@ -39,6 +41,24 @@ def test_a_run_is_what_its_log_has(tmp_path: Path) -> None:
     assert metrics["relight_checkpoint_good_age_seconds"] == 80
     assert metrics["relight_checkpoint_saved_ratio"] == 4.0
     assert metrics["relight_tier_used_bytes{here}"] == 3000
+
+
+@pytest.mark.parametrize(("lag_s", "late_s"), [(None, 600.0), (300, 300.0), (3600, 0.0)])
+def test_a_tier_is_late_only_after_its_lag(lag_s: int | None, late_s: float, tmp_path: Path) -> None:
+    """Scheduled saves that ``lag=`` holds back are not missing yet. A save that somebody requested is due at once."""
+    url = make_run(tmp_path / "runs", 1)
+    log = Log(LocalStore(url), RUN, now=lambda: stamp(BEGAN))
+    tiers = [Tier(f"{url}/{RUN}", name="here"), Tier(f"{tmp_path}/far/{RUN}", name="cold")]
+    notes = [TIERS.note(encode_tiers(tiers)), COPIED.note(CopiedNote(tier="cold", id=id_of(0)))]
+    for note in [*notes, *([TIER_PACE.note({"cold": lag_s})] if lag_s else [])]:
+        log.append(lambda view, note=note: (note, 1))
+    log.append(lambda view: (replace(commit(1), reason_kind="every"), 1))
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 600.0)
+    assert (seen.tiers[1].name, seen.tiers[1].lag) == ("cold", 1)
+    assert seen.tiers[1].lag_s == pytest.approx(late_s, abs=1.0)
+    log.append(lambda view: (replace(commit(2), reason="asked", reason_kind="user"), 1))
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 600.0)
+    assert seen.tiers[1].lag_s == pytest.approx(600.0, abs=1.0)
 
 
 def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> None:

@@ -50,10 +50,10 @@ print("counts=" + json.dumps({
     "maps": [line.split("/", 1)[1].strip() for line in open("/proc/self/maps") if "memfd:" in line and "relight-workers" not in line],
 }))
 """
-PASSED_OVER = "Exception ignored in"
+IGNORED = "Exception ignored in"
 """Python prints this, and continues, if an interrupt comes while it finalizes an object."""
 REPEATED_S = 5.0
-"""Seconds after the last interrupt until it is sent again if Python has passed it over, as a user would send it again."""
+"""Seconds after the last interrupt until it is sent again if Python has ignored it, as a user would send it again."""
 
 
 class Kernel:
@@ -86,7 +86,7 @@ class Kernel:
             try:
                 message = self._client.get_iopub_msg(timeout=max(0.001, left - time.monotonic()))
             except queue.Empty:
-                lost = not pending and PASSED_OVER in printed and time.monotonic() < last
+                lost = not pending and IGNORED in printed and time.monotonic() < last
                 assert pending or lost, f"the cell did not end in {wait_s} s: {printed[-2000:]}"
                 self._manager.interrupt_kernel()
                 pending = pending[1:]

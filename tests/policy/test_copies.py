@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from relight.errors import ConfigError
 from relight.policy import Candidate, Keep, Tiers, decide_keep, keep, tier
-from relight.policy.tiers import Group, decode_tiers, encode_tiers, groups_of, safe_on
+from relight.policy.tiers import Group, Tier, decode_tiers, encode_tiers, groups_of, safe_on
 from relight.testing.store_suite import refuses
 
 
@@ -21,6 +23,14 @@ def test_places_are_spread_out() -> None:
     ]
     assert groups_of(tiers.tiers) == [Group("cold", ("cold-1", "cold-2", "cold-3"), 2)]
     assert decode_tiers(encode_tiers(tiers.tiers)) == tiers.tiers
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Keep)])
+def test_a_rule_of_a_tier_comes_back_from_the_log(name: str) -> None:
+    """A field that is lost there would not count on a further tier: its rules are read from the log."""
+    value: object = {"metric": "loss", "mode": "max", "prune_abandoned": True}.get(name, 7)
+    given = Tier("/a/run", Keep(**{name: value}), name="cold")  # type: ignore[arg-type]
+    assert decode_tiers(encode_tiers([given])) == (given,)
 
 
 def test_the_nearest_counts_for_its_own_group() -> None:

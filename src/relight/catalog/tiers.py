@@ -86,17 +86,17 @@ def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
 
 def tiers_of(history: History) -> tuple[Tier, ...]:
     """Return the further tiers, from the newest NOTE in the nearest tier's log."""
-    return _recorded_tiers(history)[1:]
+    return recorded_tiers(history)[1:]
 
 
 def groups_in(history: History) -> list[Group]:
     """Return the groups of further tiers, with what each must have, from the nearest tier's log."""
-    return groups_of(_recorded_tiers(history))
+    return groups_of(recorded_tiers(history))
 
 
 def nearest_name(history: History) -> str:
     """Return the nearest tier's name in its log; "here" for a run without tiers."""
-    return next((tier.name for tier in _recorded_tiers(history)), "here")
+    return next((tier.name for tier in recorded_tiers(history)), "here")
 
 
 def drained_to(history: History) -> dict[str, set[str]]:
@@ -244,7 +244,8 @@ def read_tier(name: str, store: ByteStore, run: str) -> Reach:
         return Reach(name, store, run, None, error)
 
 
-def _recorded_tiers(history: History) -> tuple[Tier, ...]:
+def recorded_tiers(history: History) -> tuple[Tier, ...]:
+    """Return all tiers, nearest first, as the newest NOTE in the nearest tier's log states them; none for a run without."""
     notes = [tiers for _, tiers in TIERS.among(history.notes)]
     return decode_tiers(notes[-1]) if notes else ()
 

@@ -15,6 +15,7 @@ from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.session import RunSession
 from relight.checkpointer.stale_model_check import StaleModelCheck
 from relight.checkpointer.tier_replication import TierReplicator
+from relight.policy import adaptive_part
 
 
 class Hooks:
@@ -29,7 +30,9 @@ class Hooks:
         progress: RunProgress,
     ) -> None:
         rank, trigger, tiers = session.world.rank, options.trigger, options.tiers
-        self.tiers = TierReplicator(tiers, session.leads)
+        self.tiers = TierReplicator(
+            tiers, session.leads, keep=options.keep, is_paced=adaptive_part(trigger) is not None
+        )
         self.peers = PeerDiscovery(
             options.peers,
             options.writer,

@@ -18,6 +18,7 @@ from relight.catalog.tiers import (
     newest_seq,
     open_tier,
     read_tier,
+    recorded_tiers,
     retired_among,
     tiers_of,
 )
@@ -30,13 +31,14 @@ from relight.errors import ConfigError, RelightError, with_outcome
 from relight.format.topics import TIER_PACE
 from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
-from relight.policy import Tiers
+from relight.policy import Keep, Tiers
 from relight.policy.keep import with_recorded
 from relight.policy.tiers import NOW, groups_of, owed
 from relight.reclaim.prune import candidates_of
 from relight.store.retry import first_contact
 from relight.store.urls import absolute
 from relight.store.wrapper import guard_of
+from relight.units import duration_text
 
 RETRY_S = 5.0
 """Seconds between two checks of the missing copies while the run's end waits for them."""
@@ -63,12 +65,20 @@ def _emit(name: str, message: str, fields: dict[str, Any]) -> None:
 class TierReplicator(Hook):
     """Replication to further tiers for one attempt, on rank 0. Without further tiers it does nothing."""
 
-    def __init__(self, tiers: Tiers | None, leads: bool = True) -> None:
-        """``leads``: whether this is rank 0; other ranks do nothing."""
+    def __init__(
+        self, tiers: Tiers | None, leads: bool = True, *, keep: Keep | None = None, is_paced: bool = False
+    ) -> None:
+        """``leads``: whether this is rank 0; other ranks do nothing. ``keep``: the nearest tier's rules.
+
+        ``is_paced``: ``relight.adaptive()`` computes the intervals of copies. Otherwise ``lag=`` states them.
+        """
         self._leads, tiers = leads, tiers if leads else None
         given = tiers.tiers if tiers is not None else ()
         # the drainer may have another directory
         self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in given)
+        if keep is not None and given:  # recorded, so that relight prune --dry-run and the dashboard show it
+            self._tiers = (replace(self._tiers[0], keep=keep), *self._tiers[1:])
+        self._is_paced = is_paced
         self._names = frozenset(tier.name for tier in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)
@@ -89,9 +99,9 @@ class TierReplicator(Hook):
             return
         self._attempt = attempt
         history = first_contact(attempt.history)
-        before = tiers_of(history)
-        if self._tiers[1:] != before:
+        if self._tiers != recorded_tiers(history):
             announce(attempt.place.log, self._tiers, attempt.epoch)
+        self._record_lags(attempt)
         name = attempt_name(history, attempt.epoch)
         for tier in self._tiers[1:]:
             try:
@@ -107,6 +117,16 @@ class TierReplicator(Hook):
                     tier=tier.name,
                     kind=error.kind,
                 )
+
+    def _record_lags(self, attempt: Attempt) -> None:
+        """Record ``lag=`` as the least seconds between two copies of scheduled saves, unless the intervals are computed."""
+        lags = {tier.name: tier.lag_s for tier in self._tiers[1:] if tier.lag_s}
+        if not lags or self._is_paced:
+            return
+        whys = {name: f"one scheduled save in {duration_text(lag_s)}, because of lag=" for name, lag_s in lags.items()}
+        attempt.note(TIER_PACE.note({**lags, **{f"{name}.why": why for name, why in whys.items()}}))
+        for name, why in whys.items():
+            emit("tiers.paced", f"tier {name}: {why}", tier=name, least_s=lags[name], reason=why)
 
     def on_request(self, save: Save) -> None:
         """Register a save that must be drained once it is durable."""
@@ -174,7 +194,8 @@ class TierReplicator(Hook):
     def _hurry(self) -> None:
         """Make every later save go to all tiers at once: a caller waits for a save there."""
         attempt, saves = self._attempt, list(self._saves)
-        if attempt is None or self._hurries or not any(save.why.is_routine for save in saves):
+        has_pace = self._is_paced or any(tier.lag_s for tier in self._tiers[1:])
+        if attempt is None or self._hurries or not has_pace or not any(save.why.is_routine for save in saves):
             return
         self._hurries = True
         note = TIER_PACE.note({NOW: True})

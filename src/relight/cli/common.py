@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import sys
@@ -16,7 +17,7 @@ from relight.catalog.locate import Location, locate
 from relight.catalog.run import Run, list_runs
 from relight.cli.output import escape, warn
 from relight.engines import ENGINES, Engine
-from relight.errors import ConfigError, CorruptCheckpoint
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
 
@@ -88,10 +89,27 @@ class OpenedRun(NamedTuple):
 
     def choose(self, which: str | None) -> Checkpoint:
         """Return the checkpoint that ``which``, else the path, names, else the newest. Print on stderr which metric decided, if any."""
-        chosen = choose(self.history, which or self.which or "latest")
+        text = which or self.which or "latest"
+        try:
+            chosen = choose(self.history, text)
+        except CheckpointNotFound as error:
+            raise self._elsewhere(text) or error from None
         if chosen.by is not None:
             click.echo(escape(f"{self.run.name}: {chosen.explanation}"), err=True)
         return chosen.checkpoint
+
+    def _elsewhere(self, text: str) -> CheckpointNotFound | None:
+        """Return the error that names the further tier with a checkpoint that this log lacks; None if no tier has it."""
+        from relight.catalog.tiers import open_tier, read_tier, tiers_of
+        from relight.store.wrapper import guard_of
+
+        for tier in tiers_of(self.history):
+            with contextlib.suppress(RelightError):
+                history = read_tier(tier.name, *open_tier(tier, guard_of(self.run.store))).history
+                checkpoint = choose(history, text).checkpoint
+                hint = f"it is on tier {tier.name}: {tier.url}@{checkpoint.id}"
+                return CheckpointNotFound(f"no checkpoint {text[:80]!r} on the nearest tier", hint=hint)
+        return None
 
 
 def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:

@@ -6,13 +6,18 @@ from typing import Literal
 
 import click
 
-from relight.cli.common import confirmed, json_option, open_run_at
-from relight.cli.output import Styled, emit_json, escape, table
-from relight.errors import ConfigError
+from relight.catalog.tiers import open_tier, recorded_tiers
+from relight.cli.common import OpenedRun, confirmed, json_option, open_run_at
+from relight.cli.output import Styled, emit_json, escape, table, warn
+from relight.drain.carried_marks import MARKED, marked_there
+from relight.errors import ConfigError, RelightError
+from relight.log import Log, fold
 from relight.observe.progress_bar import progress_bar
 from relight.policy import keep
 from relight.reclaim import PrunePlan, SweepPlan, execute, execute_sweep, plan_prune, plan_sweep
-from relight.units import count_text, size_text
+from relight.run_records.verification import damage
+from relight.store.wrapper import guard_of
+from relight.units import count_text, duration_text, size_text
 
 POSITIVE = click.IntRange(min=1)
 
@@ -76,32 +81,37 @@ def command(
 
     Tagged checkpoints, those on hold, the newest, and the newest that verifies always stay. Asks before it removes anything, unless --yes.
     The run's own rules do not count here, nor does their undo window: without --undo-window, what is removed cannot be recalled.
+    With --dry-run and no rule, show what the run's own rules remove next, on each of its tiers.
 
     \b
     Examples:
       relight prune runs/demo --keep-last 3 --keep-every 1000 --dry-run
       relight prune runs/demo --keep-best 1 --metric accuracy --mode max --yes
+      relight prune runs/demo --dry-run
     """
     rules = keep(
         last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every, within=keep_within, hourly=keep_hourly,
         daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, lag_steps=keep_lag_steps, undo_window=undo_window,
         prune_abandoned=prune_abandoned,
     )  # fmt: skip
-    if rules.is_everything and not sweep:
+    if rules.is_everything and not sweep and not dry_run:
         raise ConfigError(
             "no rule was given, so everything stays",
-            hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep",
+            hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep; --dry-run alone shows the run's own rules",
         )
     opened = open_run_at(path)
     if opened.which:
         raise ConfigError("this names one checkpoint, but rules are about all of a run", where=path)
+    if rules.is_everything and not sweep:
+        show_own_plans(opened, as_json)
+        return
     store = opened.run.store
     newest_bytes = opened.history.live[-1].body.stored_bytes if opened.history.live else 0
     with progress_bar("verifying what stays", newest_bytes) as meter:
         plan = plan_prune(store, opened.run.name, rules, progress=meter)
     swept = plan_sweep(store, opened.run.name) if sweep else SweepPlan(opened.run.name, [], [])
     if not as_json:
-        _print(plan, swept, undo_window)
+        print_plan(plan, swept, undo_window)
     doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
     doing = doing and confirmed(
         "Remove them?" if undo_window else "Remove them for good?",
@@ -118,13 +128,9 @@ def command(
         emit_json(
             {
                 "dry_run": dry_run,
-                "checkpoints": [
-                    {"id": v.id, "step": v.step, "keep": v.keep, "reason": v.reason} for v in plan.verdicts
-                ],
-                "bytes_freed": plan.bytes_freed,
+                **_plan_fields(plan),
                 "sweep": [{"dir": name, "reason": reason} for name, reason in swept.directories],
                 "held": [{"dir": name, "reason": reason} for name, reason in swept.held],
-                "due": list(plan.due),
                 "retired": report.retired if report else [],
                 "deleted": deleted,
                 "left": left,
@@ -141,7 +147,49 @@ def command(
         click.echo("dry run: nothing was done" if dry_run else "nothing was done")
 
 
-def _print(plan: PrunePlan, swept: SweepPlan, undo_window: str | None) -> None:
+def show_own_plans(opened: OpenedRun, as_json: bool) -> None:
+    """Show, for each tier, what the rules that the run's log records would remove after the next save.
+
+    No checkpoint is read: each that is not known to be damaged counts as undamaged.
+    """
+    tiers, plans = recorded_tiers(opened.history), list[dict[str, object]]()
+    if not tiers:
+        raise ConfigError(
+            "no rule was given, and the log of this run records none: only a run with Tiers(…) records its rules",
+            hint="give the rules of its script as options, such as --keep-last 2",
+        )
+    for place, tier in enumerate(tiers):
+        try:
+            store, run = (
+                (opened.run.store, opened.run.name) if not place else open_tier(tier, guard_of(opened.run.store))
+            )
+            history = fold(Log(store, run).read())
+            known = {checkpoint.id: True for checkpoint in history.live if checkpoint.id not in damage(history)}
+            plan = plan_prune(store, run, tier.keep, verified=known)
+        except RelightError as error:
+            warn(f"tier {tier.name}: {error}")
+            continue
+        if place:
+            plan = plan.sparing(marked_there(opened.history, history), MARKED)
+        plans.append({"tier": tier.name, "rules": str(tier.keep), **_plan_fields(plan)})
+        if not as_json:
+            click.echo(f"{tier.name}, by its own rules: {escape(str(tier.keep))}")
+            print_plan(plan, SweepPlan(run, [], []), duration_text(tier.keep.undo_s) if tier.keep.undo_s else None)
+            click.echo()
+    if as_json:
+        emit_json({"dry_run": True, "tiers": plans})
+    else:
+        click.echo("dry run: nothing was done")
+
+
+def _plan_fields(plan: PrunePlan) -> dict[str, object]:
+    """Return a plan's verdicts and bytes for JSON."""
+    rows = [{"id": v.id, "step": v.step, "keep": v.keep, "reason": v.reason} for v in plan.verdicts]
+    return {"checkpoints": rows, "bytes_freed": plan.bytes_freed, "due": list(plan.due)}
+
+
+def print_plan(plan: PrunePlan, swept: SweepPlan, undo_window: str | None) -> None:
+    """Print each verdict with its reason, and the totals."""
     rows: list[list[object]] = []
     for verdict in plan.verdicts:
         fate = Styled("stays", "green") if verdict.keep else Styled("goes", "red")

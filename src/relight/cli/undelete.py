@@ -61,8 +61,12 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
     recall(store, run, ids, why)
     if as_json:
         emit_json({"recalled": ids, "why": why})
+    place = path.rstrip("/") if path.rstrip("/").endswith(run) else f"{path.rstrip('/')}/{run}"
     for checkpoint in chosen if not as_json else ():
-        click.echo(f"{checkpoint.id} (step {checkpoint.step}) is back: the rules decide about it from now on")
+        click.echo(
+            f"{checkpoint.id} (step {checkpoint.step}) is back, until the rules of the run's next save remove it"
+        )
+        click.echo(f"to keep it: relight tag {escape(place)}@{checkpoint.id} --hold --why REASON")
 
 
 def _chosen(opened: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:

@@ -16,6 +16,8 @@ from relight.log import History, Log, LogView, fold
 from relight.log.superseded import superseded
 from relight.run_records.holds import holds_of
 
+MARKED = "tagged or on hold in the nearest tier"
+"""Why a further tier keeps such a checkpoint."""
 _HELD = "hold "
 """Prefix of a hold's name among the marks, before the checkpoint's id. No tag has a space in its name."""
 

@@ -24,7 +24,7 @@ from relight.catalog.tiers import (
     tiers_of,
 )
 from relight.commit.attempt import take_over
-from relight.drain.carried_marks import carry_marks, marked_there
+from relight.drain.carried_marks import MARKED, carry_marks, marked_there
 from relight.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
@@ -265,7 +265,7 @@ class _TierDrain:
             if plan.going:  # the plan may have read a whole checkpoint: a user may have tagged one meanwhile
                 view = self._near.view()
                 carry_marks(view, far, self._tier.name, self._log, log, charge)
-                plan = plan.sparing(marked_there(fold(view), far))
+                plan = plan.sparing(marked_there(fold(view), far), MARKED)
             execute(plan, store, epoch=charge, log=log)
         except Fenced:
             raise

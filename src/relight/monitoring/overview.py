@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
-from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, tiers_of
+from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, pace_of, tiers_of
 from relight.errors import RelightError
 from relight.log import Checkpoint, History, Log, fold
 from relight.log.identity import seconds_since_epoch
@@ -55,7 +55,8 @@ class SaveTimes(NamedTuple):
 class TierSeen(NamedTuple):
     """One tier of a run, as the nearest tier's log states it.
 
-    ``lag_s``: age of the oldest checkpoint that is newer than the newest one in the tier; 0 if there is none.
+    ``lag_s``: for how long the tier lacks a checkpoint that is newer than its newest one, without the time for which ``lag=`` or
+    ``relight.adaptive()`` holds scheduled saves back; 0 if it lacks none.
     """
 
     name: str
@@ -342,7 +343,10 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
         present = [checkpoint for checkpoint in live if checkpoint.id in ids]
         newest = newest_seq(history, ids)
         missing = [checkpoint for checkpoint in live if checkpoint.seq > newest]
-        since = seconds_since_epoch(missing[0].time) if missing else None
+        since, pace = seconds_since_epoch(missing[0].time) if missing else None, pace_of(history, tier.name, ids)
+        is_scheduled = all(checkpoint.body.save_reason.is_routine for checkpoint in missing)
+        if since is not None and pace.last_s is not None and is_scheduled:
+            since = max(since, pace.last_s + pace.least_s)  # until then the tier is meant to lack them
         sizes = drained_bytes(history, tier.name)
         used = sum(sizes.get(checkpoint.id, checkpoint.body.alone_bytes) for checkpoint in present)
         room = _room(split_run(tier.url)[0])

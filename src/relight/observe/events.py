@@ -130,7 +130,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     ),
     "tiers.paced": (
         logging.INFO,
-        "a further tier gets only some of the saves of relight.adaptive() from now on, and why",
+        "a further tier gets only some of the scheduled saves from now on, and why",
     ),
     "save.backpressured": (
         logging.WARNING,

@@ -49,7 +49,7 @@ class Tier(ShownAsCall):
     group: str = ""
     quorum: int = 1
     lag_s: float | None = None
-    """Longest interval between copies, in seconds; None: ``relight.adaptive()`` computes it."""
+    """Longest interval between copies under ``relight.adaptive()``, which computes it; else their least interval."""
 
 
 class TierPace(NamedTuple):
@@ -161,8 +161,10 @@ def tier(
             oldest that are also on a further tier, then the oldest that no further tier will get, because copies are
             slower than saves. Checkpoints named by ``every``, ``best`` or a tag stay until they are copied. None: no
             limit.
-        lag: The longest interval of copies under ``relight.adaptive()``, which computes it from their cost to the
-            steps: ``"10m"``, a ``timedelta``, or seconds. 0 copies every save. None: no limit.
+        lag: How much older than the run its newest copy may be: ``"10m"``, a ``timedelta``, or seconds. Under
+            ``relight.adaptive()``, the longest interval of copies, which it computes from their cost to the steps. With
+            other triggers, one scheduled save in this time is copied; requested saves, and those that stay for good,
+            are copied in any case. 0 copies every save. None: no limit, and every save with other triggers.
     """
     texts = [_path_of(place) for place in (url, *also)]
     if keep is not None and not isinstance(keep, Keep):
@@ -215,7 +217,7 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
         for fields in json.loads(str(data.get("tiers", "[]"))):
             known = {
                 name: fields["keep"][name]
-                for name in (*RULES, "metric", "mode", "undo_s", "capacity")
+                for name in (*RULES, "metric", "mode", "undo_s", "prune_abandoned", "capacity")
                 if name in fields["keep"]
             }
             name, group, quorum = str(fields["name"]), str(fields.get("group", "")), int(fields.get("quorum", 1))

@@ -48,9 +48,12 @@ class PrunePlan:
         """Ids to retire, oldest first."""
         return [verdict.id for verdict in self.verdicts if not verdict.keep]
 
-    def sparing(self, ids: Collection[str]) -> PrunePlan:
-        """Return the plan with these checkpoints staying."""
-        verdicts = [replace(verdict, keep=verdict.keep or verdict.id in ids) for verdict in self.verdicts]
+    def sparing(self, ids: Collection[str], reason: str) -> PrunePlan:
+        """Return the plan with these checkpoints staying, for that reason."""
+        verdicts = [
+            replace(verdict, keep=True, reason=reason) if not verdict.keep and verdict.id in ids else verdict
+            for verdict in self.verdicts
+        ]
         return replace(self, verdicts=verdicts)
 
     @property

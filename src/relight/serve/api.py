@@ -219,7 +219,11 @@ def _more_reading(made: APIRouter) -> None:
     def lineage(request: Request, store: Name, after: After = None, limit: Limit = 100) -> Response:
         return json_response(pieces.lineage_piece(request.app.state.index.lineage(store), after, limit))
 
-    @made.get("/storage/{store}", dependencies=viewer, summary="A store's size, and what retention deletes next")
+    @made.get(
+        "/storage/{store}",
+        dependencies=viewer,
+        summary="A store's size, and which retired checkpoints can be undeleted",
+    )
     def storage(request: Request, store: Name) -> Response:
         return json_response(pieces.bounded_storage(request.app.state.index.storage(store)))
 

@@ -392,7 +392,7 @@ class Index:
         return order
 
     def storage(self, store: str) -> StorageDetail:
-        """Return a store's size over time, when it will be full at the rate of the last week, and what retention deletes next."""
+        """Return a store's size over time, when it will be full at last week's rate, and which retired checkpoints can be undeleted."""
         reader = self.reader(store)
         states = [state for name, state in reader.now.runs.items() if reaches(store, name)]
         size_then, trend = 0, []

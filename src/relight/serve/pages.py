@@ -253,7 +253,7 @@ def lineage(request: Request) -> HTMLResponse:
 
 @page("/storage")
 def storage(request: Request) -> HTMLResponse:
-    """Show each store's size, when it will be full, and what retention deletes next."""
+    """Show each store's size, when it will be full, and which retired checkpoints can be undeleted."""
     index, now = request.app.state.index, time.time()
     stores = [around.storage(row, index.storage(row.id), now) for row in index.stores()]
     return shown(request, "storage.html", "/storage", live="?", stores=stores)

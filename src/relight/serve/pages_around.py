@@ -62,7 +62,7 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
 
 
 def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
-    """Return the template values of one store: tiers, growth, and what retention deletes next."""
+    """Return the template values of one store: tiers, growth, and which retired checkpoints can be undeleted."""
     trend = [(moment, stored) for moment, stored in detail.trend]
     newest = trend[-1][0] if trend else 0.0
     long = newest - trend[0][0] if trend else 0.0
@@ -89,7 +89,7 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
                 "at the rate of the last week" if full else "no forecast",
             ),
             (
-                "Retention deletes next",
+                "Retired, can be undeleted",
                 size_text(freed) if detail.retention else UNKNOWN,
                 count_text(len(detail.retention), "checkpoint") if detail.retention else "",
             ),
@@ -111,7 +111,7 @@ def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str,
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
             for row in detail.retention[:ROWS_MAX]
         ],
-        "retention_note": "Nothing: no run has retention rules (keep=relight.keep(…)), or these have no more checkpoints to delete.",
+        "retention_note": "None: only rules with an undo window keep the bytes, such as keep=relight.keep(last=3, undo_window='12h').",
     }
 
 

@@ -292,7 +292,7 @@ class TierUse:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What retention does next with a checkpoint, and the reason."""
+    """A retired checkpoint that still has its bytes, and the reason why it was retired."""
 
     run: str
     id: str
@@ -304,7 +304,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class StorageDetail:
-    """A store: tiers, stored bytes over time, when it will be full, and what retention deletes next."""
+    """A store: tiers, stored bytes over time, when it will be full, and which retired checkpoints can be undeleted."""
 
     tiers: Sequence[TierUse] = ()
     trend: Sequence[tuple[float, float]] = ()

@@ -101,7 +101,7 @@ class TierSettings(SettingsTable, frozen=True):
     bytes_per_second: Annotated[kinds.RateAbove0, about("limit of the bytes that are copied there", "no bound")] = NOT_SET
     quorum: Annotated[kinds.Count, about("number of copies after which a checkpoint counts as drained", "all")] = NOT_SET
     capacity: Annotated[kinds.SizeAbove0, about("the size above which the oldest checkpoints go", "no bound")] = NOT_SET
-    lag: Annotated[kinds.Time, about("the longest interval between copies; 0: copy every save", "computed")] = NOT_SET
+    lag: Annotated[kinds.Time, about("how old its newest copy may get; 0: copy every save", "computed by adaptive()")] = NOT_SET
 
 
 class CheckpointSettings(SettingsTable, frozen=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +63,8 @@ def read_text(path: Path) -> str:
 
 def parse(text: str, path: Path) -> dict[str, Any]:
     """Return the parsed text. Raise ``ConfigError`` with line and column if it is not valid TOML."""
+    import tomllib  # 4 ms at the start of each command, which seldom has a settings file
+
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _DOTS_MAX and not line.lstrip().startswith("#"):
             raise ConfigError(f"a line with more than {_DOTS_MAX} dots", where=f"{path}:{number}:1")
@@ -99,6 +100,8 @@ def value_of(text: str) -> Any:
     """Return a variable's text parsed as a TOML value; unchanged if it is not valid TOML."""
     if "\n" in text or "\r" in text or len(text) > 1 << 16 or text.count(".") > _DOTS_MAX:
         return text
+    import tomllib
+
     try:
         table = tomllib.loads(f"it = {text}")
         return text if _has_int_beyond_64_bits(table) else table["it"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +34,8 @@ def places(text: str) -> dict[Keys, tuple[int, int]]:
 def _statements(text: str) -> Iterator[tuple[int, int, bool, dict[str, Any]]]:
     """Yield each statement: line, column, whether it is a heading, and its parsed content. A statement ends at the
     first line at which it parses: an incomplete one never does."""
+    import tomllib
+
     begun, start, work = "", 0, 0
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if not begun and (not line.strip() or line.lstrip().startswith("#")):
