@@ -45,7 +45,7 @@ def test_a_run_is_what_its_log_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lag_s", "late_s"), [(None, 600.0), (300, 300.0), (3600, 0.0)])
 def test_a_tier_is_late_only_after_its_lag(lag_s: int | None, late_s: float, tmp_path: Path) -> None:
-    """Scheduled saves that ``lag=`` holds back are not missing yet. A save that somebody requested is due at once."""
+    """Scheduled saves that ``lag=`` holds back are not missing yet. A requested save is due at once."""
     url = make_run(tmp_path / "runs", 1)
     log = Log(LocalStore(url), RUN, now=lambda: stamp(BEGAN))
     tiers = [Tier(f"{url}/{RUN}", name="here"), Tier(f"{tmp_path}/far/{RUN}", name="cold")]
