@@ -179,7 +179,7 @@ KINDS = [
     Kind("an object with `to_dict()`", HasToDict, REFUSED, "pass .to_dict() of it"),
     Kind("any other object", Plain, REFUSED, "give its fields as plain values"),
     Kind("pydantic `SecretStr`, which would be stored in the clear", Secret, REFUSED, "leave secrets out"),
-    Kind("a class", lambda: Plain, REFUSED, "pass its name"), Kind("a function, `partial`", lambda: len, REFUSED, "pass its name"),
+    Kind("a class", lambda: Plain, REFUSED, "pass its name"), Kind("a function", lambda: len, REFUSED, "pass its name"),
     Kind("`functools.partial`", lambda: functools.partial(int, base=2), REFUSED, "give its fields as plain values"),
     Kind("an iterator, a generator", lambda: iter([1]), REFUSED, "give the object that it iterates over"),
     Kind("an open file", io.BytesIO, REFUSED, "give the object that it iterates over"),

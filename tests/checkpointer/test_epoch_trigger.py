@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import relight
 from relight.errors import ConfigError
+from relight.policy.triggers import check_trigger
 
 
 class Endless(IterableDataset[torch.Tensor]):
@@ -177,3 +178,15 @@ def test_a_trigger_of_ones_own(tmp_path: Path) -> None:
                 if (done := ckpt.step(step, loss=loss)) is not None
             }
         assert saved == {3: "loss 2.5 has not fallen for 2 steps", 6: "loss 1 has not fallen for 2 steps"}
+
+
+def test_the_hint_for_a_text_or_a_number_in_place_of_a_trigger_can_be_written() -> None:
+    """``save="10m"`` names the call that saves so; a text that is no interval gets examples."""
+    for value, hint in (("10m", "save=relight.every('10m')"), (500, "save=relight.every(500)")):
+        with pytest.raises(ConfigError) as error:
+            check_trigger(value)
+        assert error.value.hint == hint
+    for value in ("every epoch", "500", 0):
+        with pytest.raises(ConfigError) as error:
+            check_trigger(value)
+        assert error.value.hint == "such as save=relight.every(steps=500), save=relight.every(epochs=1)"

@@ -36,7 +36,7 @@ def way_back_s(found: PolicyOutcome) -> float:
 
 @pytest.mark.parametrize(
     ("case", "before_s", "after_s", "overhead", "goodput"),
-    [("blocking-saves", 2 * 3600, 15 * 60, 0.01, 0.95), ("costly-saves", 4 * 3600, 8 * 60, 0.03, 0.95)],
+    [("blocking-saves", 2 * 3600, 15 * 60, 0.01, 0.90), ("costly-saves", 4 * 3600, 8 * 60, 0.03, 0.95)],
 )
 def test_a_case_study_reaches_its_targets(
     case: str, before_s: float, after_s: float, overhead: float, goodput: float

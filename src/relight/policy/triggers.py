@@ -364,6 +364,10 @@ def check_trigger(value: Any) -> Trigger:
     hint = ""
     if isinstance(value, (int, str)) and not isinstance(value, bool):
         hint = f"save=relight.every({value!r})"
+        try:
+            every(value)
+        except ConfigError:
+            hint = "such as save=relight.every(steps=500), save=relight.every(epochs=1)"
     elif isinstance(value, bool):
         hint = "leave save= out for relight.adaptive(); save=None saves only when asked, on signals and at the end"
     elif callable(value):

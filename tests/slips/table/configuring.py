@@ -90,7 +90,7 @@ os._exit(0)
         "5",
         '`save="every epoch"`',
         "Refuses it.",
-        "Write `save=relight.every(steps=steps_per_epoch)`.",
+        "Write `save=relight.every(epochs=1)`.",
         _TRAINS.format('save="every epoch"', 12),
         refused=True,
         shows=("ConfigError", "save", "every"),
