@@ -27,10 +27,18 @@ from relight.monitoring.rules import KINDS, AlertRule, alert_name, usual_rules
 from relight.monitoring.settings import Alerting
 from relight.observe import EVENTS
 from relight.observe.fields import CARRIES, FIELDS
-from relight.observe.metrics import BY_NAME, COUNTER, METRICS, ROWS
+from relight.observe.metrics import BY_NAME, COUNTER, METRICS, ROWS, SAME_ON_ALL_NODES
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SOURCES = sorted(Path(relight.__file__).parent.rglob("*.py"))
+
+
+def test_counters_of_several_nodes_are_not_added_if_all_report_the_same() -> None:
+    """Each node reports the run's saves: their sum would grow with the number of nodes."""
+    panels = {panel["title"]: panel["targets"][0]["expr"] for panel in dashboard()["panels"] if "targets" in panel}
+    assert panels["saves"].startswith("max by (store, run)")
+    assert panels["saves failed"].startswith("sum by (store, run, kind)")
+    assert all(BY_NAME[name].kind == COUNTER for name in SAME_ON_ALL_NODES)
 
 
 def test_each_metric_has_its_panel_and_no_panel_asks_for_another() -> None:

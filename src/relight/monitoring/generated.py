@@ -16,7 +16,7 @@ from typing import Any
 from relight.errors import ConfigError
 from relight.monitoring.rules import KINDS, AlertRule, alert_name, usual_rules
 from relight.monitoring.settings import Alerting
-from relight.observe.metrics import COUNTER, HISTOGRAM, METRICS, ROWS, Metric
+from relight.observe.metrics import COUNTER, HISTOGRAM, METRICS, ROWS, SAME_ON_ALL_NODES, Metric
 
 DASHBOARD_FILE, RULES_FILE, OPERATOR_FILE = "relight.json", "relight.rules.yml", "prometheusrule.yaml"
 SCHEMA_VERSION = 39
@@ -75,7 +75,8 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
     labels = ", ".join(metric.all_labels)
     legend = " ".join(f"{{{{{label}}}}}" for label in ("run", *metric.labels))
     if metric.kind == COUNTER:
-        return [(f"sum by ({labels}) (increase({metric.name}{{{_SELECTED}}}[$__rate_interval]))", legend)]
+        over_nodes = "max" if metric.name in SAME_ON_ALL_NODES else "sum"
+        return [(f"{over_nodes} by ({labels}) (increase({metric.name}{{{_SELECTED}}}[$__rate_interval]))", legend)]
     if metric.kind == HISTOGRAM:
         rate = f"sum by ({labels}, le) (rate({metric.name}_bucket{{{_SELECTED}}}[$__rate_interval]))"
         return [

@@ -174,6 +174,21 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 """All metrics. A test fails for a metric without a dashboard row, and for a panel or rule of an unknown metric."""
 
+SAME_ON_ALL_NODES = frozenset(
+    f"relight_{name}_total"
+    for name in (
+        "job_seconds",
+        "failures",
+        "steps",
+        "steps_lost",
+        "saves",
+        "saves_put_off",
+        "saves_held",
+        "saved_bytes",
+        "drains",
+    )
+)
+"""Counters that each node of a job reports with the same value: over nodes, they are aggregated with ``max``, all others with ``sum``."""
 BY_NAME = {metric.name: metric for metric in METRICS}
 OF_EVENT: dict[str, list[Metric]] = {}
 """Filled below, once."""
