@@ -181,11 +181,7 @@ def test_a_trigger_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_the_hint_for_a_text_or_a_number_in_place_of_a_trigger_can_be_written() -> None:
-<<<<<<< HEAD
     """``save="10m"`` names the call that saves so; any other text gets examples."""
-=======
-    """``save="10m"`` names the call that saves so; an invalid interval gets examples."""
->>>>>>> h5
     for value, hint in (("10m", "save=relight.every('10m')"), (500, "save=relight.every(500)")):
         with pytest.raises(ConfigError) as error:
             check_trigger(value)
