@@ -53,8 +53,8 @@ def command(
     Examples:
       relight verify /nvme/ckpts/demo --repair
       relight verify /nvme/ckpts/demo --repair --rate 50MB
-      relight verify stripe:mirrors=2,/nvme0,/nvme1,/demo --repair \\
-        --new-drive /nvme1
+      relight verify stripe:mirrors=2,/nvme0/ckpts,/nvme1/ckpts,/demo --repair \\
+        --new-drive /nvme1/ckpts
     """
     place = locate(path)
     if place.run is None or place.which is not None:
@@ -65,7 +65,9 @@ def command(
     total = sum(copy.checkpoint.body.stored_bytes for copies in merged.copies.values() for copy in copies)
     if new_drives and mirrored_in(place.store) is None:
         raise ConfigError(
-            "--new-drive is for mirrored stores", where=place.store.url, hint="stripe:mirrors=2,/nvme0,/nvme1,/demo"
+            "--new-drive is for mirrored stores",
+            where=place.store.url,
+            hint="stripe:mirrors=2,/nvme0/ckpts,/nvme1/ckpts,/demo",
         )
     if mirrored_in(place.store) is not None:
         total *= COPIES

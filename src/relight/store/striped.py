@@ -333,7 +333,7 @@ def places_in(url: str) -> tuple[list[str], str]:
 def is_mirrored(url: str) -> bool:
     """Return whether a stripe's URL names a store that has each file on two drives.
 
-    >>> is_mirrored("stripe:mirrors=2,/nvme0,/nvme1,/ckpts/demo")
+    >>> is_mirrored("stripe:mirrors=2,/nvme0/ckpts,/nvme1/ckpts,/ckpts/demo")
     True
     """
     return url.startswith(SCHEME + MIRRORS)
