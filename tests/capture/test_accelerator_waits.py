@@ -13,6 +13,9 @@ def test_a_restore_waits_before_and_after_it_writes(monkeypatch: pytest.MonkeyPa
     """Wait for each device twice: before the first sink is used, and when all are filled."""
     waits: list[torch.device] = []
     monkeypatch.setattr(targets, "finish_kernels", waits.append)
+    monkeypatch.setattr(
+        targets, "_is_cpu", lambda tensor: False
+    )  # for this test, host memory stands for an accelerator's
     captured = capture({"a": torch.ones(3), "b": torch.zeros(2)}, rng=False)
     stored = [Tensor(item.name, item.dtype, item.shape, item.role, 0, 0, item.source.length) for item in captured.items]
     plan = plan_restore({"a": torch.zeros(3), "b": torch.ones(2)}, stored, encode_tree(captured.tree))
