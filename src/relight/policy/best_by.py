@@ -36,7 +36,7 @@ MORE_IS_BETTER = frozenset(
 )
 SHOWN = 12
 """Metrics that a message lists."""
-ALIKE = 0.75
+ALIKE = 0.8
 """Similarity (``difflib``) from which a name is taken for a misspelling of another.
 
 ``val_los`` is one of ``val_loss``. ``loss`` is not: it is another metric, and an epoch's metric may come later.
