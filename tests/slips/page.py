@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 PAGE, NOTES = ROOT / "docs" / "what-happens-if.md", ROOT / "docs" / "notes" / "021-slips-table.md"
 HEAD = f"""# What happens if …
 
-Ordinary slips, and how each one ends: in the right result, or in an error that states what, where, why and what to do. In none of them is a checkpoint lost or a wrong one taken.
+Ordinary slips, and how each one ends: in the right result, or in an error that states what, where, why and what to do. In none of them does Relight lose a checkpoint or take a wrong one. What the user deletes is gone, as three rows of the last table show.
 
-Each row is a script of `tests/slips` that runs as a process of its own. Afterwards a second process checks that every earlier checkpoint is still there with its values, and that the next start takes the right one. `make slips` runs all {len(SLIPS)} of them; CI runs all but the slow ones. Quoted output is real; `…` stands
+Each row is a script of `tests/slips` that runs as a process of its own. Afterwards a second process checks that every earlier checkpoint that the script did not delete is still there with its values, and that the next start takes the right one. `make slips` runs all {len(SLIPS)} of them; CI runs all but the slow ones. Quoted output is real; `…` stands
 for what differs from run to run. [Notes](notes/021-slips-table.md) state how each slip ended before these rules.
 """
 _QUOTED_MAX = 260

@@ -140,19 +140,19 @@ def _hint(name: str, value: object, known: list[str]) -> str:
     if option is not None:
         return f"did you mean {option}=?"
     if isinstance(value, Iterator):
-        return f"pass the object that it iterates over: {name}={name}"
+        return f"pass the object that it iterates over: {name}={'loader' if name == 'data' else name}"
     meaning = meaning_of(name)
     if meaning:
         return f"in Relight that is {_with_number(meaning, value)}"
     close = _close(name, known)
     if close in known:
         return f"did you mean {close}=?"
+    if isinstance(value, type):
+        return f"pass an object, not its class: {name}={value.__name__}(…)"
     if close:
         return f"did you mean {close!r}? In Relight that is {_with_number(_MEANT[close], value)}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return f"a plain value that changes goes into state={{{name!r}: {shown(value)}}}, one that describes the run into metadata={{…}}"
-    if isinstance(value, type):
-        return f"pass an object, not its class: {name}={value.__name__}(…)"
     return "a component is a module, optimizer, loader, generator, tensor, array, container, or has state_dict() and load_state_dict()"
 
 

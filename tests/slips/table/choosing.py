@@ -162,7 +162,7 @@ Checkpointer("runs/demo", **options(keep=3))
         "keep-without-rule",
         "-",
         "`keep()` without any rule",
-        "Keeps all, or refuses it; deletes nothing.",
+        "Keeps all checkpoints.",
         "Give it a rule: `keep(last=3)`.",
         """
 model, optimizer = made()

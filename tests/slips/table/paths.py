@@ -101,7 +101,7 @@ SLIPS = (
         "path-read-only-scheme",
         "'https://example.invalid/runs/demo'",
         "the run is at `https://`",
-        "Refuses it: it can only be read.",
+        "Refuses it: a store on a web server can only be read. Here the server does not answer, which is noticed first.",
         "Train into a store that can be written.",
         shows=("ConfigError|StoreUnavailable", "https"),
     ),

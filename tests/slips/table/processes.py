@@ -59,7 +59,7 @@ ckpt.close()
         "two-that-save",
         "7",
         "two Checkpointers on one run in one process, and both save",
-        "Refuses the second one, or ends the first one: both never save.",
+        "The second one takes the run over at its first `step()` or `save()`; the first one then raises `Fenced`.",
         "Use one, or two run names.",
         _TRAIN
         + """
