@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from relight.catalog.locate import locate
 from relight.cli.common import OpenedRun, json_option, open_run_at
 from relight.cli.output import emit_json, escape, table, warn
 from relight.errors import CheckpointNotFound, ConfigError
@@ -61,7 +62,7 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
     recall(store, run, ids, why)
     if as_json:
         emit_json({"recalled": ids, "why": why})
-    place = path.rstrip("/") if path.rstrip("/").endswith(run) else f"{path.rstrip('/')}/{run}"
+    place = path.rstrip("/") if locate(path).run is not None else f"{path.rstrip('/')}/{run}"
     for checkpoint in chosen if not as_json else ():
         click.echo(
             f"{checkpoint.id} (step {checkpoint.step}) is back, until the rules of the run's next save remove it"
