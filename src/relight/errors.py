@@ -205,7 +205,7 @@ class Diverged(RelightError):
 
 class ReplicasDiffer(RelightError):
     """Replicas of a tensor have become different: one rank has computed wrongly. Raised only under ``relight run``,
-    which then rolls back."""
+    which treats it as a failure of hardware."""
 
     kind = "replicas_differ"
 
