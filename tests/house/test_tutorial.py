@@ -19,6 +19,6 @@ def test_every_command_of_the_tutorial_prints_the_output_of_the_page(tmp_path: P
     assert sum(len(steps(block)) for block in blocks(PAGE) if block.runs()) > 15
     printed = follow(PAGE, tmp_path, whole=True)
     shown = [output for block in blocks(PAGE) if block.runs() for _, output in steps(block)]
-    assert sum(line == "…" for output in shown for line in output.splitlines()) <= 4, "only torch's own varies"
+    assert sum(line == "…" for output in shown for line in output.splitlines()) <= 5, "only torch's own varies"
     straight, killed, damaged, other = re.findall(r"after 400 steps: (.*)", "".join(printed))
     assert straight == killed == damaged != other
