@@ -285,9 +285,8 @@ class Agent:
             emit(message.name, message.message, **message.fields)
         else:
             with self._changed:
-                if (
-                    self._late
-                ):  # answers arrive in order, so this one belongs to a request that timed out or was interrupted
+                # answers arrive in order, so this one belongs to a request that timed out or was interrupted
+                if self._late:
                     self._late -= 1
                     close_all(fds)
                     return

@@ -110,42 +110,34 @@ def print_table(rows: list[Row], chosen: Sequence[str] = (), first: str | None =
     texts = {name: [escape(_TEXTS[name](row)) for row in rows] for name in columns if name in _TEXTS}
     texts |= {name: [number_text(row["metrics"].get(name)) for row in rows] for name in columns if name not in _TEXTS}
     headings = {name: escape(name) for name in columns}
-    natural = {name: [width_of(text) for text in texts[name]] for name in columns}
     if sys.stdout.isatty():
         terminal = get_terminal_size().columns
         headings = {name: name if name in _TEXTS else _end(text, _HEADING_MAX) for name, text in headings.items()}
-        widest = {name: max(width_of(headings[name]), *natural[name]) for name in columns}
-        columns, widths, hidden = _fit(columns, widest, metrics, terminal, droppable=not chosen)
+        natural = {name: max(width_of(headings[name]), *map(width_of, texts[name])) for name in columns}
+        columns, widths, hidden = _fit(columns, natural, metrics, terminal, droppable=not chosen)
     else:
-        widths = {name: max(width_of(headings[name]), *natural[name]) for name in columns}
+        widths = {name: max(width_of(headings[name]), *map(width_of, texts[name])) for name in columns}
         hidden = 0
     right = {name for name in columns if name in _RIGHT or name not in _TEXTS}
     more = next((i + 1 for i in reversed(range(len(columns))) if columns[i] not in _TEXTS), 0) if hidden else 0
     note = f"+{hidden}"
 
-    def line(cells: list[tuple[str, str, int, str]], extra: str) -> str:
-        """Return a line of ``(column, text, its width, style)``, with ``extra`` after the metrics."""
+    def line(cells: list[tuple[str, str, str]], extra: str) -> str:
+        """Return a line of ``(column, text, style)``, with ``extra`` after the metrics."""
         padded = []
-        for name, text, wide, style in cells:
-            shown = text if wide <= widths[name] else _start(text, widths[name])
-            space = " " * (widths[name] - (wide if shown is text else width_of(shown)))
+        for name, text, style in cells:
+            shown = _start(text, widths[name])
+            space = " " * (widths[name] - width_of(shown))
             padded.append(space + _styled(shown, style) if name in right else _styled(shown, style) + space)
         if hidden:
             padded.insert(more, extra)
         return "  ".join(padded).rstrip()
 
-    lines = [
-        line([(name, headings[name], width_of(headings[name]), "bold") for name in columns], _styled(note, "bold"))
-    ]
+    lines = [line([(name, headings[name], "bold") for name in columns], _styled(note, "bold"))]
     for i, row in enumerate(rows):
         styles = {"flags": "red" if row["damaged"] else "yellow", "tags": "green"}
         cells = [
-            (
-                name,
-                texts[name][i],
-                natural[name][i],
-                "red" if name == "id" and row["damaged"] else styles.get(name, ""),
-            )
+            (name, texts[name][i], "red" if name == "id" and row["damaged"] else styles.get(name, ""))
             for name in columns
         ]
         lines.append(line(cells, " " * len(note)))
