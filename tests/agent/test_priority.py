@@ -46,7 +46,7 @@ def test_without_such_a_kernel_it_is_the_process_alone() -> None:
 PRINT_IDLE = """
 import os, threading
 from relight.comm import idle_priority, lower_priority
-def nice(): return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+def nice(): return f"{os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}/{os.sched_getscheduler(0)}"
 def group(): return open("/proc/self/autogroup").read().split()[-1] if os.path.exists("/proc/self/autogroup") else "?"
 def work():
     found = []
@@ -64,9 +64,9 @@ except ZeroDivisionError:
 
 
 def test_work_without_a_waiting_caller_gets_the_lowest_priority() -> None:
-    """``idle_priority`` lowers the thread, threads that it starts, and the session.
+    """``idle_priority`` lowers the thread, threads that it starts, and the session, and the kernel runs them only on idle cores.
 
-    It restores them, also after an error.
+    The process and its session are restored, also after an error.
     """
     result = subprocess.run(
         [sys.executable, "-c", PRINT_IDLE],
@@ -77,7 +77,8 @@ def test_work_without_a_waiting_caller_gets_the_lowest_priority() -> None:
         check=True,
     )
     last, back = ("19", "4") if AUTOGROUP.exists() else ("?", "?")
-    assert result.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]
+    idle = f"19/{os.SCHED_IDLE}"
+    assert result.stdout.split("\n")[:2] == [f"{idle} {idle} {last} 4/0 {back}", f"4/0 {back} 1"]
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")

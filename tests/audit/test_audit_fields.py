@@ -29,7 +29,7 @@ from relight.store import open_bytes
 GIVEN: dict[str, dict[str, str]] = {
     "tag": {"store": "runs", "run": "run-000", "which": "latest", "name": "good"},
     "branch": {"store": "runs", "run": "run-000", "which": "latest", "to": "fork", "why": "half the rate"},
-    "pin": {"store": "runs", "run": "run-000", "which": "latest", "why": "for the paper"},
+    "hold": {"store": "runs", "run": "run-000", "which": "latest", "why": "for the paper"},
     "verify": {"store": "runs", "run": "run-000", "which": "latest"},
     "save": {"store": "runs", "run": "run-000", "why": "before the move"},
     "drill": {"store": "runs", "run": "run-000"},
@@ -37,7 +37,7 @@ GIVEN: dict[str, dict[str, str]] = {
     "promote": {"store": "runs", "run": "run-000", "which": "latest", "stage": "production", "why": "passed"},
     "revoke": {"id": "nothing000"},
 }
-CHANGES = {"tag": True, "branch": True, "pin": True, "promote": True}
+CHANGES = {"tag": True, "branch": True, "hold": True, "promote": True}
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_a_moved_stage_is_recorded_with_what_it_was(server: Server) -> None:
 def test_a_pasted_token_is_recorded_without_its_secret(server: Server) -> None:
     """A caller who names a token by its whole text leaves the id in the log, and nothing of the secret."""
     _, token = server.app.state.store.new_token("leaver", "viewer")
-    for fields in ({"id": token}, GIVEN["tag"] | {"name": token[:40]}, GIVEN["pin"] | {"why": f"see {token}"}):
-        verb = "revoke" if "id" in fields else "pin" if "why" in fields else "tag"
+    for fields in ({"id": token}, GIVEN["tag"] | {"name": token[:40]}, GIVEN["hold"] | {"why": f"see {token}"}):
+        verb = "revoke" if "id" in fields else "hold" if "why" in fields else "tag"
         plan = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()
         server.post(
             f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": plan.get("digest", "x" * 64)}

@@ -166,13 +166,13 @@ KINDS: dict[str, Callable[[Setting], DataLoader]] = {
         setting, Numbers(setting.length), shuffle=True, persistent_workers=setting.workers > 0
     ),
     "`DataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length)),
-    "`DataLoader`, stream with a seed of its own": lambda setting: _loader(setting, Clocked(setting.length)),
+    "`DataLoader`, stream in an order that no seed reproduces": lambda setting: _loader(setting, Clocked(setting.length)),
     "`StatefulDataLoader`, in order": lambda setting: _loader(setting, Numbers(setting.length), StatefulDataLoader),
     "`StatefulDataLoader`, `shuffle=True`": lambda setting: _loader(
         setting, Numbers(setting.length), StatefulDataLoader, shuffle=True
     ),
     "`StatefulDataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length), StatefulDataLoader),
-    "`StatefulDataLoader`, stream with a seed of its own": lambda setting: _loader(
+    "`StatefulDataLoader`, stream in an order that no seed reproduces": lambda setting: _loader(
         setting, Clocked(setting.length), StatefulDataLoader
     ),
     "`StatefulDataLoader`, stream with a state": lambda setting: _loader(

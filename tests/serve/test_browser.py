@@ -118,7 +118,7 @@ def test_live(browser: Any, sites: dict[str, Site]) -> None:
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])
 @pytest.mark.parametrize(
     ("page_name", "button"),
-    [("run", "Save now"), ("run", "Prune"), ("run", "Drill"), ("checkpoint", "Tag"), ("checkpoint", "Branch"), ("checkpoint", "Pin"), ("checkpoint", "Verify"),
+    [("run", "Save now"), ("run", "Prune"), ("run", "Drill"), ("checkpoint", "Tag"), ("checkpoint", "Branch"), ("checkpoint", "Hold"), ("checkpoint", "Verify"),
      ("checkpoint", "Promote"), ("settings", "Revoke")],
 )  # fmt: skip
 def test_actions(browser: Any, sites: dict[str, Site], page_name: str, button: str, width: int, scheme: str) -> None:

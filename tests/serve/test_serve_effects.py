@@ -130,7 +130,7 @@ def attempts() -> Iterator[tuple[str, dict[str, str]]]:
             yield "tag", base | {"name": name}
         for to in ("fork", "production", SECRET, "other", f"{SECRET}-2", "runs-2"):
             yield "branch", base | {"to": to}
-        yield "pin", base
+        yield "hold", base
         yield "promote", base | {"stage": "production"}
         yield "promote", base | {"stage": "staging"}
         yield "prune", {"store": "runs", "run": run, "keep_last": "1"}
@@ -214,7 +214,7 @@ def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
     admin = Caller("admin", "admin", "", "tokenid000")
     for verb, fields in (
         ("branch", {"store": "runs", "run": OURS, "which": "latest", "to": f"{SECRET}-3"}),
-        ("pin", {"store": "runs", "run": SECRET, "which": "latest"}),
+        ("hold", {"store": "runs", "run": SECRET, "which": "latest"}),
     ):
         acts.execute(verb, fields, admin)
     server.app.state.tasks.begin("save", "runs", SECRET, "admin", lambda task: None)

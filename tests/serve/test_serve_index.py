@@ -129,7 +129,7 @@ def test_an_action_is_planned_then_done_then_written_down(server: Server) -> Non
 def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Server, tmp_path: Path) -> None:
     """Actions write the same records as the commands."""
     for verb, more in (
-        ("pin", {"which": "200"}),
+        ("hold", {"which": "200"}),
         ("branch", {"which": "300", "to": "fork"}),
         ("promote", {"which": "400", "stage": "staging"}),
     ):

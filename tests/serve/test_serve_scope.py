@@ -110,7 +110,7 @@ def test_a_branch_tag_of_a_hidden_run_is_not_there(server: Server) -> None:
         ]
         answers.append(
             server.post(
-                "/api/v1/actions/pin",
+                "/api/v1/actions/hold",
                 "scoped",
                 json={"fields": {"store": "runs", "run": "run-000", "which": f"branches/{name}"}},
             )

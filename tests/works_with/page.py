@@ -38,7 +38,7 @@ Find the tool, and then the row of its number, which has the test.
 Each cell is a test that ran; an empty cell was not tested.
 
 *Killed, resumed* is a job of one process.
-SIGKILL ends it, with all processes that it started, at one to five steps, and each time it is started again.
+SIGKILL ends it one to five times, each time in another step, with all processes that it started. Each time it is started again.
 *exact* means that each loss, and each batch of a loader, equals that of a job without a kill, to the bit.
 *refused* means that the resume raises an error before the first step, and the error names the solution.
 *every optimizer* counts the library's optimizers that were saved, restored into new objects and then exact: see [the table](optimizers-table.md).

@@ -49,7 +49,7 @@ EFFECTS: dict[str, Effect] = {
 ACTIONS: dict[str, tuple[str, ...]] = {
     "tag": ("tag",),
     "branch": ("create run",),
-    "pin": ("hold",),
+    "hold": ("hold",),
     "verify": ("verify",),
     "save": ("request save",),
     "drill": ("drill",),

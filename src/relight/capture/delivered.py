@@ -31,8 +31,8 @@ def packed(indices: Any) -> tuple[int, bytes]:
 def checksum_of(batch: Any, before: int = 0) -> int:
     """Return the checksum of ``before`` and a batch. Costs 2 to 5 µs a tensor; copies no tensor.
 
-    It covers shapes, and at most ``SPOTS * SPOT`` bytes of each tensor and array. Of a tensor on an accelerator only
-    shape and dtype count: reading it would wait for the device.
+    It covers shapes, and each tensor and array: all of it up to ``WHOLE_MAX`` bytes, ``SPOTS * SPOT`` bytes of a
+    larger one. Of a tensor on an accelerator only shape and dtype count: reading it would wait for the device.
     """
     return _add(batch, before, 0)
 

@@ -50,15 +50,25 @@ def _lower_group(nice: int) -> None:
 def idle_priority(work: Callable[[], T], nice: int) -> T:
     """Return what ``work`` returns, or raise its error. It runs in another thread that uses only idle processor time.
 
-    The caller waits, and the process has ``nice`` again afterwards. If all cores are busy, the work takes many times
+    Any other process that becomes ready to run interrupts it at once (SCHED_IDLE). A thread that only has the lowest
+    ``nice`` may finish its slice of some milliseconds first, and all threads of a training wait for the one that it
+    delays. The caller waits, and the process has ``nice`` again afterwards. If all cores are busy, the work takes many times
     as long: use it only for work that no caller waits for.
     """
-    with ThreadPool(1, "relight-idle", initializer=lower_after, initargs=(LAST,)) as pool:
+    with ThreadPool(1, "relight-idle", initializer=_use_idle_time) as pool:
         _lower_group(LAST)
         try:
             return pool.submit(work).result()
         finally:
             _lower_group(nice)
+
+
+def _use_idle_time() -> None:
+    """Use only idle processor time in this thread, and in threads that it starts. Permanent."""
+    lower_after(LAST)
+    if hasattr(os, "SCHED_IDLE"):  # Linux
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def lower_after(by: int) -> None:

@@ -82,9 +82,9 @@ PUBLISHED = {
     ),
     "ft-hsdp-32k": PublishedRate("FT-HSDP (Meta), 32K", 32768, 12.0, "2.3 failures in 1,000 servers of 8 H100 a day"),
     "ft-hsdp-98k": PublishedRate(
-        "FT-HSDP (Meta), 98K", 98304, 33.0, "18 minutes between failures of 98 to 100 thousand GPUs"
+        "FT-HSDP (Meta), 98K", 98304, 33.9, "18 minutes between failures of 98 to 100 thousand GPUs"
     ),
-    "dgx-b200": PublishedRate("DGX B200", 504, 32.0, "21 failures of 504 GPUs in 55 days"),
+    "dgx-b200": PublishedRate("DGX B200", 504, 31.6, "21 failures of 504 GPUs in 55 days"),
 }
 """Rates of failures of hardware, or attributed to it.
 

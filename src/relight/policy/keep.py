@@ -245,8 +245,9 @@ def _evicted(
     """Return the checkpoints to remove for lack of space, with reasons. Oldest first: those that are also on another
     tier; then those that no further tier will get, because newer ones are copied instead.
 
-    Checkpoints that a tag, ``every`` or ``best`` names stay, as do the newest, and the newest that verifies. Without
-    further tiers no checkpoint is ``passed``, so none is removed that is stored nowhere else.
+    Checkpoints with a tag or on hold stay, as do the newest, and the newest that verifies. One that ``every`` or
+    ``best`` names stays until it is on a further tier. Without further tiers no checkpoint is ``passed``, so none is
+    removed that is stored nowhere else.
     """
     staying = [checkpoint for checkpoint in newest_first if reasons[checkpoint.id]]
     over = sum(checkpoint.bytes for checkpoint in staying) - rules.capacity if rules.capacity is not None else 0

@@ -42,7 +42,7 @@ from relight.versions.stages import STAGES, promote
 FIELDS = {
     "tag": ("store", "run", "which", "name"),
     "branch": ("store", "run", "which", "to", "why"),
-    "pin": ("store", "run", "which", "why"),
+    "hold": ("store", "run", "which", "why"),
     "verify": ("store", "run", "which"),
     "save": ("store", "run", "why"),
     "drill": ("store", "run"),
@@ -160,7 +160,7 @@ class Actions:
         planned, do, facts = {
             "tag": self._tag,
             "branch": self._branch,
-            "pin": self._pin,
+            "hold": self._hold,
             "verify": self._verify,
             "save": self._save,
             "drill": self._drill,
@@ -225,14 +225,14 @@ class Actions:
             ActionFacts(checkpoint=checkpoint.id, after=to),
         )
 
-    def _pin(self, fields: Mapping[str, str], who: Caller) -> Prepared:
+    def _hold(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, checkpoint = self._checkpoint(fields)
         hold_reason = holds_of(run.history()).get(checkpoint.id)
 
         def words(reason: str | None) -> str:
             return "" if reason is None else f"held: {reason}"
 
-        why = fields.get("why", "") or f"pinned by {who.name}"
+        why = fields.get("why", "") or f"hold by {who.name}"
 
         def do() -> ActionOutcome:
             if hold_reason is None:
@@ -250,7 +250,7 @@ class Actions:
         )
         return (
             _planned(
-                "Pin" if hold_reason is None else "Release",
+                "Hold" if hold_reason is None else "Release",
                 summary,
                 f"relight tag {_at(fields)}@{checkpoint.id} --hold" + (" --release" if hold_reason is not None else ""),
                 (checkpoint.id, hold_reason),

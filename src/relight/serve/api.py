@@ -30,8 +30,7 @@ Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Maximum number of 
 After = Annotated[str | None, Query(max_length=400, description="The value of next from the piece before.")]
 Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as listed in its checkpoint.")]
-Find = Annotated[str, Query(max_length=400, description="Only tensors with this text in their path.")]
-FindRun = Annotated[str, Query(max_length=400, description="Only runs with this text in name, store or host.")]
+Find = Annotated[str, Query(max_length=400, description="Only rows with this text in a tensor's path, or in a run's name, store or host.")]
 Text = Annotated[str, Query(max_length=40, description="Only jobs in this state.")]
 Sort = Annotated[
     str,
@@ -160,7 +159,7 @@ def _reading(made: APIRouter) -> None:
 
     @made.get("/runs", dependencies=viewer, summary="Runs: failed ones first, then late, good and idle ones")
     def runs(
-        request: Request, after: After = None, limit: Limit = 100, find: FindRun = "", state: Text = "", sort: Sort = ""
+        request: Request, after: After = None, limit: Limit = 100, find: Find = "", state: Text = "", sort: Sort = ""
     ) -> Response:
         page = request.app.state.index.runs(after, limit, find, state, sort)
         return json_response(replace(page, rows=[pieces.short_run(row) for row in page.rows]))

@@ -213,7 +213,7 @@ def actions_of_run(store: str, row: RunRow) -> list[dict[str, Any]]:
 def actions_of_checkpoint(store: str, name: str, detail: CheckpointDetail) -> list[dict[str, Any]]:
     """Return the forms of a checkpoint's actions. A damaged checkpoint can only be verified again, held and released."""
     target = [("store", store), ("run", name), ("which", detail.row.id)]
-    hold = action("Release" if detail.hold else "Pin", "pin", target)
+    hold = action("Release" if detail.hold else "Hold", "hold", target)
     if detail.row.state == "damaged":
         return [action("Verify", "verify", target), hold]
     return [

@@ -69,7 +69,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class SpanRow:
-    """A phase of a save on one rank: ``snapshot``, ``wait``, ``hash``, ``write``, ``ready``, ``commit`` or ``drain``."""
+    """A phase of a save on one rank: ``blocked``, ``snapshot``, ``held``, ``write``, ``wait``, ``parts``, ``commit``, ``drain``."""
 
     rank: int
     kind: str
@@ -225,8 +225,9 @@ class CheckpointDetail:
     hold: str = ""
     """Why it is on hold: retention keeps it. Empty if it is not."""
     next: str | None = None
-    """Position of the next piece of the tensors, in answers of the API. ``total``: number of tensors."""
+    """Position of the next piece of the tensors, in answers of the API."""
     total: int = 0
+    """Number of tensors."""
     largest_first: bool = False
     """Whether ``tensors`` are sorted by size, largest first, and then by path."""
 
@@ -393,7 +394,7 @@ class FiringRow:
 
 @dataclass(frozen=True)
 class SettingsDetail:
-    """Tokens, alert rules, and the retention rules of runs."""
+    """Tokens, alert rules, and the retention rules of tiers."""
 
     tokens: Sequence[TokenRow] = ()
     alerts: Sequence[AlertRow] = ()

@@ -20,7 +20,7 @@ class SuperviseRules(SettingsTable, frozen=True):
     same: Annotated[kinds.Count, about("failures that are alike, at the same step, until it stops")] = 3
     backoff_s: Annotated[kinds.DaySeconds, about("the first wait before another try; it doubles")] = 1.0
     backoff_max_s: Annotated[kinds.DaySeconds, about("the longest")] = 60.0
-    roll_backs: Annotated[kinds.Count, about("how often it goes back to before one onset")] = 3
+    roll_backs: Annotated[kinds.Count, about("how often it goes back to before the same spike or divergence, until it stops")] = 3
     node_failures: Annotated[kinds.Count, about("failures of its hardware within a day after which a machine leaves")] = 3
     skip: Annotated[kinds.Count, about("number of steps to skip after a rollback, with their samples; doubled at each further one")] = 1
     lr_cut: Annotated[kinds.UpTo1, about("factor for the learning rates at each rollback")] = 1.0
@@ -32,7 +32,7 @@ class SuperviseSettings(SuperviseRules, frozen=True):
     """``[supervise]``: how ``relight run`` starts, watches and ends a job."""
 
     start_s: Annotated[kinds.MonthSecondsAbove0, about("how long is waited for the first step")] = 900.0
-    phase_s: Annotated[kinds.MonthSecondsAbove0, about("how long is waited for a phase that was never seen")] = 900.0
+    phase_s: Annotated[kinds.MonthSecondsAbove0, about("how long a phase may last that states no limit and was not seen before; then it counts as hung")] = 900.0
     spares: Annotated[kinds.YesNo, about("whether spare processes wait to replace ranks: a process with its memory for each")] = True
     preload: Annotated[kinds.Modules, about("what the spares import in addition to torch and Relight")] = ()
     grace_s: Annotated[
