@@ -166,7 +166,9 @@ KINDS: dict[str, Callable[[Setting], DataLoader]] = {
         setting, Numbers(setting.length), shuffle=True, persistent_workers=setting.workers > 0
     ),
     "`DataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length)),
-    "`DataLoader`, stream in an order that no seed reproduces": lambda setting: _loader(setting, Clocked(setting.length)),
+    "`DataLoader`, stream in an order that no seed reproduces": lambda setting: _loader(
+        setting, Clocked(setting.length)
+    ),
     "`StatefulDataLoader`, in order": lambda setting: _loader(setting, Numbers(setting.length), StatefulDataLoader),
     "`StatefulDataLoader`, `shuffle=True`": lambda setting: _loader(
         setting, Numbers(setting.length), StatefulDataLoader, shuffle=True

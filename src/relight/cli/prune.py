@@ -34,7 +34,12 @@ POSITIVE = click.IntRange(min=1)
     type=click.Choice(["min", "max"]),
     help="Whether a lower or higher value is better. Default: from its name.",
 )
-@click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep the first checkpoint at or after each multiple of N finished steps.")
+@click.option(
+    "--keep-every",
+    type=POSITIVE,
+    metavar="N",
+    help="Keep the first checkpoint at or after each multiple of N finished steps.",
+)
 @click.option("--keep-within", metavar="TIME", help="Keep checkpoints at most TIME older than the newest: 36h, 7d.")
 @click.option(
     "--keep-hourly", type=POSITIVE, metavar="N", help="Keep the newest of each of the last N hours that have one."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def idle_priority(work: Callable[[], T], nice: int) -> T:
 def _use_idle_time() -> None:
     """Use only idle processor time in this thread, and in threads that it starts. Permanent."""
     lower_after(LAST)
-    if hasattr(os, "SCHED_IDLE"):  # Linux
+    if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

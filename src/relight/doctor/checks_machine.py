@@ -28,7 +28,9 @@ def slots_bytes(facts: DoctorFacts) -> int:
     return 2 * (facts.newest_bytes + facts.newest_bytes // 50 + (8 << 20)) if facts.newest_bytes else 0
 
 
-@check("memory", "warning", "machine", "memory has no room for two copies of the state, which background saves may need")
+@check(
+    "memory", "warning", "machine", "memory has no room for two copies of the state, which background saves may need"
+)
 def _memory(facts: DoctorFacts) -> Iterator[CheckHit]:
     need, available = slots_bytes(facts), facts.machine.memory_bytes
     if need and available is not None and available < need:

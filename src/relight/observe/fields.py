@@ -98,7 +98,7 @@ FIELDS: dict[str, str] = {
     "start": "seconds of the machine's monotonic clock",
     "state_bytes": "bytes of the state",
     "status": "how it ended: an exit status, or a signal's number below zero",
-    "step": "the step that ends there",
+    "step": "number of the step that ended when the event occurred, or when the state was saved",
     "steps": "of each point its step, a list",
     "steps_lost": "steps to repeat, a number",
     "store": "a store's URL",

@@ -30,7 +30,12 @@ Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Maximum number of 
 After = Annotated[str | None, Query(max_length=400, description="The value of next from the piece before.")]
 Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as listed in its checkpoint.")]
-Find = Annotated[str, Query(max_length=400, description="Only rows with this text in a tensor's path, or in a run's name, store or host.")]
+Find = Annotated[
+    str,
+    Query(
+        max_length=400, description="Only rows with this text in a tensor's path, or in a run's name, store or host."
+    ),
+]
 Text = Annotated[str, Query(max_length=40, description="Only jobs in this state.")]
 Sort = Annotated[
     str,

@@ -24,7 +24,10 @@ RUNNING, OK, FAILED = "running", "ok", "failed"
 
 @dataclass(eq=False)
 class ServerTask:
-    """One task. ``lines``: its last lines of output. ``done``: its outcome, None while it runs; the API has its texts. Times are seconds since 1970."""
+    """One task. ``lines``: its last lines of output. ``done``: its outcome, None while it runs. Times are seconds since 1970.
+
+    The API has the texts of ``done``.
+    """
 
     id: str
     verb: str

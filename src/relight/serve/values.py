@@ -316,7 +316,7 @@ class StorageDetail:
 
 @dataclass(frozen=True)
 class RiskRow:
-    """A machine that is likely to fail. At a ``risk`` of 1 the supervisor acts."""
+    """A job with an alarm of a failure to come. ``risk``: the score of the latest alarm, from 0 to 1."""
 
     store: str
     run: str

@@ -72,7 +72,7 @@ class CompactSettings(SettingsTable, frozen=True):
 
     reuse: Annotated[kinds.YesNo, about("whether a chunk that an earlier save has is not stored again", "true")] = NOT_SET
     codecs: Annotated[kinds.Codecs, about("whether chunks are compressed", "auto")] = NOT_SET
-    full_every: Annotated[kinds.Count, about("one in this many saves stores everything itself", "left to retention")] = (NOT_SET)
+    full_every: Annotated[kinds.Count, about("one in this many saves stores everything itself", "none")] = (NOT_SET)
     trust_versions: Annotated[kinds.YesNo, about("whether frozen parameters are known by their version counters", "false")] = NOT_SET
     lossy: Annotated[kinds.Ways, about("which tensors are stored inexactly, and how")] = NOT_SET
     max_error: Annotated[kinds.ErrorBounds, about('the largest error of values stored inexactly: 1e-4, or "0.1%"')] = NOT_SET

@@ -32,7 +32,7 @@ class SuperviseSettings(SuperviseRules, frozen=True):
     """``[supervise]``: how ``relight run`` starts, watches and ends a job."""
 
     start_s: Annotated[kinds.MonthSecondsAbove0, about("how long is waited for the first step")] = 900.0
-    phase_s: Annotated[kinds.MonthSecondsAbove0, about("how long a phase may last that states no limit and was not seen before; then it counts as hung")] = 900.0
+    phase_s: Annotated[kinds.MonthSecondsAbove0, about("longest duration of a phase that states none and was not seen before")] = 900.0
     spares: Annotated[kinds.YesNo, about("whether spare processes wait to replace ranks: a process with its memory for each")] = True
     preload: Annotated[kinds.Modules, about("what the spares import in addition to torch and Relight")] = ()
     grace_s: Annotated[

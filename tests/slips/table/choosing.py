@@ -175,7 +175,7 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         "milestones",
         "9",
         "`keep(last=1, every=4)` with saves every 3 steps",
-        "Keeps the nearest saved step of each milestone.",
+        "Keeps, for each multiple of 4 steps, the first save at or after it.",
         "Nothing, or save at multiples of the milestone.",
         """
 model, optimizer = made()
