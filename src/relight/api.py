@@ -23,6 +23,7 @@ from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.log.checkpoint_list import CheckpointList, known_checkpoints
+from relight.log.known_damage import REMOVED_TRIES, was_removed
 from relight.observe import emit
 from relight.observe.object_view import Facts, ObjectView
 from relight.observe.progress_bar import progress_bar
@@ -36,6 +37,7 @@ from relight.settings.file import take_environment
 from relight.settings.short_traceback import short_traceback
 from relight.store import ByteStore, open_bytes
 from relight.store.anchored import anchored_runs
+from relight.store.durable import StaleHandle
 from relight.store.urls import split_run
 
 if TYPE_CHECKING:
@@ -235,33 +237,45 @@ def _first_good(
     encrypt: str | Sequence[str] | None,
     read: Callable[[OpenedState], T],
 ) -> T:
-    """Return what ``read`` returns for the checkpoint ``which``; for ``latest``, for the newest one that is intact."""
+    """Return what ``read`` returns for the checkpoint ``which``; for ``latest``, for the newest one that is intact.
+
+    If retention removes the checkpoint meanwhile, the log is read again, and what ``which`` means then is read.
+    """
     from relight.restore.opened_state import OpenedState
 
     store_url, run_name = split_run(url)
     run = open_run(_opened(store_url, encrypt), run_name)
-    view = run.require_whole_log()
-    history = fold(view)
-    tried = [report(each) for each in choose_all(history, which)]
-    if not tried:
-        raise nothing_there(view, run_name, store_url)
-    failed: list[str] = []
-    for checkpoint in tried:
-        try:
-            with collector_paused():
-                state = OpenedState(
-                    open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+    failed: dict[str, str] = {}
+    for left in reversed(range(REMOVED_TRIES)):
+        view = run.require_whole_log()
+        chosen = choose_all(fold(view), which)
+        if not chosen:
+            raise nothing_there(view, run_name, store_url)
+        for checkpoint in [report(each) for each in chosen if each.checkpoint.id not in failed]:
+            try:
+                with collector_paused():
+                    state = OpenedState(
+                        open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+                    )
+                return read(state)
+            except (CorruptCheckpoint, UnsafeContent, StaleHandle) as error:
+                if left and was_removed(run.store, run.name, checkpoint.id):
+                    break  # the run has newer ones, or the name means another one now
+                if which != "latest" or isinstance(error, StaleHandle):
+                    raise
+                failed[checkpoint.id] = str(error).splitlines()[0]
+                emit(
+                    "restore.skipped",
+                    f"checkpoint {checkpoint.id} is skipped: {error}",
+                    id=checkpoint.id,
+                    kind=error.kind,
                 )
-            return read(state)
-        except (CorruptCheckpoint, UnsafeContent) as error:
-            if which != "latest":
-                raise
-            failed.append(str(error).splitlines()[0])
-            emit(
-                "restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind
-            )
+        else:
+            break
     raise CorruptCheckpoint(
-        f"none of the {len(failed)} checkpoints of run {run_name!r} can be read", where=store_url, details=failed
+        f"none of the {len(failed)} checkpoints of run {run_name!r} can be read",
+        where=store_url,
+        details=list(failed.values()),
     )
 
 
@@ -341,6 +355,8 @@ class Store(ObjectView):
     ) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
         """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is intact.
 
+        Skips a checkpoint that retention removes meanwhile. Raise ``CheckpointNotFound`` if ``which`` names it.
+
         Args:
             which: The checkpoint, as for ``relight.load``. None: all.
             run: The run's name, if a store with several runs is open.
@@ -350,6 +366,12 @@ class Store(ObjectView):
         for checkpoint in history.live if which is None else [report(choose(history, which_of(which)))]:
             with progress_bar(f"verifying step {checkpoint.step}", checkpoint.body.stored_bytes) as meter:
                 findings = _verify(self._bytes, view, checkpoint, progress=meter)
+            if findings and was_removed(self._bytes, opened.name, checkpoint.id):
+                if which is not None:
+                    raise CheckpointNotFound(
+                        f"checkpoint {checkpoint.id} was removed while it was verified", where=opened.name
+                    )
+                continue
             yield history.tagged(checkpoint), findings
 
     @short_traceback

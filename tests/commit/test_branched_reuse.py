@@ -28,6 +28,7 @@ from relight.format.manifest import (
 )
 from relight.format.names import parse_home
 from relight.log import Checkpoint
+from relight.run_records.verification import record_checked
 from relight.store import open_bytes
 
 BASE = 1500
@@ -268,3 +269,16 @@ def test_a_root_without_the_feature_of_foreign_chunks(branched: Path) -> None:
         decode_part(data, msgspec.structs.replace(opened.root, features=[STORED_CHUNKS]), ref, "here")
     with pytest.raises(CheckpointNotFound):
         relight.load(branched / "nowhere")
+
+
+def test_a_branch_does_not_build_on_what_was_found_damaged_in_its_home(tmp_path: Path) -> None:
+    """Damage that the log of the home run records counts for the branch, too: its first save stores everything."""
+    train(tmp_path / "a", 2, parts())
+    origin = relight.open(tmp_path / "a").latest()
+    for name in ("sound", "damaged"):
+        relight.open(tmp_path / "a").branch(name)
+        if name == "damaged":
+            record_checked(open_bytes(tmp_path), "a", {origin.id: "a chunk is damaged"}, "relight verify")
+        train(tmp_path / name, 3, parts())
+    assert origin.id in relight.open(tmp_path / "sound").latest().requires
+    assert relight.open(tmp_path / "damaged").latest().requires == []

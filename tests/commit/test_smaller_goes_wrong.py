@@ -13,8 +13,10 @@ from torch import nn
 
 import relight
 from relight.catalog import Run
+from relight.catalog.tiers import announce
 from relight.commit import Attempt
 from relight.commit.chunk_index import IncrementalState
+from relight.drain import drain
 from relight.drain.scrub import scrub
 from relight.log import fold
 from relight.policy import Keep
@@ -23,6 +25,7 @@ from relight.policy.keep import Candidate, decide_keep
 from relight.reader.verify import verify_checkpoint
 from relight.reclaim import execute, plan_prune, prune_a_share
 from relight.reclaim.needs import oldest_together, unsure
+from relight.run_records.verification import record_checked
 from relight.store import LocalStore, MemoryStore
 
 
@@ -90,6 +93,77 @@ def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
     third = attempt.save(request(3, contents, None))
     assert body_of(store, "r", third.id).requires == []
     check(store, "r", third.id, contents)
+
+
+def flipped(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+def test_damage_that_another_process_recorded_is_not_built_on(tmp_path: Path) -> None:
+    """After ``relight verify`` has recorded a damaged donor, the next save stores everything, and verifies."""
+    store = LocalStore(tmp_path / "s", direct=False)
+    attempt = Attempt.begin(store, "r")
+    attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
+    contents = state()
+    first = attempt.save(request(0, contents, None))
+    attempt.save(request(1, {**contents, "adapter": weights(0.25, 5)}, None))
+    (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
+    flipped(file)
+    record_checked(store, "r", {first.id: f"{file.name}: damaged"}, "relight verify")
+    third = attempt.save(request(2, contents, None))
+    assert body_of(store, "r", third.id).requires == []
+    check(store, "r", third.id, contents)
+
+
+def test_repaired_chunks_of_a_donor_are_not_built_on(tmp_path: Path) -> None:
+    """A repair writes a whole pack next to the damaged chunks. Later saves do not refer to these chunks, in no tier."""
+    near, far = LocalStore(tmp_path / "near", direct=False), LocalStore(tmp_path / "far", direct=False)
+    attempt = Attempt.begin(near, "r")
+    tiers = relight.Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r"))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
+    smaller, contents = eager(), state()
+    for step in range(2):
+        attempt.save(request(step, {**contents, "adapter": weights(0.25, step)}, smaller))
+        assert not drain(near, "r").errors
+    for folder in ("near", "far"):
+        (file,) = (tmp_path / folder / "r").glob("0000000000-*/*.chunks")
+        flipped(file)
+        assert all(damage.repaired_from for damage in scrub(near, "r").damage)
+        newest = attempt.save(request(len(Run(near, "r").history().live), contents, smaller))
+        assert not drain(near, "r").errors
+        for store in (near, far):
+            run = Run(store, "r")
+            for checkpoint in run.history().live:
+                assert verify_checkpoint(store, run.view(), checkpoint) == [], (folder, store, checkpoint.step)
+            check(store, "r", newest.id, contents)
+
+
+def test_a_resume_does_not_build_on_what_it_skipped(tmp_path: Path) -> None:
+    """A resume skips checkpoints with damaged shared bytes. Its saves share nothing with them."""
+    url, model = tmp_path / "s" / "r", nn.Linear(600, 600)
+    optimizer = torch.optim.AdamW([model.bias])
+    compact = relight.Compact(codecs="never", full_every=2)
+    for begin, steps in ((0, 4), (2, 5)):
+        with relight.Checkpointer(
+            url, model=model, optimizer=optimizer, compact=compact, background=False, keep=relight.keep(last=50)
+        ) as ckpt:
+            assert ckpt.restore() == begin
+            for step in range(begin, steps):
+                model.bias.grad = torch.randn(600)
+                optimizer.step()
+                ckpt.save(step)
+        if not begin:
+            live = relight.open(url).checkpoints()
+            assert [bool(checkpoint.requires) for checkpoint in live] == [False, True, False, True]
+            (file,) = url.glob("0000000002-*/pack*")
+            data = bytearray(file.read_bytes())
+            data[-800_000] ^= 1
+            file.write_bytes(data)
+    after = [findings == [] for _, findings in relight.open(url).verify()]
+    assert after == [True, True, False, False, True, True, True]
 
 
 def test_a_save_by_another_process_in_between(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.commit.test_smaller import request, state
 
 from relight.catalog import Run
 from relight.catalog.tiers import announce, tiers_of
@@ -218,3 +219,19 @@ def test_a_superseded_attempt_does_not_define_the_tiers(tmp_path: Path) -> None:
             attempt.place.log, Tiers(hot=tmp_path / "hot" / RUN, warm=tmp_path / "warm" / RUN).tiers, attempt.epoch
         )
     assert [tier.name for tier in tiers_of(attempt.history())] == ["warm", "cold"]
+
+
+def test_copies_damaged_in_different_chunks_repair_each_other(tmp_path: Path) -> None:
+    """Every copy of a pack has a damaged chunk, and each chunk is whole in some tier: all copies are repaired."""
+    attempt = begin(tmp_path)
+    attempt.save(request(0, state(), None))
+    drain(attempt.store, RUN)
+    packs = [path for name in TIERS for path in (tmp_path / name).rglob("pack*")]
+    whole = packs[0].read_bytes()
+    for path, place in zip(packs, (0.1, 0.9, 0.9), strict=True):
+        data = bytearray(whole)
+        data[int(place * len(data))] ^= 1
+        path.write_bytes(data)
+    report = scrub(attempt.store, RUN)
+    assert [damage.repaired_from for damage in report.damage] == ["warm", "hot", "hot"]
+    assert [path.read_bytes() == whole for path in packs] == [True] * 3

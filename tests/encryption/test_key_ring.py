@@ -21,7 +21,9 @@ from relight.format.keyring import KEYS_DIR
 from relight.keys import Keychain, resolve, write_key_file
 from relight.layout import Bytes, Item
 from relight.log import read_store
+from relight.policy import Keep
 from relight.reader import verify_checkpoint
+from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.base import Entry
 from relight.store.encrypted import EncryptedStore
@@ -276,6 +278,25 @@ def test_a_process_that_continues_with_the_old_key_is_noticed(
     assert (
         EncryptedStore(inner, Keychain.from_specs(new)).get("run/log/000000000099.json.x", 99) == b"written meanwhile"
     )
+
+
+def test_retention_may_delete_files_during_a_rekey(tmp_path: Path, specs: list[str]) -> None:
+    """A checkpoint that is removed while its files are encrypted again does not end the command."""
+    old, new = specs[:2]
+    inner = LocalStore(tmp_path / "s")
+    trainer = EncryptedStore(inner, Keychain.from_specs(old))
+    for step in (1, 2):
+        save(trainer, step)
+    reports: list[int] = []
+
+    def prune(length: int) -> None:
+        if not reports:
+            reports.append(len(execute(plan_prune(trainer, "run", Keep(last=1)), trainer).deleted))
+
+    both = Keychain.from_specs([old, new])
+    report = rekey(inner, both, leaked=kek(old), keep=Keychain.from_specs(new), progress=prune)
+    assert reports == [1] and report.files > 5 and not report.damaged
+    assert sound(inner, new) == 1
 
 
 def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> None:

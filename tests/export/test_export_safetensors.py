@@ -265,3 +265,19 @@ def test_what_safetensors_has_no_name_for_is_refused(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path / "runs", {"c": torch.ones(2, dtype=torch.complex128)})
     with pytest.raises(IncompatibleState, match="complex128"):
         plan_export(checkpoint, tmp_path / "o.safetensors")
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out"])
+def test_a_target_that_appears_during_the_export_is_not_replaced(tmp_path: Path, target: str) -> None:
+    """Without ``--overwrite``, a file that another process writes meanwhile stays."""
+    checkpoint = saved(tmp_path / "runs", state())
+    file = tmp_path / target / "model.safetensors" if target == "out" else tmp_path / target
+
+    def write(length: int) -> None:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"another export")
+
+    with pytest.raises(ConfigError, match="is there already"):
+        execute_export(plan_export(checkpoint, tmp_path / target, Options()), write)
+    assert file.read_bytes() == b"another export"
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []

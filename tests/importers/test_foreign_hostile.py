@@ -230,6 +230,29 @@ def test_tuples_in_tuples_in_tuples(tmp_path: Path, use: str) -> None:
     assert done.stdout == "REFUSED\n", (done.returncode, done.stderr[-300:])
 
 
+@pytest.mark.parametrize("use", ["as a key", "in a set", "in a call of set", "in an OrderedDict"])
+def test_keys_that_contain_one_tuple_again_and_again(tmp_path: Path, use: str) -> None:
+    """A tuple of the same tuple twice, at each of many levels, is refused as a key: hashing it would take years."""
+    doubled = b"K\x01\x85\x94" + b"".join(b"0h" + bytes([i]) + b"h" + bytes([i]) + b"\x86\x94" for i in range(20))
+    pickled = {
+        "as a key": b"}" + doubled + b"K\x01s",
+        "in a set": b"\x8f(" + doubled + b"\x90",
+        "in a call of set": b"cbuiltins\nset\n]" + doubled + b"a\x85R",
+        "in an OrderedDict": b"ccollections\nOrderedDict\n]]" + doubled + b"aK\x01aa\x85R",
+    }[use]
+    error = refused(archive(tmp_path / "x.pt", b"\x80\x04" + pickled + b"."), tmp_path, UnsafeContent)
+    assert "a key of more than 1000 values" in error.what
+
+
+def test_keys_that_are_tuples_are_taken(tmp_path: Path) -> None:
+    """Tuples of a few values, also of tuples, remain keys and members of sets."""
+    table = {("layers", (0, 1)): 2, ("layers", (0, 2)): 3}
+    torch.save({"model": {"w": torch.ones(2)}, "table": table, "seen": {(1, (2, 3))}}, tmp_path / "x.pt")
+    import_checkpoint(detect(tmp_path / "x.pt"), open_bytes(str(tmp_path / "store")), "run")
+    imported = relight.load(tmp_path / "store" / "run")["imported"]
+    assert imported == {"table": table, "seen": {(1, (2, 3))}}
+
+
 @pytest.mark.parametrize("count", [500, 100_000])
 def test_dicts_in_dicts_in_dicts(tmp_path: Path, count: int) -> None:
     """Deep nesting is refused in each place that is read, at any depth."""

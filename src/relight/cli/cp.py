@@ -42,7 +42,8 @@ def command(
     DESTINATION is a store/run, which is made if needed, or a store. Either side may be a bucket. Every byte is verified on the way. A copy
     keeps its id if that is free, and its root records its origin. A job that trains at the destination is not disturbed. After an
     interruption, repeat the command to continue. A tag that names another checkpoint there stays, unless --force. Exit code 1 if a
-    checkpoint was damaged, which is skipped, or a tag was not moved.
+    checkpoint was damaged, which is skipped, or a tag was not moved. Checkpoints that retention removes at the source meanwhile are left
+    out.
 
     \b
     Examples:
@@ -71,7 +72,8 @@ def command(
         emit_json({"to": _destination(plan.copy), **_to_dict(report), "changes": _changes(plan.copy)})
     else:
         _print_report(plan.copy, report)
-    return 1 if report.copy.damaged or report.refused else 0
+    is_named = bool(which) or opened.which is not None
+    return 1 if report.copy.damaged or report.refused or (is_named and report.copy.removed) else 0
 
 
 def _warn_of_change(plan: CopyPlan) -> None:
@@ -125,9 +127,11 @@ def _print_report(plan: CopyPlan, report: PushReport) -> None:
             click.echo(f"{old} is {new} there: its own id was taken")
     for old, error in report.copy.damaged:
         click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
+    for old in report.copy.removed:
+        warn(f"{old} was not copied: it was removed from the source meanwhile")
     for move in report.refused:
         warn(f"tag {escape(move.name)} is on {move.there} there, and stays: --force moves it")
-    if not (report.copy.copied or report.copy.damaged or report.tagged):
+    if not (report.copy.copied or report.copy.damaged or report.copy.removed or report.tagged):
         what = "it is" if len(report.copy.there) == 1 else f"all {len(report.copy.there)} are"
         click.echo(f"nothing to copy: {what} in {_destination_text(plan)} already")
         return
@@ -150,6 +154,7 @@ def _to_dict(report: PushReport) -> dict[str, Any]:
     ]
     return {
         "copied": _pairs(report.copy.copied), "there": _pairs(report.copy.there), "damaged": damaged,
+        "removed": report.copy.removed,
         "tags": [{"name": name, "id_there": id_there} for name, id_there in report.tagged],
         "refused": [move._asdict() for move in report.refused],
     }  # fmt: skip

@@ -12,8 +12,9 @@ from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, engine_of, engine_options, json_option, keep_events, open_run_at, read_run
 from relight.cli.output import emit_json, escape, hanging, paint
-from relight.errors import RelightError, WrongKey
+from relight.errors import CheckpointNotFound, RelightError, WrongKey
 from relight.log import Checkpoint, read_store
+from relight.log.known_damage import was_removed
 from relight.observe import emit
 from relight.observe.progress_bar import progress_bar
 from relight.reader import VerifyFinding, verify_checkpoint, verify_checkpoints, verify_log
@@ -32,7 +33,8 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
     WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 for damage, which is listed
-    by file, chunk and tensor. The result is recorded with the run, if it can be written, for relight doctor --ready.
+    by file, chunk and tensor. Checkpoints that retention removes meanwhile are left out. The result is recorded with the run, if it can
+    be written, for relight doctor --ready.
 
     \b
     Examples:
@@ -64,6 +66,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
         log_findings += [finding for finding in of_log if finding not in log_findings]
     width = max((len(_label(opened, checkpoint, runs)) for opened, checkpoint in wanted), default=0)
     results: list[tuple[OpenedRun, Checkpoint, list[VerifyFinding]]] = []
+    removed: list[str] = []
     length = 0 if quick else sum(checkpoint.body.stored_bytes for _, checkpoint in wanted)
     with engine_of(engine, jobs) as workers, progress_bar("verifying", length) as meter:
         targets = [(opened.run.store, opened.view, checkpoint) for opened, checkpoint in wanted]
@@ -73,6 +76,15 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
         else:
             verified = verify_checkpoints(targets, workers, progress=meter)
         for (opened, checkpoint), findings in zip(wanted, verified, strict=True):
+            if findings and was_removed(opened.run.store, opened.run.name, checkpoint.id):
+                if which or opened.which is not None:
+                    raise CheckpointNotFound(
+                        f"checkpoint {checkpoint.id} was removed while it was verified", where=opened.run.name
+                    )
+                removed.append(checkpoint.id)
+                if not as_json:
+                    meter.print(f"{_label(opened, checkpoint, runs).ljust(width)}  removed meanwhile")
+                continue
             results.append((opened, checkpoint, findings))
             _emit_findings(
                 opened, checkpoint, [finding for finding in findings if not finding.is_unknown], quick or bool(findings)
@@ -89,6 +101,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
                 "ok": ok,
                 "checkpoints": [_to_dict(*result) for result in results],
                 "log": [finding.to_dict() for finding in log_findings],
+                "removed": removed,
             }
         )
         return 0 if ok else 1
@@ -98,7 +111,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, engine: str | None, 
     unread = sum(any(finding.is_unknown for finding in findings) for _, _, findings in results)
     if ok:
         checked = "by metadata and sizes only (--quick)" if quick else "to the byte"
-        total = size_text(sum(checkpoint.body.stored_bytes for _, checkpoint in wanted))
+        total = size_text(sum(checkpoint.body.stored_bytes for _, checkpoint, _ in results))
         click.echo(f"{count_text(len(results), 'checkpoint')}, {total}: as committed, {checked}")
     else:
         wrong = [f"{damaged} of {count_text(len(results), 'checkpoint')} damaged"] if damaged else []

@@ -178,7 +178,7 @@ class IncrementalState:
             self.forget()
 
     def check_there(self, live: Collection[str]) -> None:
-        """Forget chunks of checkpoints that are not ``live``: another process may have retired them."""
+        """Forget chunks of checkpoints that are not ``live``: another process may have retired them, or found them damaged."""
         if not set(self.donors) <= set(live):
             self.forget()
         self.older = {

@@ -13,6 +13,7 @@ from relight.format.manifest import PART_BYTES_MAX
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import History, Log, fold
+from relight.log.known_damage import once_damaged
 from relight.store import ByteStore
 
 
@@ -43,19 +44,22 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
         where = f"{prefix}/{ref.file}"
         part = decode_part(store.get(where, min(PART_BYTES_MAX, max(ref.size, 1))), root, ref, where)
         home = newest.body.home
-        keeps = (
-            {checkpoint.id for checkpoint in fold(Log(store, home).read()).live}
-            if home and newest.body.requires
-            else set[str]()
-        )
+        keeps = chunks_for(fold(Log(store, home).read())) if home else set[str]()
+        if home and newest.id not in keeps:  # found damaged there
+            return
         smaller.seed_from(newest.body, newest.seq, part, untrained / max(plan.logical_bytes, 1), keeps)
 
 
 def chunks_for(history: History) -> set[str]:
-    """Return the ids that retention keeps as long as the live checkpoints stay: these, and the donors of those stored in another run."""
-    return {checkpoint.id for checkpoint in history.live}.union(
+    """Return the ids of the checkpoints with chunks that a save may reuse.
+
+    Retention keeps them as long as the live checkpoints stay: these, and the donors of those stored in another run. None of them was ever
+    found damaged.
+    """
+    kept = {checkpoint.id for checkpoint in history.live}.union(
         *(checkpoint.body.requires for checkpoint in history.live if checkpoint.body.home)
     )
+    return kept - once_damaged(history)
 
 
 def with_lenders(history: History, ids: Iterable[str]) -> list[str]:

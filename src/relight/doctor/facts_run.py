@@ -25,10 +25,11 @@ from relight.doctor.facts import (
 from relight.errors import RelightError
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
+from relight.log.known_damage import was_removed
 from relight.log.truncated import whole_log
 from relight.policy.tiers import Tier, owed
 from relight.reader.opened import open_checkpoint
-from relight.reader.verify import verify_checkpoint
+from relight.reader.verify import VerifyFinding, verify_checkpoint
 from relight.reclaim import SweepPlan, plan_sweep
 from relight.reclaim.prune import candidates_of
 from relight.run_records.holds import holds_of
@@ -109,7 +110,8 @@ def measure_restore(
     seconds_max: float,
     progress: Callable[[int], None] = lambda count: None,
 ) -> MeasuredRestore | None:
-    """Read and hash the newest checkpoint as a restore does, without a destination. Return None if the run has no checkpoint.
+    """Read and hash the newest checkpoint as a restore does, without a destination. Return None if the run has no checkpoint,
+    or if retention removed it meanwhile.
 
     Stops after ``bytes_max`` bytes or ``seconds_max`` seconds. ``progress`` receives the number of bytes of each read.
     """
@@ -131,6 +133,8 @@ def measure_restore(
     except _Enough:
         whole = done >= live[-1].body.stored_bytes
         return MeasuredRestore(done, time.perf_counter() - began, whole)
+    if findings and was_removed(store, name, live[-1].id):
+        return None
     return MeasuredRestore(
         done, time.perf_counter() - began, True, tuple(f"{finding.file}: {finding.detail}" for finding in findings)
     )
@@ -162,12 +166,16 @@ def _damage(
         good = any(not damage for damage in damage_of.values())
         if (len(damage_of) >= at_most and good) or time.monotonic() > ends:
             break
-        findings = probes.at(
-            f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None
-        )
+        findings = probes.at(f"checkpoint {checkpoint.id}", partial(_quickly_verified, store, view, checkpoint), None)
         if findings is not None and not any(finding.is_unknown for finding in findings):
             damage_of[checkpoint.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
     return damage_of
+
+
+def _quickly_verified(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> list[VerifyFinding] | None:
+    """Return the damage that metadata and sizes show; None if retention removed the checkpoint meanwhile."""
+    findings = verify_checkpoint(store, view, checkpoint, data=False)
+    return None if findings and was_removed(store, view.run, checkpoint.id) else findings
 
 
 def _stored(

@@ -36,6 +36,7 @@ from relight.errors import (
 from relight.format.records import Body, NoteBody
 from relight.format.topics import COPIED, COPYING, CopiedNote, CopyingNote
 from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.log.known_damage import was_removed
 from relight.policy.keep import Candidate, with_recorded
 from relight.policy.tiers import Tier, TierPace, owed
 from relight.reclaim import execute, plan_prune
@@ -195,6 +196,8 @@ class _TierDrain:
         # the nearest tier's copy is damaged: other checkpoints may be undamaged
         except (CorruptCheckpoint, UnsafeContent) as error:
             self._unreadable.add(checkpoint.id)
+            if was_removed(self._near.store, self._near.name, checkpoint.id):
+                return None
             what = f"checkpoint {checkpoint.id} is not copied to {self._tier.name}: {error}"
             self._notify("drain.failed", what, {"tier": self._tier.name, "id": checkpoint.id, "kind": error.kind})
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -96,6 +96,7 @@ def scrub(
             else MirrorScrub.of(reach.store, reach.run, repair, pace, () if place else new_drives)
         )
         results: dict[str, str] = {}
+        repaired: dict[str, str] = {}
         live = reach.history.live
         # else donors come first: their repair also repairs checkpoints that need them
         if not any(checkpoint.requires for checkpoint in live):
@@ -104,13 +105,23 @@ def scrub(
         damage = _verify_all(targets, engine if mirror is None else IN_PROCESS, bytes_per_second, pace)
         for target in targets:
             if stop():
-                record_checked(reach.store, reach.run, results, "relight verify --repair")
+                _record(reach, repaired, results)
                 return report
+            known = len(report.damage)
             results[target.checkpoint.id] = _scrub_one(target, next(damage), report, pace, repair, notify)
-        record_checked(reach.store, reach.run, results, "relight verify --repair")
+            for each in report.damage[known:]:
+                if each.repaired_from:
+                    repaired[each.id] = f"{each.file}: {each.detail}; it was repaired from {each.repaired_from}"
+        _record(reach, repaired, results)
         if mirror is not None:
             report.mirrors[reach.name] = _end_mirror(mirror, reach, report, pace, notify)
     return report
+
+
+def _record(reach: Reach, repaired: Mapping[str, str], results: Mapping[str, str]) -> None:
+    """Record in the tier's log what was damaged, also if it was repaired: no save and no copy refers to its chunks from then on."""
+    for by_id in (repaired, results):
+        record_checked(reach.store, reach.run, by_id, "relight verify --repair")
 
 
 def _verify_all(
@@ -374,7 +385,7 @@ def _identity(target: _TierCheckpoint) -> dict[str, object]:
 
 
 def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:
-    """Rewrite a pack from other tiers, each chunk from the nearest tier that has it.
+    """Rewrite a pack: each chunk from this tier if it is whole here, else from the nearest other tier that has it.
 
     Reads it twice: first to check, then to write.
     """
@@ -383,7 +394,8 @@ def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:
         return ""
     with contextlib.ExitStack() as files:
         readers: list[tuple[str, Reader]] = []
-        for name, store in target.mirror.copies if target.mirror is not None else ():
+        own = [(target.here.name, target.here.store)]
+        for name, store in target.mirror.copies if target.mirror is not None else own:
             with contextlib.suppress(RelightError):
                 reader = open_pack(store, target.prefix, pack)
                 files.callback(reader.close)
@@ -401,7 +413,7 @@ def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:
         _still_live(target)
         write_pack_from(rewrites(target.here.store).rewrite(key, pack.size), _chunks(pack, readers, used))
         target.here.store.sync(target.prefix)
-        return ", ".join(sorted(used))
+        return ", ".join(sorted(used - {target.here.name}) or sorted(used))
 
 
 def _open_other(reach: Reach, checkpoint: Checkpoint, file: str) -> Reader:
@@ -426,7 +438,7 @@ def _pack_of(reach: Reach, checkpoint: Checkpoint, root: Root, file: str) -> Pac
 
 
 def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -> Iterator[memoryview]:
-    """Yield each chunk from the first reader that has it undamaged; ``CorruptCheckpoint`` if none has."""
+    """Yield each chunk from the first reader that has it undamaged. Raise ``CorruptCheckpoint`` if none has."""
     room, offset = page_buffer(max(length for length, _ in pack.chunks)), 0
     for number, (length, value) in enumerate(pack.chunks):
         piece = room[:length]
@@ -437,7 +449,7 @@ def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -
                     used.add(name)
                     break
         else:
-            raise CorruptCheckpoint(f"chunk {number} is damaged or missing in every other tier", where=pack.file)
+            raise CorruptCheckpoint(f"chunk {number} is damaged or missing in every tier", where=pack.file)
         yield piece
         offset += length
 

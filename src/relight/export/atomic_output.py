@@ -68,6 +68,8 @@ class Landing:
 
     def put(self, names: Sequence[str]) -> None:
         """Move the files to the target. The last of several files is the index by which a reader finds the others."""
+        # again, as late as possible: another process may have written the target since, and a rename would replace it
+        check_free(self.path, folder=self._folder, overwrite=self._overwrite)
         sync_dir(self._disk, self.staging)
         try:
             if not self._folder:

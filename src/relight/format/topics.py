@@ -239,7 +239,12 @@ RESTORED_ELSEWHERE = Topic(
     "restored-elsewhere", RestoredElsewhereNote, written_by="restore.result", read_by="log.truncated"
 )
 SUMMARY = Topic("summary", SummaryNote, written_by="log.summarizing", read_by="log.summary audit.audit_log")
-VERIFIED = Topic("checked", VerificationNote, written_by="run_records.verification", read_by="run_records.verification")
+VERIFIED = Topic(
+    "checked",
+    VerificationNote,
+    written_by="run_records.verification",
+    read_by="run_records.verification log.known_damage log.summary",
+)
 HOLD = Topic("hold", HoldNote, written_by="run_records.holds drain.carried_marks", read_by="run_records.holds")
 RELEASE = Topic("release", HoldNote, written_by="run_records.holds drain.carried_marks", read_by="run_records.holds")
 SAVE_REQUEST = Topic(

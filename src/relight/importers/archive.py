@@ -295,7 +295,7 @@ def _group(kind: Callable[[Any], Any]) -> AllowedCall:
             raise ValueError("many members")
         return kind(items)
 
-    return AllowedCall(make)
+    return AllowedCall(make, hashes=True)
 
 
 def _complex(real: Any, imaginary: Any) -> complex:
@@ -335,7 +335,7 @@ TABLE: dict[str, Any] = {
     "torch.storage.UntypedStorage": StorageKind("uint8"),
     "torch.Size": AllowedCall(_sized),
     "torch.device": AllowedCall(_device),
-    "collections.OrderedDict": AllowedCall(_ordered),
+    "collections.OrderedDict": AllowedCall(_ordered, hashes=True),
     "collections.defaultdict": AllowedCall(_defaults),
     "_codecs.encode": AllowedCall(_latin),
     "argparse.Namespace": AllowedClass("Namespace"),

@@ -202,6 +202,6 @@ _TABLE: dict[str, Any] = {
     "pathlib.WindowsPath": AllowedCall(_nothing),
     "pathlib._local.PosixPath": AllowedCall(_nothing),
     "pathlib._local.WindowsPath": AllowedCall(_nothing),
-    "collections.OrderedDict": AllowedCall(dict),
+    "collections.OrderedDict": AllowedCall(dict, hashes=True),
     **DTYPE_LEAVES,
 }  # fmt: skip

@@ -18,6 +18,8 @@ from relight.errors import UnsafeContent
 LONG_BYTES_MAX = 4096
 EQUAL_HASHES_MAX = 64
 LEVELS_MAX = 200
+KEY_VALUES_MAX = 1000
+"""Most values of a key or a set's member. A value counts each time that hashing it meets it: a tuple may contain one tuple often."""
 OBJECTS_MAX = 4_000_000
 """Containers and memo entries, plus one for every 16 bytes: a byte of a pickle may request a hundred bytes of memory."""
 STACK_MAX = 1 << 20
@@ -42,9 +44,10 @@ STRANGE = "?"
 
 
 class AllowedCall(NamedTuple):
-    """A call that is allowed: a function of this package, which receives the arguments."""
+    """A call that is allowed: a function of this package, which receives the arguments. ``hashes``: it makes a set or a dict of them."""
 
     function: Callable[..., Any]
+    hashes: bool = False
 
 
 class UnpickledObject:
@@ -146,7 +149,8 @@ class _Machine:
             persistent,
             strangers,
         )
-        self._levels: dict[int, tuple[Any, int]] = {}
+        self._nested: dict[int, tuple[Any, int, int]] = {}
+        """By its address, each tuple or frozenset with others in it: the object, its levels, and the values that hashing it meets."""
         self._left = OBJECTS_MAX + len(data) // 16
         self._at = 0
         self._stack: list[Any] = []
@@ -238,7 +242,7 @@ class _Machine:
             self._check_keys(None, members)
             self._tuple(members)
             made_set = frozenset(members)
-            self._levels[id(made_set)] = made_set, self._level(members)
+            self._nested[id(made_set)] = made_set, *self._nesting(members)
             stack.append(made_set)
         elif code == ord("l"):
             stack.append(self._pop_to_mark())
@@ -299,6 +303,8 @@ class _Machine:
             return UnpickledObject(function.name, args)
         if not isinstance(function, AllowedCall):
             raise self._unsafe(f"a call of a {type(function).__name__}")
+        if function.hashes:
+            self._check_members(args)
         return function.function(*args)
 
     def _find(self, module: Any, name: Any) -> Any:
@@ -324,10 +330,13 @@ class _Machine:
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
     def _check_keys(self, target: Any, keys: list[Any]) -> None:
-        """Refuse many keys with the same hash: their cost is quadratic. Strings are safe, as their hash is salted."""
+        """Refuse many keys with the same hash, as their cost is quadratic, and keys of many values. Hashes of text are salted."""
         guessable = [key for key in keys if type(key) in _HASHED]
         if not guessable:
             return
+        for key in guessable:
+            if type(key) in (tuple, frozenset) and self._nesting([key])[1] > KEY_VALUES_MAX:
+                raise self._unsafe(f"a key of more than {KEY_VALUES_MAX} values")
         counts = self._hashes.setdefault(id(target), (target, Counter()))[1] if target is not None else Counter()
         for key in guessable:
             value = hash(key)
@@ -347,18 +356,28 @@ class _Machine:
         """Return a tuple that is not nested too deeply to be hashed: the interpreter hashes by recursion, without a
         stack check."""
         result = tuple(items)
-        level = self._level(items)
+        level, size = self._nesting(items)
         if level > 1:
             self._count()
             if level > LEVELS_MAX:
                 raise self._unsafe("tuples nested too deeply")
-            self._levels[id(result)] = result, level
+            self._nested[id(result)] = result, level, size
         return result
 
-    def _level(self, items: list[Any]) -> int:
-        return 1 + max(
-            (self._levels.get(id(item), (item, 1))[1] for item in items if type(item) in (tuple, frozenset)), default=0
-        )
+    def _nesting(self, items: list[Any]) -> tuple[int, int]:
+        """Return the levels of a tuple of ``items``, and the values that hashing it meets."""
+        level, size = 1, len(items)
+        for item in items:
+            if type(item) in (tuple, frozenset):
+                _, inner_level, inner_size = self._nested.get(id(item), (item, 1, len(item)))
+                level, size = max(level, 1 + inner_level), size + inner_size
+        return level, size
+
+    def _check_members(self, args: tuple[Any, ...]) -> None:
+        """Refuse arguments of a set or an OrderedDict with members, or keys of pairs, that take long to hash."""
+        members = [item for argument in args if type(argument) in (list, tuple) for item in argument]
+        self._check_keys(None, members)
+        self._check_keys(None, [pair[0] for pair in members if type(pair) is list and pair])
 
     def _top_of_kind(self, kind: type) -> Any:
         top = self._stack[-1]

@@ -33,7 +33,7 @@ from relight.format.records import (
     epoch_max,
     plain_body,
 )
-from relight.format.topics import RESULT, SUMMARY, USER_NOTE
+from relight.format.topics import RESULT, SUMMARY, USER_NOTE, VERIFIED
 from relight.log.ancestors import FRESH, REBUILT, epochs_of, parents_of
 from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
 from relight.log.view import Fault, Line, LogSummary, LogView
@@ -176,8 +176,12 @@ def _notes(notes: Sequence[Record], full: dict[str, Checkpoint]) -> list[Record]
         for word in _words(record):
             if word in full:
                 of_id[body.topic, word] += 1
-                # all results of a kept checkpoint are kept, and all notes of users about it
-                is_kept |= body.topic in (RESULT.name, USER_NOTE.name) or of_id[body.topic, word] <= OF_AN_ID
+                # all results of a kept checkpoint are kept, all notes of users about it, and each damage that was found
+                is_kept |= (
+                    body.topic in (RESULT.name, USER_NOTE.name)
+                    or (body.topic == VERIFIED.name and "damaged" in body.data)
+                    or of_id[body.topic, word] <= OF_AN_ID
+                )
         if is_kept:
             kept.append(record)
     return kept

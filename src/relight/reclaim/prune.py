@@ -15,7 +15,7 @@ from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import superseded
 from relight.log.truncated import refuse_truncated
 from relight.policy import Candidate, Keep, KeepVerdict, decide_keep
-from relight.policy.keep import with_recorded
+from relight.policy.keep import lasting, with_recorded
 from relight.policy.tiers import owed, safe_on
 from relight.reader.verify import verify_checkpoint
 from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
@@ -138,10 +138,10 @@ def execute(
     ``CorruptCheckpoint`` if the newest records of the run's log were lost. ``at_most``: largest number retired at once, oldest first, so
     that mistaken rules do not empty a run before a user notices.
 
-    Other processes may have tagged, held, committed or retired checkpoints since the plan. So these stay: what a tag or a hold keeps by
-    then, the newest checkpoint, and ancestors that the newest good one does not have. Everything stays if all that the plan relies on is
-    gone: otherwise two plans could each retire what the other relied on. A donor goes together with its users or not at all, even if they
-    are more than ``at_most``.
+    Other processes may have tagged, held, committed, evaluated or retired checkpoints since the plan. So these stay: what a tag or a hold
+    keeps by then, the newest checkpoint, the best ones by the metrics of then, and ancestors that the newest good one does not have.
+    Everything stays if all that the plan relies on is gone: otherwise two plans could each retire what the other relied on. A donor goes
+    together with its users or not at all, even if they are more than ``at_most``.
     """
     going = plan.going
     if not going and not plan.due:
@@ -160,6 +160,7 @@ def execute(
         if plan.relies_on and not any(history.find(checkpoint_id) for checkpoint_id in plan.relies_on):
             return None
         holds |= dict.fromkeys(_kept_for_suspects(history, dict.fromkeys(plan.damaged, False)), "")
+        holds |= dict.fromkeys(_best_now(plan, history), "")
         free = [
             checkpoint.id
             for checkpoint in history.live[:-1]
@@ -274,6 +275,24 @@ def _kept_for_suspects(history: History, known: Mapping[str, bool]) -> set[str]:
     """Return the id of the newest good checkpoint if suspect ones are newer: no rule counts it, and a resume may need it."""
     head, newest = newest_good(history, known), newest_good(history, known, suspect=True)
     return {head.id} if head is not None and newest is not None and head.seq < newest.seq else set()
+
+
+def _best_now(plan: PrunePlan, history: History) -> set[str]:
+    """Return the ids of the checkpoints that ``best`` keeps by the metrics that are recorded now."""
+    if not plan.rules.best:
+        return set()
+    rules = with_recorded(replace(plan.rules, every=None), history.best_by)
+    candidates = candidates_of(history, dict.fromkeys(plan.damaged, False))
+    return lasting(
+        rules,
+        [
+            candidate
+            for candidate in candidates
+            if candidate.verified is not False
+            and not candidate.aside
+            and (rules.prune_abandoned or not candidate.abandoned)
+        ],
+    )
 
 
 def _candidate(history: History, checkpoint: Checkpoint, verified: bool | None) -> Candidate:

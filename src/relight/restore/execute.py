@@ -8,10 +8,12 @@ from relight.audit import record_if_possible
 from relight.audit.facts import ActionFacts
 from relight.capture import plan_restore
 from relight.catalog.tiers import TierCopy
+from relight.errors import CorruptCheckpoint, UnsafeContent
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.format.root_keys import MICRO_STEP
 from relight.heartbeat import heartbeat
+from relight.log.known_damage import REMOVED_TRIES, was_removed
 from relight.ranks.collective_errors import read_on_all_ranks
 from relight.ranks.one_writer import OneWriter
 from relight.ranks.rng_groups import gather_rng_positions
@@ -23,6 +25,7 @@ from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
 from relight.restore.rollback import apply_requested_rollback
 from relight.restore.transport import RestoreTransport
+from relight.store.durable import StaleHandle
 
 
 def restore_state(request: RestoreRequest) -> Resumed:
@@ -43,7 +46,10 @@ def restore_state(request: RestoreRequest) -> Resumed:
 
 
 def restore_first_good(request: RestoreRequest) -> Resumed:
-    """Restore the first checkpoint that verifies for every rank, from the nearest copy. Collective."""
+    """Restore the first checkpoint that verifies for every rank, from the nearest copy. Collective.
+
+    If retention removes a checkpoint while a single process restores it, the log is read again. Several ranks try the next older one.
+    """
     ranks = request.ranks
     transport: RestoreTransport = (
         ReadByRank0(request, ranks) if isinstance(ranks, OneWriter) else ReadByEveryRank(request)
@@ -58,18 +64,32 @@ def restore_first_good(request: RestoreRequest) -> Resumed:
         transport.close(failed)
 
 
+class _Removed(Exception):
+    """Retention has removed the checkpoint that was being restored: the run has newer ones."""
+
+
 def _restore_first_good(request: RestoreRequest, transport: RestoreTransport) -> Resumed:
     started = perf_counter()
-    result = Resumed(searched=transport.reads)
-    found = transport.find(result)
+    for left in reversed(range(1 if request.ranks.several else REMOVED_TRIES)):
+        result = Resumed(searched=transport.reads)
+        found = transport.find(result)
 
-    def attempt(copy: TierCopy) -> None:
-        # The garbage collector stays paused until all objects made for the restore are freed.
-        with read_on_all_ranks(request.ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
-            _restore(request, transport, copy, result)
+        def attempt(copy: TierCopy, last: bool = not left, result: Resumed = result) -> None:
+            try:
+                # The garbage collector stays paused until all objects made for the restore are freed.
+                with read_on_all_ranks(request.ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
+                    _restore(request, transport, copy, result)
+            except (CorruptCheckpoint, UnsafeContent, StaleHandle) as error:
+                if not last and not copy.place and was_removed(request.store, request.run, copy.checkpoint.id):
+                    raise _Removed from error
+                raise
 
-    if first_good(request, found.copies, attempt, result, found.tiers, found.silent):
-        result.seconds = perf_counter() - started
+        try:
+            if first_good(request, found.copies, attempt, result, found.tiers, found.silent):
+                result.seconds = perf_counter() - started
+        except _Removed:
+            continue
+        break
     return result
 
 

@@ -21,6 +21,7 @@ from relight.errors import CheckpointNotFound, RelightError, error_of
 from relight.keys import StoreSecurity
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.log import fold
+from relight.log.known_damage import was_removed
 from relight.reader.verify import verify_checkpoint
 from relight.store import open_bytes
 
@@ -108,6 +109,8 @@ def verify(run: Run, checkpoint_id: str, advanced: Callable[[int], None]) -> Ver
             advanced(tenths)
 
     findings = verify_checkpoint(run.store, view, checkpoint, progress=advance)
+    if findings and was_removed(run.store, run.name, checkpoint_id):
+        raise CheckpointNotFound(f"checkpoint {checkpoint_id} was removed while it was verified", where=run.name)
     shown = [(finding.file, finding.detail) for finding in findings[:FINDINGS_MAX]]
     return VerifyResult(len(findings), shown, any(finding.is_unknown for finding in findings))
 

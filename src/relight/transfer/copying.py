@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from relight.format.names import DRAFT_FILE, ROOT_FILE, CheckpointDir, stored_fi
 from relight.format.records import Body, CommitBody
 from relight.format.root_keys import COPIED_FROM
 from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.log.known_damage import was_removed
 from relight.log.related import CONTINUES, Change, change, whole_history
 from relight.reader import Opened
 from relight.reader.chunk_reader import each_chunk
@@ -73,11 +74,15 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """Checkpoints copied, and present before, as ``(id, id at the destination)``; and those skipped as damaged, with the error."""
+    """Checkpoints copied, and present before, as ``(id, id at the destination)``; and those skipped as damaged, with the error.
+
+    ``removed``: ids of those that retention removed at the source before they were copied.
+    """
 
     copied: list[tuple[str, str]]
     there: list[tuple[str, str]]
     damaged: list[tuple[str, RelightError]]
+    removed: list[str] = field(default_factory=list)
 
 
 def plan_copy(
@@ -148,7 +153,10 @@ def execute_with(plan: CopyPlan, copy: Callable[[Opened, Log, Check | None], str
         try:
             report.copied.append((checkpoint.id, copy(plan.source.open(checkpoint), log, checks)))
         except (CorruptCheckpoint, UnsafeContent) as error:
-            report.damaged.append((checkpoint.id, error))
+            if was_removed(plan.source.store, plan.source.name, checkpoint.id):
+                report.removed.append(checkpoint.id)
+            else:
+                report.damaged.append((checkpoint.id, error))
     record_best_by(log, plan.source.history().best_by, over=False)
     return report
 

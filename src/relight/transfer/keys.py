@@ -187,6 +187,8 @@ def rekey(
         report.plain = 0
         files = (item for item in _to_do(store, touched, report) if item[0] not in damaged)
         for (key, size), is_whole in _rewrite_all(store, chain, files, report.generation, engine, progress):
+            if is_whole is None:
+                continue
             if not is_whole:
                 damaged.add(key)
                 continue
@@ -250,8 +252,8 @@ def _rewrite_all(
     generation: int,
     engine: Engine,
     progress: Callable[[int], None],
-) -> Iterator[tuple[tuple[str, int], bool]]:
-    """Encrypt files again. Yield each with whether it could be decrypted."""
+) -> Iterator[tuple[tuple[str, int], bool | None]]:
+    """Encrypt files again. Yield each with the result of ``_rewrite``."""
     if engine.is_local:
         yield from ((item, _rewrite(store, *item, progress)) for item in files)
         return
@@ -268,18 +270,23 @@ def _store_for(url: str, specs: tuple[str, ...], takes_plain: bool, generation: 
     return EncryptedStore(unwrap(open_bytes(url)), Keychain.from_specs(specs), takes_plain=takes_plain)
 
 
-def _rewrite_one(task: _RekeyTask) -> bool:
+def _rewrite_one(task: _RekeyTask) -> bool | None:
     """Encrypt a file again, in any process."""
     store = _store_for(task.url, task.specs, task.takes_plain, task.generation)
     return _rewrite(store, task.key, task.size, lambda length: None)
 
 
-def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> bool:
-    """Encrypt a file again. Return False if it is damaged: it cannot be decrypted, and stays damaged."""
+def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> bool | None:
+    """Encrypt a file again. Return False if it is damaged: it cannot be decrypted, and stays damaged.
+
+    Return None if another process has deleted it meanwhile, as retention does.
+    """
     try:
         _rewrite_whole(store, key, size, progress)
     except CorruptCheckpoint:
         return False
+    except CheckpointNotFound:
+        return None
     return True
 
 

@@ -17,6 +17,7 @@ from relight.errors import RelightError
 from relight.format.chunk_locations import OWN, ChunkLocation, PackChunks
 from relight.format.manifest import Pack
 from relight.log import Checkpoint, History
+from relight.log.known_damage import once_damaged
 
 
 def packs_there(packs: Iterable[Pack], there: Chunks, *, coded: bool) -> list[Pack]:
@@ -49,10 +50,12 @@ def _stored(pack: Pack, there: Chunks, *, coded: bool) -> PackChunks | None:
 def there_already(run: Run, history: History) -> tuple[str, Chunks]:
     """Return the id of the destination's newest checkpoint, and its chunks, wherever they are stored.
 
-    Empty if it cannot be read or needs too many donors. Cost: reads its root and parts.
+    Empty if it cannot be read, needs too many donors, or was ever found damaged, as was a donor. Cost: reads its root and parts.
     """
     newest = history.live[-1] if history.live else None
     if newest is None or newest.body.home or len(newest.requires) >= DONORS_MAX:
+        return "", {}
+    if not once_damaged(history).isdisjoint([newest.id, *newest.requires]):
         return "", {}
     with contextlib.suppress(RelightError):
         return newest.id, chunks_there(run, newest)
