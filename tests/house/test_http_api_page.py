@@ -149,6 +149,7 @@ def written() -> str:
         'POST `{"fields": {…}, "confirm": ""}` to `/api/v1/actions/VERB`. Without `confirm` the answer is the plan, [Planned](#planned), and nothing',
         "changes. With the plan's `digest` as `confirm` it is done if it is still the same, and the answer is [ActionOutcome](#actionoutcome).", "",
         "| verb | role | fields, all of them text |", "|---|---|---|", *verbs, "",
+        "`hold` releases a checkpoint that is on hold; the plan states which of both it does.", "",
         "## Audit entries", "",
         "`fields` of an [AuditRow](#auditrow) has the names from `run` on, and each argument of the action as `given.NAME`. The other names are",
         "fields of the row itself. In `relight log --audit --csv`, `fields` is one column. Values of more than 200 bytes are cut in the API; secrets are masked.", "",

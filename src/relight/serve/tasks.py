@@ -24,9 +24,9 @@ RUNNING, OK, FAILED = "running", "ok", "failed"
 
 @dataclass(eq=False)
 class ServerTask:
-    """One task. ``lines``: its last lines of output. ``done``: its outcome, None while it runs. Times are seconds since 1970.
+    """One task. ``lines``: its last lines of output. ``state``: ``running``, ``ok`` or ``failed``. Times are seconds since 1970.
 
-    The API has the texts of ``done``.
+    The last two fields of the API have its outcome. They are empty while it runs.
     """
 
     id: str
