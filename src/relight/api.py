@@ -396,11 +396,11 @@ class Store(ObjectView):
             run: The run's name, if a store with several runs is open.
             why: The reason, for the new run's log.
         """
+        from relight.audit.audit_log import user
         from relight.versions.branching import branch
-        from relight.versions.stages import who
 
         opened = self.run(run)
-        branch(opened, report(choose(opened.history(), which_of(which))), name, by=who(), why=why)
+        branch(opened, report(choose(opened.history(), which_of(which))), name, by=user(), why=why)
 
     @short_traceback
     def promote(

@@ -17,6 +17,7 @@ import relight
 from relight.audit import AuditEntry, AuditLog
 from relight.audit.effects import ACTIONS, EFFECTS
 from relight.audit.facts import FIELDS, VALUE_MAX, ActionFacts
+from relight.catalog.run import Run
 from relight.cli import COMMANDS, FORMS, cli
 from relight.cli.audited import WITH
 from relight.cli.audited_facts import facts_of
@@ -25,6 +26,7 @@ from relight.log import Log
 from relight.serve.pieces import short_audit
 from relight.serve.values import AuditRow
 from relight.store import open_bytes
+from relight.versions.stages import promotions
 
 GIVEN: dict[str, dict[str, str]] = {
     "tag": {"store": "runs", "run": "run-000", "which": "latest", "name": "good"},
@@ -111,6 +113,21 @@ def test_a_pasted_token_is_recorded_without_its_secret(server: Server) -> None:
         )
     text = str([record.body for record in Log(server.app.state.book.store, "audit").read().records])
     assert token.partition(".")[2][:20] not in text
+
+
+def test_a_variable_does_not_put_another_name_into_the_audit_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry of a command, and the author of what it writes, have the name of the real user."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "mallory")
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
+    make_store(tmp_path / "runs", 1, 3)
+    run = f"{tmp_path}/runs/run-000"
+    assert CliRunner().invoke(cli, ["tag", f"{run}@200", "--stage", "candidate"]).exit_code == 0
+    (entry,) = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
+    moved = promotions(Run(open_bytes(str(tmp_path / "runs")), "run-000").view().records)[-1]
+    assert entry.who == moved.by != "mallory"
 
 
 def test_every_command_that_changes_something_is_audited() -> None:

@@ -269,6 +269,28 @@ def test_a_full_disk_under_stdout_is_exit_code_2(runs: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("verify runs/demo", 0), ("ls runs/none", 1), ("ls", 2), ("show --nothing", 2)]
+)
+@pytest.mark.parametrize("redirection", ["2> /dev/full", "2>&-", "2>&- <&-"])
+def test_a_stderr_that_cannot_be_written_changes_no_exit_code(
+    runs: Path, arguments: str, code: int, redirection: str
+) -> None:
+    """What cannot be written there is lost. The answer on stdout and the exit code are the same."""
+    command = f"exec {sys.executable} -m relight {arguments}"
+    alone = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), check=False)
+    done = subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True, env=environment(), check=False)
+    assert (done.returncode, done.stdout) == (code, alone.stdout)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [("ls runs", 0), ("ls runs/none", 1), ("verify runs/demo", 0)])
+def test_a_closed_stdout_changes_no_exit_code(runs: Path, arguments: str, code: int) -> None:
+    """A process that a daemon starts may have none. The exit code is that of the answer, and there is no traceback."""
+    command = f"exec {sys.executable} -m relight {arguments} >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), check=False)
+    assert done.returncode == code and b"Traceback" not in done.stderr, done.stderr
+
+
 def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
     """Ctrl-C at a question deletes nothing and prints no traceback."""
     answer = on_terminal("prune", "runs/demo", "--keep-last", 1, typed="\x03", prompt="Remove them for good?")

@@ -16,7 +16,7 @@ from relight.doctor import CHECKS, DoctorFacts, grade, judge
 from relight.doctor.checks_machine import numbers
 from relight.doctor.complaints import PROGRAM_MESSAGES, USER_DESCRIPTIONS
 from relight.doctor.explain import _BY_KIND, SYMPTOMS
-from relight.doctor.facts import Machine, StoreFacts
+from relight.doctor.facts import AttemptFacts, Machine, StoreFacts
 from relight.doctor.finding import SEVERITIES
 from relight.doctor.judge import all_checks
 from relight.doctor.page import put_in
@@ -38,6 +38,19 @@ def test_a_planted_fault_is_found_and_nothing_else(name: str) -> None:
             finding
         )
         assert "None" not in f"{finding.what} {finding.evidence} {finding.command}", finding
+
+
+def test_a_run_that_another_attempt_continues_was_not_given_up() -> None:
+    """The job was started again, on another machine, and has not saved yet; or it stopped because another job took the run over."""
+    plant, wanted = FAULTS["given up"]
+    (given_up,) = plant().runs
+    (incident,) = given_up.incidents
+    again = AttemptFacts(2, (incident.time_s or 0.0) + 5, "node-2", 0)
+    for run in (
+        replace(given_up, attempts=(*given_up.attempts, again)),
+        replace(given_up, incidents=(incident._replace(kind="fenced"),)),
+    ):
+        assert "stopped" in wanted and judge(replace(plant(), runs=(run,))) == []
 
 
 def options_of(command: click.Command, words: list[str]) -> None:

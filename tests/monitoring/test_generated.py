@@ -248,8 +248,8 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
             f"relight_checkpoint_good_age_seconds{{{labels}}} 4000",
             f"relight_run_active{{{labels}}} 1",
         ],
-        "saves_failing": [f"relight_saves_failed_in_a_row{{{labels}}} 3"],
-        "slow_save": [f"relight_save_last_seconds{{{labels}}} 700"],
+        "saves_failing": [f"relight_saves_failed_in_a_row{{{labels}}} 3", f"relight_run_active{{{labels}}} 1"],
+        "slow_save": [f"relight_save_last_seconds{{{labels}}} 700", f"relight_run_active{{{labels}}} 1"],
         "tier_full": [f'relight_tier_full_ratio{{{labels},tier="hot"}} 0.95'],
         "tier_behind": [f'relight_tier_lag_seconds{{{labels},tier="hot"}} 4000', f"relight_run_active{{{labels}}} 1"],
         "damaged": [f"relight_checkpoints_damaged{{{labels}}} 1"],
@@ -260,7 +260,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
         "hardware_failure": [f"relight_recent_hardware_failures{{{labels}}} 1"],
         "crash_loop": [f"relight_recent_failures{{{labels}}} 3"],
         "drive_degraded": [f"relight_mirror_drives_degraded{{{labels}}} 1"],
-        "retention_blocked": [f"relight_retention_failed{{{labels}}} 3"],
+        "retention_blocked": [f"relight_retention_failed{{{labels}}} 3", f"relight_run_active{{{labels}}} 1"],
         "unreadable": [f"relight_store_up{{{labels}}} 0"],
     }
     assert wrong.keys() == KINDS.keys()

@@ -20,6 +20,7 @@ from relight.monitoring import Watcher
 from relight.monitoring.event_metrics import LABEL_VALUES_MAX
 from relight.monitoring.files import EventFiles
 from relight.monitoring.overview import MADE_HERE, OVER_S, recoveries_of
+from relight.monitoring.rules import judge, usual_rules
 from relight.observe.file import LINE_BYTES_MAX
 from relight.observe.metrics import GAUGE, METRICS
 from relight.policy.tiers import Tier, encode_tiers
@@ -139,6 +140,31 @@ def test_a_run_that_reported_its_end_or_is_silent_for_a_day_is_over(tmp_path: Pa
     assert not watcher.poll(BEGAN + 10)[0].active
     keep_events(events, url, {"event": "attempt.started", "time": BEGAN + 6.0})
     assert watcher.poll(BEGAN + 10)[0].active
+
+
+def test_an_end_here_hides_no_later_attempt_on_another_machine(tmp_path: Path) -> None:
+    """The run ended normally here, and trains on another machine now: only the log shows that. Its alerts fire."""
+    url = make_run(tmp_path / "runs", 1)
+    keep_events(tmp_path / "events", url, {"event": "attempt.ended", "time": BEGAN + 5.0})
+    watcher = Watcher([url], events=tmp_path / "events")
+    assert not watcher.poll(BEGAN + 10)[0].active
+    log = Log(LocalStore(url), RUN, now=lambda: stamp(BEGAN + 6))
+    log.append(lambda view: (FenceBody(attempt="second", reason="resumed"), 2))
+    seen = watcher.poll(BEGAN + 7000)
+    assert seen[0].active
+    firing = judge(usual_rules(), seen, BEGAN + 7000, {}).changes
+    assert [alert.kind for alert in firing] == ["no_good_checkpoint"]
+
+
+def test_a_checkpoint_from_another_machine_ends_a_row_of_failed_saves(tmp_path: Path) -> None:
+    """Saves failed here, and the job saves on another machine now: only the log shows that."""
+    url = make_run(tmp_path / "runs", 1)
+    failed = [{"event": "save.failed", "step": 200 + number, "time": BEGAN + 10.0 + number} for number in range(3)]
+    keep_events(tmp_path / "events", url, *failed)
+    watcher = Watcher([url], events=tmp_path / "events")
+    assert watcher.poll(BEGAN + 20)[0].saving.failed_in_a_row == 3
+    add_commits(url, range(1, 2))
+    assert watcher.poll(BEGAN + 70)[0].saving.failed_in_a_row == 0
 
 
 def test_a_run_that_saved_its_end_is_over(tmp_path: Path) -> None:

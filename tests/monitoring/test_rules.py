@@ -66,6 +66,12 @@ def test_nothing_holds_for_a_run_that_is_well() -> None:
     assert held(FINE._replace(active=False, unprotected_s=1e9, good_age_s=1e9)) == []
 
 
+@pytest.mark.parametrize("kind", ["saves_failing", "slow_save", "retention_blocked"])
+def test_an_alert_about_saves_ends_with_the_run(kind: str) -> None:
+    """Its events are kept for two weeks. The alert must not be repeated as long for a job that no longer exists."""
+    assert held(FINE._replace(**BROKEN[kind][0], active=False)) == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_finds_its_own_and_nothing_else(kind: str) -> None:
     """Each fault is found by its own rule, with its reason. Every kind has a case."""

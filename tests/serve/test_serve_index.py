@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.serve.made_server import Server, serving
 from tests.serve.made_stores import make_run, make_store
 
 from relight.catalog.run import Run
+from relight.cli import cli
 from relight.errors import StoreUnavailable
 from relight.log import require_store
 from relight.serve.index_rows import full_at
@@ -104,11 +107,26 @@ def test_a_lost_store_keeps_what_was_read_and_reports_it(server: Server, monkeyp
     assert "no answer" in server.get("/").text
 
 
+def test_the_command_of_a_plan_does_the_same_at_a_terminal(server: Server, tmp_path: Path) -> None:
+    """It names the store by its path, not by the server's short name, and a shell splits no name."""
+    fields = {"store": "runs", "run": "run-000", "which": "500"}
+    plans = [
+        server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields | given}).json()["command"]
+        for verb, given in (("tag", {"name": "good"}), ("branch", {"to": "half; the rate"}))
+    ]
+    for command in plans:
+        answer = CliRunner().invoke(cli, shlex.split(command)[1:])
+        assert answer.exit_code == 0, (command, answer.output)
+    runs = {row["run"]: row for row in server.get("/api/v1/runs").json()["rows"]}
+    assert Run(open_bytes(str(tmp_path / "runs")), "run-000").history().tags["good"]
+    assert Run(open_bytes(str(tmp_path / "runs")), "half; the rate").history().live, runs
+
+
 def test_an_action_is_planned_then_done_then_written_down(server: Server) -> None:
     """A plan shows its command; the digest of another plan is refused. The executed action is in the store and in the audit log."""
     fields = {"store": "runs", "run": "run-000", "which": "500", "name": "good"}
     planned = server.post("/api/v1/actions/tag", "operator", json={"fields": fields}).json()
-    assert "relight tag runs/run-000 good" in planned["command"]
+    assert planned["command"].startswith("relight tag ") and "/runs/run-000 good " in planned["command"]
     assert server.get("/api/v1/runs/runs/run-000").json()["tags"] == [["best-so-far", 1200]]
     refused = server.post(
         "/api/v1/actions/tag", "operator", json={"fields": fields | {"which": "600"}, "confirm": planned["digest"]}

@@ -152,6 +152,19 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
             check_proxies([text])
 
 
+def test_a_refused_action_of_each_user_of_a_proxy_is_recorded(tmp_path: Path) -> None:
+    """These users have no token. What one of them tries does not keep the other one out of the audit log."""
+    rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), proxy_header="X-Remote-User", proxy_role="viewer")
+    with serving([make_store(tmp_path / "runs", 1, 2)], tmp_path, rules) as server:
+        for name in ("anna", "bob", "anna"):
+            headers = {"host": "relight.lab", "x-remote-user": name, "origin": PUBLIC}
+            assert server.client.post("/act/prune", headers=headers).status_code == 403
+        assert [(entry.who, entry.how) for entry in server.app.state.book.entries()] == [
+            ("anna", "refused"),
+            ("bob", "refused"),
+        ]
+
+
 def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
     """Basic credentials belong to the proxy. Only Bearer is read as a token, and only Bearer needs no CSRF token."""
     rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), proxy_header="X-Remote-User", proxy_role="operator")

@@ -77,7 +77,16 @@ def test_states_of_a_job(
         recorded_incidents=[failure(*incident)] if incident is not None else [],
     )
     times = [NOW - seconds if seconds is not None else None for seconds in (event_s, step_s)]
-    assert job_state(state, ended_normally, *times, NOW).word == word
+    ended_at = NOW if ended_normally else None
+    assert job_state(state, ended_at, *times, NOW).word == word
+
+
+def test_a_job_that_moved_to_another_machine_is_not_shown_as_finished() -> None:
+    """It ended normally here. The log has a later attempt, of another machine. Its events are not here."""
+    log = LogView("r", "", "", (), (), -1, "")
+    state = RunState("r", log, History(fences=[attempt(300), attempt(30)]))
+    assert job_state(state, NOW - 60, NOW - 60, NOW - 60, NOW).word == "starting"
+    assert job_state(state, NOW - 20, NOW - 20, NOW - 20, NOW).word == "finished"
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,38 @@ def start(
         HeartbeatPage(environments[rank][SETTING]).write(beat)
     made.observe()
     return made
+
+
+def test_a_rank_that_has_ended_ends_no_job(tmp_path: Path) -> None:
+    """Rank 1 has ended normally long ago, a step before rank 0, which trains on. Its time is training."""
+    now = [time.monotonic()]
+    watched = Supervisor(SuperviseSettings(), "job", tmp_path, lambda: now[0])
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    try:
+        environments = watched.begin([0, 1], {})
+        watched.started({0: os.getpid(), 1: process.pid})
+        training, ended = (HeartbeatPage(environments[rank][SETTING]) for rank in range(2))
+        ended.write(Heartbeat(pid=2, phase="ending", since=now[0], step=5, steps=6, restored=-1, first_at=now[0]))
+        began = now[0]
+        for step in range(6, 40):
+            now[0] += 100.0
+            training.write(
+                Heartbeat(
+                    pid=1,
+                    phase="training",
+                    since=now[0],
+                    step=step,
+                    steps=step + 1,
+                    step_at=now[0],
+                    restored=-1,
+                    first_at=began,
+                )
+            )
+            assert watched.poll() == ""
+        assert watched.account.present().spent.keys() == {"starting", "training"}
+    finally:
+        watched.close()
 
 
 def test_an_incarnation_begins_with_nothing(pages: SharedPages) -> None:

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +26,19 @@ from torch.distributed.elastic.rendezvous import (
 from relight.errors import ConfigError
 from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
 from relight.log import Log, fold
+from relight.policy.grace import GRACE
 from relight.settings.supervise_settings import SuperviseSettings
 from relight.store import open_bytes
+from relight.store.base import Entry
+from relight.store.memory import MemoryStore
 from relight.supervise import launch
 from relight.supervise.elastic_agent import SupervisedAgent, _end, failure_of
 from relight.supervise.supervisor import Supervisor
+
+_SET_BY_LAUNCH = (
+    "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+)  # fmt: skip
+"""Variables that ``launch`` sets for its child processes."""
 
 
 @pytest.mark.parametrize(
@@ -61,16 +71,59 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
         def run(self) -> None:
             raise error
 
-    for name in (
-        "TORCHELASTIC_SIGNALS_TO_HANDLE",
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-    ):
-        monkeypatch.setenv(name, "1")  # launch sets them for its child processes
+    for name in _SET_BY_LAUNCH:
+        monkeypatch.setenv(name, "1")
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
     ended = launch.launch(launch.parse(["train.py"]), SuperviseSettings(), tmp_path)
     assert ended.code == 1 and words in ended.message and len(closings) == closed
+
+
+@pytest.mark.parametrize(("durable", "code"), [(9, 75), (8, 76)])
+def test_a_store_that_does_not_answer_does_not_delay_the_exit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, durable: int, code: int
+) -> None:
+    """The job was asked to end, and its store does not answer any more. ``relight run`` exits in the grace period, with the right code."""
+    silent = threading.Event()
+
+    class Silent(MemoryStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            silent.wait(5)
+            return super().put_once(key, data)
+
+        def list(self, prefix: str) -> Iterator[Entry]:
+            silent.wait(5)
+            return super().list(prefix)
+
+    class Asked:
+        def __init__(self, *, supervisor: Supervisor, **arguments: Any) -> None:
+            self.supervisor = supervisor
+
+        def run(self) -> None:
+            environments = self.supervisor.begin([0], {})
+            self.supervisor.started({0: os.getpid()})
+            store = Silent("silent")
+            self.supervisor.recovery.knows_run = True
+            self.supervisor.recovery.log.at(store, "run")
+            self.supervisor.account.begin_writing()
+            beat = Heartbeat(
+                pid=1, phase="training", step=9, steps=10, durable=durable, url="memory://silent", run="run"
+            )
+            HeartbeatPage(environments[0][SETTING]).write(beat)
+            monkeypatch.setattr("relight.supervise.incarnation.open_bytes", lambda url: store)
+            self.supervisor.end.received("SIGTERM", is_own=False)
+            raise api.SignalException("asked to end", sigval=signal.SIGTERM)
+
+    monkeypatch.setenv(GRACE, "2")
+    monkeypatch.setattr(launch, "SupervisedAgent", Asked)
+    for name in _SET_BY_LAUNCH:
+        monkeypatch.setenv(name, "1")
+    began = time.monotonic()
+    ended = launch.launch(launch.parse(["train.py"]), SuperviseSettings(predict=False, spares=False), tmp_path)
+    took_s = time.monotonic() - began
+    silent.set()
+    assert ended.code == code, ended.message
+    assert took_s < 2.0
 
 
 @pytest.mark.parametrize(

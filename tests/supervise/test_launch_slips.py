@@ -13,6 +13,27 @@ torch = pytest.importorskip("torch")
 SOURCE = Path(__file__).parents[2] / "src"
 
 
+EARLY = """
+import signal, sys, types
+from relight.cli import main
+
+def parse(arguments):
+    signal.raise_signal(signal.SIGUSR1)
+    raise SystemExit(7)
+
+sys.modules["relight.supervise.launch"] = types.SimpleNamespace(check_script=None, launch=None, parse=parse, SAVED=75, UNSAVED=76)
+sys.argv = ["relight", "run", "train.py"]
+main()
+"""
+
+
+def test_a_save_that_is_requested_before_the_ranks_run_does_not_end_the_job(tmp_path: Path) -> None:
+    """SIGUSR1 comes before ``relight run`` has imported torch and supervises."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", EARLY], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert done.returncode == 7
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

@@ -229,6 +229,21 @@ def test_steps_that_ended_between_two_polls_are_learned_from(steps: int) -> None
     assert run([rank], 20, watch, clock).what == "hang" and clock[0] < 7
 
 
+@pytest.mark.parametrize("beats", [True, False], ids=["with a heartbeat", "without one"])
+def test_a_rank_that_has_ended_does_not_hang(beats: bool) -> None:
+    """Rank 1 has ended normally, early. Rank 0 trains on, or hangs: its own hang is still detected."""
+    ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5, pid=2)]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings(phase_s=10.0)), 0.0), [0.0]
+    assert run(ranks, 10, watch, clock).what == ""
+    ranks[1].stands, ranks[1].state = True, ""
+    if not beats:
+        ranks[1].beat = None  # type: ignore[assignment]
+    assert run(ranks, 600, watch, clock).what == ""
+    ranks[0].stands = True
+    verdict = run(ranks, 20, watch, clock)
+    assert (verdict.what, verdict.ranks) == ("hang", (0,))
+
+
 def test_a_rank_without_a_heartbeat_is_waited_for_as_starting() -> None:
     """No page was written."""
     watch = JobWatch(LearnedDurations(SuperviseSettings(phase_s=10.0)), 0.0)

@@ -141,12 +141,29 @@ def test_a_hang_is_found_and_has_every_rank_s_stack(tmp_path: Path, straight: st
     for arguments, words in (
         ((), ("hang", "resume")),
         (("latest",), ("clues, the strongest first:", "stacks of rank 1:")),
+        ((first.id[-6:],), ("clues, the strongest first:", first.why[:30])),
+        ((second.id[-6:],), ("clues, the strongest first:", "stopped by a signal")),
     ):
         command = [sys.executable, "-m", "relight", "incidents", str(tmp_path / "store" / "run"), *arguments]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert all(word in shown for word in words), shown
     incidents = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert incidents[0]["id"] == second.id and incidents[0]["after"]["steps_lost"] >= 0
+
+
+def test_a_job_continues_without_its_terminal(tmp_path: Path, straight: str) -> None:
+    """Nothing can be written to the stderr of ``relight run``: its disk is full. A rank is killed, and training continues to the end."""
+    (tmp_path / "tmp").mkdir()
+    job = Job(tmp_path, [{"rank": 1, "step": 6, "what": "kill"}], TMPDIR=str(tmp_path / "tmp"))
+    command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB), str(tmp_path / "store")]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, str(STEPS), str(job.plan), str(tmp_path / "out")],
+            cwd=tmp_path, env=job.environment, stdout=subprocess.PIPE, stderr=full, timeout=240, check=False,
+        )  # fmt: skip
+    assert (done.returncode, job.end) == (0, straight)
+    assert not list((tmp_path / "tmp").glob("torchelastic_*")), "copies of the ranks' stderr"
+    assert [incident.action for incident in job.incidents] == ["resume"]
 
 
 @pytest.mark.slow

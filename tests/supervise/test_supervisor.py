@@ -72,6 +72,6 @@ def test_a_signal_is_named_before_other_reasons(watched: Supervisor) -> None:
     """The signal ends the job, whatever else would have ended it later."""
     watched.begin([0], {})
     watched.foresee(alarm("drain node"), drain=True)
-    watched.end_signal = "SIGTERM came"
+    watched.end.received("SIGTERM", is_own=False)
     assert watched.announced == "SIGTERM came"
     assert watched.ended("SIGTERM").action == "exclude_node", "the machine has left nevertheless"

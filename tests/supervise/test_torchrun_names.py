@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from relight.errors import ConfigError
 from relight.supervise.departing import is_own_address
 from relight.supervise.elastic_agent import RankEnvironments, SupervisedAgent
+from relight.supervise.end_request import EndRequest
 from relight.torch_private.names import TorchName, check_torch
 from relight.torch_private.torchrun import NAMES, worker_handlers
 
@@ -125,7 +127,9 @@ class Agent(SupervisedAgent, Started):
 def agent() -> Any:
     """Make an agent of one rank, and restore the handlers afterwards."""
     made: Any = Agent.__new__(Agent)
-    made._supervisor = SimpleNamespace(begin=lambda *_: {0: {}}, started=lambda pids: None, announced="", end_signal="")
+    made._supervisor = SimpleNamespace(
+        begin=lambda *_: {0: {}}, started=lambda pids: None, announced="", end=EndRequest(time.monotonic)
+    )
     made._settings, made._meeting, made._lives, made._ends_ranks = {}, "", 0, False
     made._environments = RankEnvironments(DefaultLogsSpecs(os.devnull))
     made._spares, made._signals = SimpleNamespace(take=None), ("SIGTERM", " SIGUSR2", "SIGNONE")
@@ -146,7 +150,7 @@ def test_the_agent_handles_signals_once_its_workers_have_started(agent: Any) -> 
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with pytest.raises(SignalException, match="received SIGUSR2"):
         os.kill(os.getpid(), signal.SIGUSR2)
-    assert agent._supervisor.end_signal == "SIGUSR2 came"
+    assert agent._supervisor.end.signal == "SIGUSR2 came"
 
 
 def test_a_signal_while_workers_start_is_recorded(agent: Any) -> None:
@@ -154,7 +158,7 @@ def test_a_signal_while_workers_start_is_recorded(agent: Any) -> None:
     agent.during = lambda: signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SignalException, match="by torchrun"):
         agent._start_workers(GROUP)
-    assert agent._supervisor.end_signal == "SIGTERM came"
+    assert agent._supervisor.end.signal == "SIGTERM came"
 
 
 def test_own_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

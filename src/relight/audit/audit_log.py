@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
+import contextlib
+import os
+import pwd
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -249,11 +251,14 @@ def record_if_possible(what: str, on: str, facts: ActionFacts | None = None) -> 
 
 
 def user() -> str:
-    """Return the name of the user that runs this process; empty if the machine has none."""
-    try:
-        return getpass.getuser()[:64]
-    except (OSError, KeyError, ImportError):
-        return ""
+    """Return the name of the user that runs this process, by its real user id; ``uid N`` if the machine has no name for it.
+
+    ``LOGNAME`` and other variables do not count: any user can set them to the name of another one.
+    """
+    with contextlib.suppress(KeyError):
+        if (name := pwd.getpwuid(os.getuid()).pw_name).isprintable():
+            return name[:64]
+    return f"uid {os.getuid()}"
 
 
 def _unwritten(what: str, on: str, error: Exception) -> None:

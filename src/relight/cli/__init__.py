@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
@@ -303,6 +303,7 @@ def main() -> None:
 
 def _run() -> NoReturn:
     be_command()
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
@@ -354,6 +355,45 @@ def _run() -> NoReturn:
         click.echo("relight: this is a bug in Relight; please report it with the lines above", err=True)
         sys.exit(2)  # never 1, which means no
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class LossyStream:
+    """The stderr of a command: text that cannot be written, because stderr is full or was closed, is lost.
+
+    Neither the work of a command, such as the supervision of a job, nor its exit code depends on it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text. Return its length also if it is lost."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device in place of each standard stream that is closed, and make stderr lossy.
+
+    Otherwise the next file that is opened would have the number of a standard stream, and Python has no such stream.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+    sys.stderr = cast(TextIO, LossyStream(sys.stderr))
 
 
 def _show(error: RelightError) -> None:

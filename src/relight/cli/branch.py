@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from relight.audit.audit_log import user
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, table
 from relight.errors import ConfigError
 from relight.versions.branching import branch, branches_of, drop
-from relight.versions.stages import who
 
 
 @click.command("branch")
@@ -54,7 +54,7 @@ def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool)
         made = drop(opened.run, name)
         message = f"{escape(name)} holds nothing of {escape(opened.run.name)} any more"
     else:
-        made = branch(opened.run, opened.choose(None), name, by=who(), why=why)
+        made = branch(opened.run, opened.choose(None), name, by=user(), why=why)
         checkpoint = made.checkpoint
         message = f"{escape(name)} continues from {checkpoint.id} (step {checkpoint.step}) of {escape(made.home)}" + (
             "" if made.made else ", as before"

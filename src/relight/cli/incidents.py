@@ -22,20 +22,21 @@ from relight.units import duration_text
 def command(path: str, which: str | None, as_json: bool) -> int:
     """Show the failures of a run under relight run, what was done about them, and what they cost.
 
-    PATH is a run, or a directory with incidents of relight run. WHICH, an incident's id or its beginning, or "latest", shows one in full:
-    clues, the state of every rank, its last lines, the stacks.
+    PATH is a run, or a directory with incidents of relight run. WHICH shows one in full: clues, the state of every rank, its last lines,
+    the stacks. It is "latest", or an incident's id: the letters that the list shows are its end, and enough.
 
     \b
     Examples:
       relight incidents runs/demo
       relight incidents runs/demo latest
+      relight incidents runs/demo 6b1079
     """
     incidents = incidents_at(path)
     if which is not None:
         incidents = (
             [incidents[-1]]
             if which == "latest" and incidents
-            else [incident for incident in incidents if incident.id.startswith(which)]
+            else [incident for incident in incidents if incident.id.startswith(which) or incident.id.endswith(which)]
         )
         if not incidents:
             raise CheckpointNotFound(f"no incident {which!r}", where=path, hint="relight incidents RUN lists them")

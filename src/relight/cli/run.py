@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -37,6 +39,8 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
       RELIGHT_JOB_SECRET=file:job.key relight run --nnodes 2:4 \\
         --rdzv-backend c10d --rdzv-endpoint head train.py
     """
+    # before the imports, which take seconds: a save that is requested while no rank runs must not end this process
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     from relight.settings.environment import OTEL, text_of
     from relight.settings.file import PLACE, take_environment
     from relight.supervise.launch import SAVED, UNSAVED, check_script, launch, parse
@@ -66,7 +70,8 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     if ended.code == 1:
         click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
     if ended.code in (SAVED, UNSAVED):  # Python takes seconds to exit after torch, and the machine may be gone by then
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended.code)
     return ended.code

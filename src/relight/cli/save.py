@@ -40,13 +40,13 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
       relight save runs/demo
       relight save s3://bucket/runs/demo --why "before the driver update"
     """
+    from relight.audit.audit_log import user
     from relight.run_records.save_requests import Answer, ask_for_save, describe_outcome, wait_for_answer
-    from relight.versions.stages import who
 
     opened = open_run_at(path)
     began = time.monotonic()
     with _waiting() as show:
-        seq = ask_for_save(opened.run.store, opened.run.name, who(), why)
+        seq = ask_for_save(opened.run.store, opened.run.name, user(), why)
         show(f"requested in record {seq}; relight run polls every 3 s")
 
         def report(answer: Answer) -> None:

@@ -285,12 +285,14 @@ def _tier_behind(facts: DoctorFacts) -> Iterator[CheckHit]:
 def _stopped(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         last = run.incidents[-1] if run.incidents else None
-        since = run.newest.time_s if run.newest is not None else None
+        since = [run.newest.time_s] if run.newest is not None else []
+        since += [attempt.time_s for attempt in run.attempts[-1:]]  # another machine may have started the job again
         if (
             last is not None
             and last.action == "stop"
+            and last.kind != "fenced"  # the attempt that took the run over is in charge
             and not _is_live(facts, run)
-            and (last.time_s or 0.0) >= (since or 0.0)
+            and all((last.time_s or 0.0) >= (time_s or 0.0) for time_s in since)
         ):
             yield CheckHit(
                 "relight run gave up the job",

@@ -64,8 +64,8 @@ class Tally:
     """Time and kind of the job's failures."""
     blocked_prunes: tuple[int, float, str] = (0, 0.0, "")
     """Failures of retention since it last worked, the time of the last one, its reason."""
-    ended: bool = False
-    """Whether the run's last attempt has ended normally."""
+    ended_at: float | None = None
+    """When a process reported the normal end of the run's last attempt; None if none has."""
     last_event_at: float = 0.0
     """Time of the newest event."""
     _once: dict[tuple[Any, ...], None] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Tally:
         elif name == "prune.done":
             self.blocked_prunes = (0, 0.0, "")
         elif name in ("attempt.started", "attempt.ended"):
-            self.ended = name == "attempt.ended"
+            self.ended_at = event.time_s if name == "attempt.ended" else None
 
 
 def _value(made: MetricSource, fields: dict[str, Any]) -> float | None:

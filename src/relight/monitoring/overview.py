@@ -263,7 +263,7 @@ def seen_of(
     damaged = sum(checkpoint.body.suspect or bool(_damage(checkpoint, checks, tally)) for checkpoint in live)
     seen = RunSeen(
         store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
-        damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
+        damaged=damaged, saving=_saving(tally, newest), tiers=tuple(_tiers(store, history, now)),
         goodput=account.goodput if account is not None else None, account=account,
         incidents=tuple(incidents)[-TIMES_SHOWN:], recent_failures=recent_failures(incidents, now),
         outcomes=outcomes_of(incidents, history, begun, now),
@@ -287,8 +287,8 @@ def seen_of(
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
     latest = max((time for time in (seen.committed_at, begun, seen.last_event_at) if time is not None), default=now)
     unprotected = seen.good_age_s if good is not None else _age(begun, now)
-    ended = tally.ended or has_ended(history)
-    return seen._replace(unprotected_s=unprotected, active=not ended and now - latest < OVER_S)
+    is_active = not has_ended(history, tally.ended_at) and now - latest < OVER_S
+    return seen._replace(unprotected_s=unprotected, active=is_active)
 
 
 def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
@@ -311,9 +311,12 @@ def _age(time_s: float | None, now: float) -> float | None:
     return None if time_s is None else max(0.0, now - time_s)
 
 
-def _saving(tally: Tally) -> SaveTimes:
+def _saving(tally: Tally, newest: Checkpoint | None) -> SaveTimes:
     saves = list(tally.saves)
-    failed = tally.failed_since[0]
+    failed, failed_at = tally.failed_since
+    committed_at = seconds_since_epoch(newest.time) if newest is not None else None
+    if committed_at is not None and committed_at > failed_at:
+        failed = 0  # the job saves on another machine, and its events are there
     if not saves:
         return SaveTimes(failed_in_a_row=failed)
     return SaveTimes(

@@ -150,7 +150,7 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
 
 def _slow(seen: RunSeen, limit: float, now: float) -> Found:
     seconds = seen.saving.last_s
-    if seconds is not None and seconds > limit:
+    if seen.active and seconds is not None and seconds > limit:
         step = seen.saving.last[-1].step if seen.saving.last else None
         yield (
             "",
@@ -159,7 +159,7 @@ def _slow(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 def _failing(seen: RunSeen, limit: float, now: float) -> Found:
-    if seen.saving.failed_in_a_row >= limit:
+    if seen.active and seen.saving.failed_in_a_row >= limit:
         yield "", f"{seen.saving.failed_in_a_row} saves in a row have failed"
 
 
@@ -231,7 +231,7 @@ def _hardware(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 def _blocked(seen: RunSeen, limit: float, now: float) -> Found:
-    if seen.retention_failed >= limit:
+    if seen.active and seen.retention_failed >= limit:
         yield "", seen.retention_why or "old checkpoints could not be removed"
 
 
@@ -252,8 +252,12 @@ _KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str, str]
         "no good checkpoint for too long", _no_good,
         "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1", "relight doctor RUN",
     ),
-    "saves_failing": ("saves fail in a row", _failing, "relight_saves_failed_in_a_row >= LIMIT", "relight doctor RUN"),
-    "slow_save": ("a save took too long", _slow, "relight_save_last_seconds > LIMIT", "relight show RUN --trace"),
+    "saves_failing": (
+        "saves fail in a row", _failing, "relight_saves_failed_in_a_row >= LIMIT and relight_run_active == 1", "relight doctor RUN",
+    ),
+    "slow_save": (
+        "a save took too long", _slow, "relight_save_last_seconds > LIMIT and relight_run_active == 1", "relight show RUN --trace",
+    ),
     "tier_full": ("a tier is nearly full", _full, "relight_tier_full_ratio > LIMIT", "relight ls RUN --tiers"),
     "tier_behind": (
         "a further tier lacks new checkpoints", _lagging,
@@ -270,7 +274,8 @@ _KINDS: dict[str, tuple[str, Callable[[RunSeen, float, float], Found], str, str]
         "a drive of a mirrored store failed", _degraded, "relight_mirror_drives_degraded >= LIMIT", "relight verify RUN --repair",
     ),
     "retention_blocked": (
-        "old checkpoints cannot be removed", _blocked, "relight_retention_failed >= LIMIT", "relight doctor RUN",
+        "old checkpoints cannot be removed", _blocked,
+        "relight_retention_failed >= LIMIT and relight_run_active == 1", "relight doctor RUN",
     ),
     UNREADABLE: ("the run cannot be read", _unreadable, "relight_store_up == LIMIT", "relight doctor RUN"),
 }  # fmt: skip

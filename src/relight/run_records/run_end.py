@@ -5,6 +5,7 @@ from __future__ import annotations
 from relight.format.records import Body
 from relight.format.topics import RUN_ENDED, RunEndedNote
 from relight.log import History, Log, LogView, fold
+from relight.log.identity import seconds_since_epoch
 
 
 def record_end(log: Log, epoch: int, step: int) -> None:
@@ -19,8 +20,16 @@ def record_end(log: Log, epoch: int, step: int) -> None:
     log.append(decide)
 
 
-def has_ended(history: History) -> bool:
-    """Return whether the attempt in charge ended normally: by the save of its last step, or by a NOTE after the newest checkpoint."""
+def has_ended(history: History, reported_at: float | None = None) -> bool:
+    """Return whether the attempt in charge ended normally: by the save of its last step, or by a NOTE after the newest checkpoint.
+
+    ``reported_at``: when a process of the run reported its normal end, as a Unix time. If an attempt has begun since, on any machine,
+    that report is about an earlier attempt.
+    """
+    if reported_at is not None:
+        begun_at = seconds_since_epoch(history.fences[-1].time) if history.fences else None
+        if begun_at is None or begun_at <= reported_at:
+            return True
     newest = history.live[-1] if history.live else None
     if newest is not None and newest.epoch == history.epoch and newest.body.save_reason.kind == "end":
         return True

@@ -56,7 +56,7 @@ SAVE_S = 600.0
 WATCHED_S = 180.0
 """Age in seconds of the last goodput record above which ``relight run``, which writes one each minute, has probably ended."""
 RECORDED_S = 60.0
-"""Seconds between two audit entries for refusals of the same token and action."""
+"""Seconds between two audit entries for refusals of the same caller and action."""
 assert FIELDS.keys() == ACTIONS.keys()
 Prepared = tuple[Planned, Callable[[], ActionOutcome], ActionFacts]
 
@@ -69,7 +69,7 @@ class Actions:
     ) -> None:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
         self._recorded: dict[tuple[str, str], float] = {}
-        """Monotonic time at which a refusal by role was last recorded, by token and action."""
+        """Monotonic time at which a refusal by role was last recorded, by caller and action."""
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Caller) -> Planned:
         """Return what the action would do. Change nothing. A refused plan is recorded in the audit log: it shows what a caller tried."""
@@ -80,10 +80,11 @@ class Actions:
             raise
 
     def refused(self, verb: str, who: Caller, reason: str) -> None:
-        """Record that the role of ``who`` did not suffice, at most once in ``RECORDED_S`` for a token and action. Never raise."""
+        """Record that the role of ``who`` did not suffice, at most once in ``RECORDED_S`` for a caller and action. Never raise."""
         verb, now = verb if verb in FIELDS else "another action", time.monotonic()
-        if now - self._recorded.get((who.token, verb), -RECORDED_S) >= RECORDED_S:
-            self._recorded[who.token, verb] = now
+        caller = who.token or f"user {who.name}"  # users of a login proxy have no token
+        if now - self._recorded.get((caller, verb), -RECORDED_S) >= RECORDED_S:
+            self._recorded[caller, verb] = now
             self._record(verb, {}, who, reason)
 
     def _record(self, verb: str, fields: Mapping[str, str], who: Caller, reason: str) -> None:
@@ -172,6 +173,11 @@ class Actions:
             planned = planned._replace(says=f"{planned.says} It is {chosen.explanation}.")
         return planned, do, facts
 
+    def _at(self, fields: Mapping[str, str]) -> str:
+        """Return the run as a command takes it: the server's short name of a store is no path."""
+        store = self._index.reader(fields.get("store", "")).url.rstrip("/")
+        return shlex.quote(f"{store}/{run_name(fields.get('run', ''))}")
+
     def _run(self, fields: Mapping[str, str]) -> Run:
         store, name = fields.get("store", ""), fields.get("run", "")
         self._index.state(store, name)  # raises if the caller may not see this run
@@ -196,7 +202,7 @@ class Actions:
         facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
         return (
             _planned(
-                "Tag", summary, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)
+                "Tag", summary, f"relight tag {self._at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)
             ),
             do,
             facts,
@@ -218,7 +224,7 @@ class Actions:
             _planned(
                 "Branch",
                 f"A run {to} will continue from checkpoint {checkpoint.id} (step {checkpoint.step}).",
-                f"relight branch {_at(fields)}@{checkpoint.id} {to}",
+                f"relight branch {self._at(fields)}@{checkpoint.id} {shlex.quote(run_name(to))}",
                 (checkpoint.id, to),
             ),
             do,
@@ -252,7 +258,8 @@ class Actions:
             _planned(
                 "Hold" if hold_reason is None else "Release",
                 summary,
-                f"relight tag {_at(fields)}@{checkpoint.id} --hold" + (" --release" if hold_reason is not None else ""),
+                f"relight tag {self._at(fields)}@{checkpoint.id} --hold"
+                + (" --release" if hold_reason is not None else ""),
                 (checkpoint.id, hold_reason),
             ),
             do,
@@ -282,7 +289,7 @@ class Actions:
             _planned(
                 "Verify",
                 f"Every byte of checkpoint {checkpoint.id} (step {checkpoint.step}) will be read and compared.",
-                f"relight verify {_at(fields)} {checkpoint.id}",
+                f"relight verify {self._at(fields)} {checkpoint.id}",
                 (checkpoint.id,),
             ),
             do,
@@ -320,7 +327,7 @@ class Actions:
             for verdict in plan.verdicts
         ]
         details = [(verdict.id, verdict.keep) for verdict in plan.verdicts] + list(plan.due)
-        planned = _planned("Prune", summary, f"relight prune {_at(fields)} {words}", details)._replace(
+        planned = _planned("Prune", summary, f"relight prune {self._at(fields)} {words}", details)._replace(
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
         )
         stay = [verdict.id for verdict in plan.verdicts if verdict.keep]
@@ -349,7 +356,7 @@ class Actions:
             _planned(
                 "Promote",
                 summary,
-                f"relight tag {_at(fields)}@{checkpoint.id} --stage {stage}",
+                f"relight tag {self._at(fields)}@{checkpoint.id} --stage {stage}",
                 (checkpoint.id, stage, before),
             ),
             do,
@@ -393,7 +400,7 @@ class Actions:
             return ActionOutcome(True, f"save requested, in record {seq} of its log", task=task.id)
 
         summary = f"The job of {run.name} will be asked in your name to save at the end of its current step."
-        planned = _planned("Save now", summary, f"relight save {_at(fields)}", (run.name, why))
+        planned = _planned("Save now", summary, f"relight save {self._at(fields)}", (run.name, why))
         # The digest does not cover ``watched``: its seconds change while the plan stays the same.
         return planned._replace(says=f"{summary} {watched}"), do, ActionFacts()
 
@@ -414,9 +421,9 @@ class Actions:
             "The newest two checkpoints are copied to this server's machine. There the newest is verified and restored. Then it is "
             "damaged, a file of it is deleted, and its record is deleted: each fault must be detected, and the checkpoint before it "
             "restored. Then it is pruned. The run and its job are unaffected, and the copies are removed. "
-            f"To test failures of the job itself: relight drill --from {_at(fields)} train.py, on the job's machine."
+            f"To test failures of the job itself: relight drill --from {self._at(fields)} train.py, on the job's machine."
         )
-        return _planned("Drill", summary, f"relight drill --copy {_at(fields)}", (run.name,)), do, ActionFacts()
+        return _planned("Drill", summary, f"relight drill --copy {self._at(fields)}", (run.name,)), do, ActionFacts()
 
 
 def _pruned(plan: PrunePlan, run: Run) -> ActionOutcome:
@@ -448,10 +455,6 @@ def _without(text: str, hidden: Sequence[str]) -> str:
 def _planned(name: str, summary: str, command: str, what: object) -> Planned:
     digest = hashlib.sha256(repr((name, summary, command, what)).encode()).hexdigest()
     return Planned(name, summary, digest, command=command)
-
-
-def _at(fields: Mapping[str, str]) -> str:
-    return shlex.quote(f"{fields.get('store', '')}/{run_name(fields.get('run', ''))}")
 
 
 def _number(name: str, text: str) -> int:

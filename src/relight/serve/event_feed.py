@@ -74,7 +74,7 @@ class EventFeed:
         self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
         self.curves = CurveStore()
         self.followers = FollowersSeen()
-        self._job_events: OrderedDict[tuple[str, str], tuple[bool, float | None]] = OrderedDict()
+        self._job_events: OrderedDict[tuple[str, str], tuple[float | None, float | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._alert_loop: AlertLoop | None = None
@@ -115,9 +115,9 @@ class EventFeed:
         seen = self._seen(store, run)
         return seen is not None and seen.last_event_at is not None and not seen.active
 
-    def life(self, store: str, run: str) -> tuple[bool, float | None]:
-        """Return whether the run's last attempt reported its normal end, and when a process of its job emitted the last event."""
-        return self._job_events.get((store, run), (False, None))
+    def life(self, store: str, run: str) -> tuple[float | None, float | None]:
+        """Return when the run's last attempt here reported its normal end, and when a process of its job emitted the last event."""
+        return self._job_events.get((store, run), (None, None))
 
     def risk(self, store: str, run: str) -> float | None:
         """Return the failure risk of the run's last alarm while the alarm is valid, else 0. None if no process here reports on that run."""
@@ -256,10 +256,10 @@ class EventFeed:
         if event.head.role in (COMMAND, FOLLOWER):
             return
         key = event.head.store, event.head.run
-        ended, last_at = self._job_events.pop(key, (False, None))
+        ended_at, last_at = self._job_events.pop(key, (None, None))
         if event.name in ("attempt.started", "attempt.ended") and event.time_s >= (last_at or 0.0):
-            ended = event.name == "attempt.ended"
-        self._job_events[key] = ended, max(last_at or 0.0, event.time_s)
+            ended_at = event.time_s if event.name == "attempt.ended" else None
+        self._job_events[key] = ended_at, max(last_at or 0.0, event.time_s)
         while len(self._job_events) > JOBS_MAX:
             self._job_events.popitem(last=False)
 

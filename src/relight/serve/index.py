@@ -568,7 +568,7 @@ class Index:
     def _job(self, store: str, state: RunState, now: float) -> JobState:
         url = self._readers[store].store.url
         if self._around is None:
-            return job_state(state, False, None, None, now)
+            return job_state(state, None, None, None, now)
         return job_state(
             state, *self._around.life(url, state.name), self._around.curves.newest(url, state.name)[0], now
         )

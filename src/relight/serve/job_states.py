@@ -29,11 +29,13 @@ class JobState(NamedTuple):
         return self.word in ("running", "starting")
 
 
-def job_state(state: RunState, ended: bool, event_at: float | None, step_at: float | None, now: float) -> JobState:
+def job_state(
+    state: RunState, ended_at: float | None, event_at: float | None, step_at: float | None, now: float
+) -> JobState:
     """Return the state of a run's job at ``now``.
 
-    From events of this machine's processes: ``ended``, whether the last attempt reported its normal end; ``event_at``, the
-    last event; ``step_at``, the last reported step. Unix times.
+    From events of this machine's processes: ``ended_at``, when a process reported its normal end; ``event_at``, the last event;
+    ``step_at``, the last reported step. Unix times, None if there is none.
     """
     history = state.history
     fences = [seconds_since_epoch(fence.time) for fence in history.fences]
@@ -58,7 +60,7 @@ def job_state(state: RunState, ended: bool, event_at: float | None, step_at: flo
         if now - last.time_s > quiet_s:
             return result("failed", f"{last.why}; no attempt has begun since")
         return result("starting", f"restarts after {last.kind}: {last.why}")
-    if ended or has_ended(history):
+    if has_ended(history, ended_at):
         return result("finished", "its process reported the end")
     if last_at is None or now - last_at > quiet_s:
         return result(

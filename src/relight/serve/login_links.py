@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import getpass
 import hashlib
 import hmac
 import html
@@ -14,6 +13,7 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
+from relight.audit.audit_log import user
 from relight.serve.state import SESSION_S, TokenFile
 
 LINK_S = 600.0
@@ -44,7 +44,7 @@ class LoginLinks:
         ends = self._ends.pop(used, 0.0) if used is not None else 0.0
         if ends <= now:
             return None
-        _, token = self._state.new_token(f"{_user()}, by login link", "admin", lasts_s=SESSION_S)
+        _, token = self._state.new_token(f"{user()[:40]}, by login link", "admin", lasts_s=SESSION_S)
         who = self._state.who(token)
         return self._state.begin_session(who) if who is not None else None
 
@@ -63,11 +63,3 @@ def open_in_browser(link: str, folder: Path) -> bool:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
-
-
-def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers
-        return "this machine's user"
-    return name[:40] if name.isprintable() else "this machine's user"

@@ -104,13 +104,13 @@ class JobAccount:
         """The furthest step that all ranks have completed, in any incarnation."""
         return self._goodput.reached
 
-    def close(self) -> None:
-        """Write the last account, within ``CLOSING_S``."""
+    def close(self, within_s: float = math.inf) -> None:
+        """Write the last account, within ``CLOSING_S`` and ``within_s``."""
         if not self._is_written:
             return
         last = threading.Thread(target=self._write_last, args=(self._writer,), name="relight-account", daemon=True)
         if new_threads.start(last):
-            last.join(CLOSING_S)
+            last.join(min(CLOSING_S, within_s))
 
     def _write(self, account: Account) -> None:
         self._log.keep(account)

@@ -316,8 +316,7 @@ class SupervisedAgent(LocalElasticAgent):
         raise SignalException(f"process {os.getpid()} received {received.name}", sigval=received)
 
     def _record_signal(self, received: signal.Signals) -> None:
-        if not self._supervisor.announced:  # else this process has sent the signal itself
-            self._supervisor.end_signal = f"{received.name} came"
+        self._supervisor.end.received(received.name, is_own=bool(self._supervisor.announced))
 
 
 def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -> None:

@@ -5,14 +5,13 @@ Rank 0 of each attempt writes a FENCE record.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 
-from relight.comm import new_threads
 from relight.errors import RelightError
 from relight.format.records import FenceBody
 from relight.log import Log, LogView
 from relight.store import ByteStore
+from relight.supervise.within import within
 
 PATIENCE_S = 1.0
 
@@ -28,15 +27,7 @@ def taken_over(store: ByteStore, run: str, own: Collection[str], patience_s: flo
 
     Return False if the log cannot be read within ``patience_s``, because a restart does not wait for a store.
     """
-    results: list[bool] = []
-
-    def read_log() -> None:
-        try:
-            results.append(superseded(Log(store, run).read(), own))
-        except (RelightError, OSError):
-            return
-
-    thread = threading.Thread(target=read_log, name="relight-in-charge", daemon=True)
-    if new_threads.start(thread):
-        thread.join(patience_s)
-    return results == [True]
+    try:
+        return within(patience_s, lambda: superseded(Log(store, run).read(), own), False)
+    except (RelightError, OSError):
+        return False

@@ -221,7 +221,8 @@ class Incarnation:
         ):
             return
         self._measured_at = now
-        slow = self._detectors.stragglers.update(now, {rank: busy_s(pid) for rank, pid in self.pids.items()})
+        busy = {rank: busy_s(self.pids[rank]) for rank, seen in observations.items() if seen.exists}
+        slow = self._detectors.stragglers.update(now, busy)
         if slow is not None:
             share, others = percent_text(slow.share), percent_text(slow.others)
             text = f"the others wait for rank {slow.rank}: it works {share} of the time, they {others}"

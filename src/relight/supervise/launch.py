@@ -42,6 +42,7 @@ from relight.supervise.rendezvous_port import OWN_STORE
 from relight.supervise.rendezvous_thread import LOST, EndedElsewhere, Joining
 from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
+from relight.supervise.within import within
 
 T = TypeVar("T")
 SAVED, UNSAVED = 75, 76
@@ -140,6 +141,7 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
     """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
     _check_values(options)
     _of_values(lambda: _usual_rendezvous(options))
+    asks_for_logs = bool(options.log_dir or options.logs_specs) or not options.redirects == options.tee == "0"
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
         options.tee = "2"  # the last lines of stderr are evidence of a failure
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
@@ -178,6 +180,7 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.saves.request("SIGUSR1 came"))
     grace_s = grace_of(text_of(GRACE)) or settings.grace_s
     if grace_s:
+        supervisor.end.grace_s = grace_s
         grace_s -= kept_back(grace_s)
         os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # the ranks' part of the grace period
     script = script_directory(options.training_script, as_module=options.module)
@@ -192,10 +195,12 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
-        foreseeing.close()
+        foreseeing.close(supervisor.end.left_s)
         supervisor.close()
         if gauges is not None:
             gauges.close()
+        if config.logs_specs is not None and not asks_for_logs:  # copies of stderr in a temporary directory
+            shutil.rmtree(config.logs_specs.root_log_dir, ignore_errors=True)
 
 
 def _check_values(options: argparse.Namespace) -> None:
@@ -338,11 +343,12 @@ def _run(
         return JobEnd(1, f"stopped: {why}", log.where)
     except SignalException as signalled:
         closes = False  # a closed rendezvous could not be joined again
-        supervisor.ended(signalled.sigval.name)
+        name = signalled.sigval.name
+        within(supervisor.end.left_s, lambda: supervisor.ended(name), None)
         left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
         joining.leave(config.rdzv_endpoint, continues := departing.others_continue(), left_s)
         suffix = "; the other nodes continue" if continues else ""
-        return _run_requested(supervisor, supervisor.announced or f"{signalled.sigval.name} came", suffix)
+        return _run_requested(supervisor, supervisor.announced or f"{name} came", suffix)
     finally:
         if closes:
             joining.shutdown()
@@ -357,7 +363,7 @@ def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd
     if supervisor.drains:
         return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.recovery.log.where)
     beats = supervisor.incarnation.beats().values()
-    if supervisor.incarnation.is_stored(supervisor.account.reached):
+    if within(supervisor.end.left_s, lambda: supervisor.incarnation.is_stored(supervisor.account.reached), False):
         stored = (
             "the last step is stored"
             if any(beat.steps for beat in beats)

@@ -89,6 +89,11 @@ class RankObservation(NamedTuple):
     moved_bytes: int = 0
     """Bytes read and written, since it began."""
 
+    @property
+    def exists(self) -> bool:
+        """Return whether the process exists. One that has ended normally cannot hang, and no other rank waits for it."""
+        return bool(self.state)
+
 
 class HangVerdict(NamedTuple):
     """Required action and its reason.
@@ -181,6 +186,8 @@ class JobWatch:
         return beat.since, self._usual.late_after(beat)
 
     def _is_late(self, rank: int, sight: RankObservation, now: float) -> bool:
+        if not sight.exists:
+            return False
         since, limit = self._limit(rank, sight)
         if sight.state in STOPPED:  # no progress is possible, whatever its phase
             limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + SLACK_S - OBSERVE_AGAIN_S)
@@ -222,7 +229,7 @@ class JobWatch:
 
 
 def _others(sights: Mapping[int, RankObservation], late: set[int]) -> list[RankObservation]:
-    return [sight for rank, sight in sights.items() if rank not in late]
+    return [sight for rank, sight in sights.items() if rank not in late and sight.exists]
 
 
 def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:

@@ -59,16 +59,17 @@ class PredictionThread:
         """Record that an incarnation failed, so that alarms before it count as correct."""
         self._failures.put((kind, time.time(), cause))
 
-    def close(self) -> None:
-        """End the thread. The recorded samples are written first."""
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """End the thread. The recorded samples are written first. Each wait is at most ``within_s``."""
+        wait_s = min(CLOSE_S, within_s)
         self._over.set()
         if not self._runs:
             return
-        self._thread.join(CLOSE_S)
+        self._thread.join(wait_s)
         if self._thread.is_alive() and self._load.is_reduced:  # it waits for a driver; another device may still answer
             last = threading.Thread(target=self._load.close, name="relight-load", daemon=True)
             if start(last):
-                last.join(CLOSE_S)
+                last.join(wait_s)
             if last.is_alive():
                 text = "the driver of an accelerator does not answer: power limits that were lowered may stay lowered"
                 emit("run.load", text, kind="heat", action="kept", reading_before=None, reading_after=None)

@@ -112,10 +112,10 @@ class SaveRequests:
                     os.kill(pid, signal.SIGUSR1)
                 return
 
-    def close(self) -> None:
-        """Stop following the log."""
+    def close(self, within_s: float = math.inf) -> None:
+        """Stop following the log. Waits at most ``within_s``."""
         if self._log_thread is not None:
-            self._log_thread.close()
+            self._log_thread.close(within_s)
 
 
 class LogRequests:
@@ -150,11 +150,11 @@ class LogRequests:
         """Start the polling thread. If the system refuses it, no request is received in this incarnation of the supervisor."""
         new_threads.start(self._thread)
 
-    def close(self) -> None:
-        """Stop polling. Waits at most a second for a store that does not answer."""
+    def close(self, within_s: float = math.inf) -> None:
+        """Stop polling. Waits at most a second, and ``within_s``, for a store that does not answer."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join(1.0)
+            self._thread.join(min(1.0, within_s))
 
     def _follow(self) -> None:
         while not self._over.is_set():

@@ -15,6 +15,7 @@ from relight.save_reason import preventive
 from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise import shared_pages
 from relight.supervise.accounting import JobAccount
+from relight.supervise.end_request import EndRequest
 from relight.supervise.facts import Decision, Departure, Worker
 from relight.supervise.goodput import FIRST
 from relight.supervise.incarnation import Incarnation, JobDetectors
@@ -50,17 +51,17 @@ class Supervisor:
         self.saves = SaveRequests(self.pages, lambda: self.incarnation.pids, clock)
         self.account = JobAccount(job, log, group, clock)
         self.recovery = Recovery(settings, job, log, group, clock)
-        self.end_signal = ""
-        """The signal that asked the job to end; empty if none has."""
+        self.end = EndRequest(clock)
+        """The signal that asked the job to end, and the time that is left."""
         self.drains = ""
         """Why this machine leaves the job although it works; empty if it does not leave."""
         self._notices, self._clock = notices or Notices(()), clock
 
     def close(self) -> None:
-        """Write the last account, stop the threads, and remove the directory in memory."""
-        self.account.close()
+        """Write the last account, stop the threads, and remove the directory in memory, in the time that is left."""
+        self.account.close(self.end.left_s)
         self._notices.close()
-        self.saves.close()
+        self.saves.close(self.end.left_s)
         self.pages.close()
 
     def begin(self, ranks: list[int], settings: Mapping[str, str], meeting: str = "") -> dict[int, dict[str, str]]:
@@ -88,7 +89,7 @@ class Supervisor:
         observations = self.incarnation.observe()
         self._learn_run()
         self.recovery.follow_up(self.incarnation)
-        self.account.update(observations)
+        self.account.update({rank: seen for rank, seen in observations.items() if seen.exists})
         self.saves.poll()
         return self.incarnation.check(observations)
 
@@ -154,7 +155,7 @@ class Supervisor:
     @property
     def announced(self) -> str:
         """The signal, notice or alarm that asked this node's part of the job to end; empty if there was none."""
-        return self.end_signal or self._notices.announcement or self.drains
+        return self.end.signal or self._notices.announcement or self.drains
 
     def _learn_run(self) -> None:
         """Once a rank has published the run's store, read and write there."""

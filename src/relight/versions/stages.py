@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from relight.audit.audit_log import user
 from relight.catalog.branches import STAGE, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
@@ -32,14 +32,6 @@ class Note(NamedTuple):
     text: str
     by: str
     time: str
-
-
-def who() -> str:
-    """Return the name of the process's user; empty if the system does not know it."""
-    try:
-        return getpass.getuser()[:64]
-    except (OSError, KeyError, ImportError):
-        return ""
 
 
 def promote(run: Run, checkpoint: Checkpoint, stage: str | None = None, *, why: str = "", by: str | None = None) -> str:
@@ -111,7 +103,7 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
         history = fold(view)
         if history.find(checkpoint.id) is None:
             raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=run.name)
-        return USER_NOTE.note(UserNote(id=checkpoint.id, text=text, by=who() if by is None else by)), history.epoch
+        return USER_NOTE.note(UserNote(id=checkpoint.id, text=text, by=user() if by is None else by)), history.epoch
 
     log = Log(run.store, run.name)
     log.read()
@@ -126,7 +118,7 @@ def notes_of(history: History, checkpoint_id: str | None = None) -> list[Note]:
 
 def _move(run: Run, stage: str, checkpoint_id: str | None, by: str | None, why: str) -> None:
     """Move a stage. All moves are made here."""
-    set_tag(Log(run.store, run.name), _stage(stage), checkpoint_id, who() if by is None else by, why, kind=STAGE)
+    set_tag(Log(run.store, run.name), _stage(stage), checkpoint_id, user() if by is None else by, why, kind=STAGE)
 
 
 def _stage(name: str) -> str:
