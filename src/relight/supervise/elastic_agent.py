@@ -33,6 +33,7 @@ from relight.supervise.procfs import sample_process
 from relight.supervise.refusals import limit_of, shown_refusal
 from relight.supervise.rendezvous_thread import LOST, Joining
 from relight.supervise.spare import Spares
+from relight.supervise.stderr_files import EVERY_S, release_printed
 from relight.supervise.supervisor import Supervisor
 from relight.torch_private.torchrun import allow_restart, context_of, worker_handlers
 
@@ -73,7 +74,7 @@ class SupervisedAgent(LocalElasticAgent):
     """torchrun's agent of one node. It calls ``supervisor`` at each poll and at each failure.
 
     ``grace_s``: seconds that ranks have to end when the job is asked to end. With 0, ``shutdown_timeout`` counts.
-    ``signals``: names of the signals that ask the job to end.
+    ``signals``: names of the signals that ask the job to end. ``keeps_logs``: whether the user reads the logs of the ranks.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class SupervisedAgent(LocalElasticAgent):
         grace_s: float,
         shutdown_timeout: int | None,
         signals: Sequence[str],
+        keeps_logs: bool,
         logs_specs: LogsSpecs,
         **kwargs: Any,
     ) -> None:
@@ -94,7 +96,9 @@ class SupervisedAgent(LocalElasticAgent):
         super().__init__(logs_specs=self._environments, **kwargs)
         self._grace_s, self._others_s = grace_s or shutdown_timeout, shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
-        self._departing = departing
+        self._departing, self._keeps_logs = departing, keeps_logs
+        self._released_at = time.monotonic()
+        """When space of the copies of stderr was released last."""
         joining.over = lambda: supervisor.recovery.stopped_elsewhere(supervisor.incarnation.began)
         self._decision: Decision | None = None
         self._settings: dict[str, str] = {}
@@ -167,6 +171,9 @@ class SupervisedAgent(LocalElasticAgent):
         if all(code == 0 for code in codes.values()):
             return torch_monitor(worker_group)
         self._end_if_announced()
+        if not self._keeps_logs and time.monotonic() - self._released_at > EVERY_S:
+            self._released_at = time.monotonic()
+            release_printed(filter(None, context.stderrs.values()))
         hung = ""
         try:
             hung = self._supervisor.poll()

@@ -141,7 +141,7 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
     """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
     _check_values(options)
     _of_values(lambda: _usual_rendezvous(options))
-    asks_for_logs = bool(options.log_dir or options.logs_specs) or not options.redirects == options.tee == "0"
+    keeps_logs = bool(options.log_dir or options.logs_specs) or not options.redirects == options.tee == "0"
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
         options.tee = "2"  # the last lines of stderr are evidence of a failure
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
@@ -186,7 +186,7 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
     script = script_directory(options.training_script, as_module=options.module)
     spares = Spares(config.nproc_per_node if settings.spares else 0, (*USUAL, *settings.preload), script)
     try:
-        return _run(config, command, arguments, supervisor, spares, grace_s, secret)
+        return _run(config, command, arguments, supervisor, spares, grace_s, secret, keeps_logs)
     except (OSError, RuntimeError, MemoryError) as error:  # torch's agent has ended the ranks
         if not (limit := limit_of(error)):
             raise
@@ -199,7 +199,7 @@ def launch(options: argparse.Namespace, settings: SuperviseSettings, incidents: 
         supervisor.close()
         if gauges is not None:
             gauges.close()
-        if config.logs_specs is not None and not asks_for_logs:  # copies of stderr in a temporary directory
+        if config.logs_specs is not None and not keeps_logs:  # copies of stderr in a temporary directory
             shutil.rmtree(config.logs_specs.root_log_dir, ignore_errors=True)
 
 
@@ -268,6 +268,7 @@ def _run(
     spares: Spares,
     grace_s: float,
     secret: bytes,
+    keeps_logs: bool,
 ) -> JobEnd:
     log = supervisor.recovery.log
     config.run_id = config.run_id or str(uuid.uuid4())
@@ -304,7 +305,7 @@ def _run(
         spec=spec, logs_specs=config.logs_specs or DefaultLogsSpecs(), start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template, grace_s=grace_s,
         shutdown_timeout=getattr(config, "shutdown_timeout", None),
-        supervisor=supervisor, spares=spares, joining=joining, departing=departing, signals=handled,
+        supervisor=supervisor, spares=spares, joining=joining, departing=departing, signals=handled, keeps_logs=keeps_logs,
     )  # fmt: skip
     closes = True
     try:
