@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import relight
 from relight.catalog import Run
@@ -373,3 +374,18 @@ def test_leftovers_of_a_killed_rewriter_go_with_the_checkpoint(tmp_path: Path) -
     (directory / f".rekey-pack-00000-000.safetensors-{'0f' * 8}").write_bytes(b"half")
     report = execute(plan_prune(store, "r", Keep(last=1)), store)
     assert report.retired == [first.id] and not report.left and not directory.exists()
+
+
+def test_strided_tensors_of_a_save_in_the_foreground(tmp_path: Path) -> None:
+    """Samples of a chunk begin at any byte. A strided tensor is gathered, so it is sampled in whole elements."""
+    value = {f"x{rows}": torch.zeros(rows, 7).t() for rows in range(3, 15)}
+    value["bytes"] = torch.zeros(3, dtype=torch.uint8)
+    with relight.Checkpointer(
+        tmp_path / "run", state={"value": value}, save=relight.every(steps=1), compact=relight.Compact(codecs="always"),
+        background=False, on_failure="raise",
+    ) as ckpt:  # fmt: skip
+        for step in range(ckpt.restore(), 4):
+            value["x9"][step] += 1
+            ckpt.step(step)
+    loaded = relight.load(tmp_path / "run")["value"]
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in value.items())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relight.errors import ConfigError, CorruptCheckpoint, NoSpace, StoreUnavailable
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, NoSpace, StoreUnavailable
 from relight.format.names import pack_file
 from relight.format.strict import seal
 from relight.store import ByteStore, Disk, mirror_files, page_buffer, put
@@ -280,6 +282,46 @@ def test_one_winner_while_a_drive_fails_for_one_of_the_writers(tmp_path: Path) -
             equalize(reader, report, verified=lambda prefix: False)
             assert settle(reader) == [str(tmp_path / "n0")]
         assert files(tmp_path / "n0") == files(tmp_path / "n1")
+
+
+@pytest.mark.parametrize("read", [read_all, lambda store, key: store.get(key, 999)], ids=["open", "get"])
+@pytest.mark.parametrize("operation", ["put_once", "delete"])
+@pytest.mark.parametrize("key", [f"{DIR}/ready/new", "run/log/000000000001.json"])
+def test_a_file_that_is_being_created_or_deleted_makes_no_drive_doubted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, operation: str, read: Callable[..., bytes]
+) -> None:
+    """A reader between the two calls of a creation, or of a deletion, sees the file on one drive only. Both drives stay good."""
+    store, between = make(tmp_path), threading.Event()
+    if operation == "delete":
+        store.put_once(key, SEALED)
+    second = store._places[store.copies_of(key)[1]]
+    call = getattr(second, operation)
+
+    def late(*words: Any) -> Any:
+        between.set()
+        time.sleep(0.15)
+        return call(*words)
+
+    monkeypatch.setattr(second, operation, late)
+    change = threading.Thread(
+        target=getattr(store, operation), args=(key, SEALED) if operation == "put_once" else (key,)
+    )
+    change.start()
+    assert between.wait(10)
+    with contextlib.suppress(CheckpointNotFound):
+        read(again(tmp_path), key)
+    change.join(10)
+    assert status_of(tmp_path) == ["good", "good"]
+
+
+@pytest.mark.parametrize("read", [read_all, lambda store, key: store.get(key, 999)], ids=["open", "get"])
+def test_a_file_that_one_drive_has_lost_makes_it_doubted(tmp_path: Path, read: Callable[..., bytes]) -> None:
+    """The read succeeds with the other drive's copy."""
+    store = make(tmp_path)
+    first = store.copies_of(RECORD)[0]
+    (tmp_path / f"n{first}" / RECORD).unlink()
+    assert read(again(tmp_path), RECORD) == SEALED
+    assert status_of(tmp_path)[first] == "doubted"
 
 
 def test_a_writer_that_began_before_a_rebuild_completes_its_copy(tmp_path: Path) -> None:

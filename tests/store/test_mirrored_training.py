@@ -51,7 +51,8 @@ def test_training_continues_without_a_drive_and_the_drive_is_rebuilt(
     url: str, tmp_path: Path, lost: str, background: bool
 ) -> None:
     """A drive vanishes in the middle of a training run. Every save becomes a checkpoint; a scrub makes the drives equal again."""
-    value = {"x": torch.zeros(400_000)}
+    value, events = {"x": torch.zeros(400_000)}, list[str]()
+    undo = relight.observe.subscribe(lambda event: events.append(event.name))
     with relight.Checkpointer(
         url, state={"value": value}, save=relight.every(steps=1), keep=relight.keep(last=3), background=background
     ) as ckpt:
@@ -62,7 +63,11 @@ def test_training_continues_without_a_drive_and_the_drive_is_rebuilt(
             value["x"] += 1
             ckpt.step(step)
             ckpt.barrier()
+    undo()
     assert not (tmp_path / lost).exists()
+    assert [name for name in events if name.startswith("store.mirror")] == ["store.mirror_away"], (
+        "the trainer reports it"
+    )
     assert torch.equal(relight.load(url)["value"]["x"], value["x"])
     (tmp_path / "gone").rename(tmp_path / lost)
     assert torch.equal(relight.load(url)["value"]["x"], value["x"]), "not from the old contents"

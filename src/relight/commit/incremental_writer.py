@@ -396,6 +396,10 @@ def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Cl
     return classes
 
 
+ELEMENT_BYTES_MAX = 16
+"""Bytes of the largest element; a multiple of every other one's."""
+
+
 def marks_of(plan: SavePlan) -> dict[tuple[int, int], bytes]:
     """Return samples of every chunk except the packs' headers, by pack and number. Cost: a few reads of 16 bytes per chunk."""
     return {place: mark for place, _, mark in _marks(plan)}
@@ -441,9 +445,10 @@ def _piece(pack: PackPlan, edges: Sequence[int], begin: int, length: int) -> byt
     """Return ``length`` bytes from ``begin``, or fewer if their source ends before."""
     number = bisect_right(edges, begin) - 1
     source, start = pack.sources[number], begin - edges[number]
-    into = bytearray(min(length, source.length - start))
-    copy_from(source, start, memoryview(into))
-    return bytes(into)
+    end, first = min(start + length, source.length), start - start % ELEMENT_BYTES_MAX
+    into = bytearray(min(-(-end // ELEMENT_BYTES_MAX) * ELEMENT_BYTES_MAX, source.length) - first)
+    copy_from(source, first, memoryview(into))  # whole elements
+    return bytes(into[start - first : end - first])
 
 
 def _range(plan: PackPlan, offset: int, length: int) -> memoryview:

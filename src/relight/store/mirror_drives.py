@@ -38,7 +38,8 @@ COPIES = 2
 TRIES = 20
 CHANGING = "the operation was repeated too often: the state of the store's drives keeps changing"
 CHANGE_S, CHANGE_TRIES = 0.5, 5
-"""Seconds within which a process that changes the state reaches all drives, and the number of checks meanwhile."""
+"""Seconds within which a process that changes the state, creates a file or deletes one reaches all drives, and the number of checks
+meanwhile."""
 
 
 class MirrorView(NamedTuple):
@@ -139,10 +140,16 @@ class DriveStates(StripedStore):
             if not self._publish(new, {number for number, status in enumerate(statuses) if status == GOOD} | set(also)):
                 self._state = None
                 self._load()
-                return
-            self._state = new
-        for number, status in changes.items():
-            report(self._roots[number], status, why)
+            else:
+                self._state = new
+            self._report_since(state)
+
+    def _report_since(self, before: MirrorState) -> None:
+        """Emit what has changed since a state: this process changed it, or it has just read what another process changed."""
+        now = self._state or before
+        for number, root in enumerate(self._roots):
+            if now.status(number) != before.status(number):
+                report(root, now.status(number), now.drives[number].why if number in now.drives else "")
 
     def doubt(self, number: int, why: str, *, required: bool = False) -> None:
         """Note that a drive gave wrong bytes, or none, so that it is read last until it was scrubbed.
@@ -156,6 +163,18 @@ class DriveStates(StripedStore):
         except StoreUnavailable:
             if required:
                 raise
+
+    def has_lost(self, number: int, key: str) -> bool:
+        """Return whether a good drive lacks a file that the other has. Wait for a process that is creating or deleting it."""
+        if self._status(number) != GOOD:
+            return False
+        drives = [self._drives[place] for place in self.copies_of(key)]
+        for _ in range(CHANGE_TRIES):
+            time.sleep(CHANGE_S / CHANGE_TRIES)
+            has = run_on(drives, lambda drive: _has(drive.place, key), self.good_drives())
+            if any(present is not (place != number) for place, present in has.items()):
+                return False
+        return True
 
     def _status(self, number: int) -> str:
         return AWAY if number in self._absent else (self._state or MirrorState()).status(number)
@@ -206,6 +225,7 @@ class DriveStates(StripedStore):
             self._absent.pop(number, None)
             has_more = self._stat(os.path.join(self._roots[number], following)) is not None
             if has_more and self._reloaded().number > state.number:  # else that file is damaged
+                self._report_since(state)
                 return self._current(required=required)
         if required and len(self._absent) == len(self._drives):
             raise StoreUnavailable(
@@ -399,6 +419,15 @@ class DriveStates(StripedStore):
         if isinstance(error, CheckpointNotFound):
             return not self._is_present(number)
         return isinstance(error, (StoreUnavailable, CorruptCheckpoint))
+
+
+def _has(place: LocalStore, key: str) -> bool:
+    """Return whether a directory has a file."""
+    try:
+        place.open(key).close()
+    except CheckpointNotFound:
+        return False
+    return True
 
 
 def is_own(name: str, *, states: bool = True) -> bool:

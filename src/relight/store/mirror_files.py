@@ -79,6 +79,9 @@ class Mirror(Protocol):
     def doubt(self, number: int, why: str, *, required: bool = False) -> None:
         """See ``DriveStates``."""
 
+    def has_lost(self, number: int, key: str) -> bool:
+        """See ``DriveStates``."""
+
     def read_failed(self, number: int, key: str, error: RelightError) -> None:
         """See ``MirroredStore``."""
 
@@ -206,7 +209,8 @@ class MirrorReader:
                 errors[number] = CheckpointNotFound(f"only {reader.size} of {self.size} bytes are there", where=key)
                 self._drives.pop(number)
         for number, error in errors.items():
-            store.read_failed(number, key, error)
+            if number in self._readers or not isinstance(error, CheckpointNotFound) or store.has_lost(number, key):
+                store.read_failed(number, key, error)
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
         """See ``Reader``."""

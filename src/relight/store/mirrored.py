@@ -201,7 +201,7 @@ class MirroredStore(DriveStates):
                 with contextlib.suppress(RelightError):
                     self._places[having].get(key, len(content))  # not deleted meanwhile
                     self._places[number].put_once(key, content)
-            elif is_record_key(key):
+            elif is_record_key(key) and self.has_lost(number, key):
                 self.doubt(number, f"{key} is missing there")
 
     def _chosen(self, key: str, data: dict[int, bytes]) -> bytes:
