@@ -527,3 +527,56 @@ def test_an_optimizer_without_the_groups_that_were_added_is_refused_with_a_way_o
     live.param_groups[1]["lr"] = 0.0
     restore(stored, {"model": model, "optimizer": live})
     assert live.param_groups[1]["lr"] == 1e-4
+
+
+class Scaled(nn.Module):
+    """A module with one parameter, ``scale``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(3))
+
+
+class Agent:
+    """An object with the state of two modules of one architecture."""
+
+    def __init__(self) -> None:
+        self.parts = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def state_dict(self) -> dict:
+        return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state: dict) -> None:
+        for number, part in enumerate(self.parts):
+            part.load_state_dict(state[str(number)])
+
+
+def same_names(way: str) -> tuple[dict, torch.optim.Optimizer]:
+    """Return components, and an optimizer in which several parameters have one name."""
+    if way == "component and module":
+        model, scale = Scaled(), nn.Parameter(torch.randn(3))
+        optimizer = torch.optim.Adam([model.scale, scale])
+        return {"model": model, "scale": scale, "optimizer": optimizer}, optimizer
+    if way == "dots":
+        outer, inner = nn.ModuleDict({"head": Scaled()}), Scaled()
+        optimizer = torch.optim.Adam([*outer.parameters(), *inner.parameters()])
+        return {"net": outer, "net.head": inner, "optimizer": optimizer}, optimizer
+    agent = Agent()
+    optimizer = torch.optim.Adam([{"params": list(part.named_parameters())} for part in agent.parts])
+    return {"agent": agent, "optimizer": optimizer}, optimizer
+
+
+@pytest.mark.parametrize("way", ["component and module", "dots", "groups of named parameters"])
+def test_parameters_of_one_name_have_a_state_each(way: str) -> None:
+    """Restore the moments of each parameter, though several parameters have the same name."""
+    parts, optimizer = same_names(way)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for _ in range(3):
+        optimizer.zero_grad()
+        sum((number + 1) * (p**2).sum() for number, p in enumerate(parameters)).backward()
+        optimizer.step()
+    others, other = same_names(way)
+    restore(save(parts, rng=False), others)
+    restored = [parameter for group in other.param_groups for parameter in group["params"]]
+    for mine, theirs in zip(parameters, restored, strict=True):
+        assert torch.equal(optimizer.state[mine]["exp_avg"], other.state[theirs]["exp_avg"])

@@ -124,7 +124,13 @@ CLASSES = [
     (Colour.RED, Colour.BLUE), (Phase.MAIN, Phase.WARM), (Point(1, torch.ones(2)), Point(0, torch.zeros(2))),
     (collections.deque([1.0, Phase.MAIN], maxlen=4), collections.deque([0.0, Phase.WARM, 9.0], maxlen=3)),
     ({"at": Point(Phase.MAIN, 2)}, {"at": Point(Phase.WARM, 0)}),
+    ({"in": collections.OrderedDict(a=1)}, {"in": collections.OrderedDict(b=2)}),
+    (collections.Counter("aab"), collections.Counter("c")),
+    (collections.defaultdict(list, a=[1]), collections.defaultdict(list)),
 ]  # fmt: skip
+
+
+IDS = ["int enum", "enum", "named tuple", "deque", "nested", "ordered", "counter", "default"]
 
 
 def alike(first: Any, second: Any) -> bool:
@@ -134,7 +140,8 @@ def alike(first: Any, second: Any) -> bool:
     if isinstance(first, (tuple, collections.deque)):
         return type(first) is type(second) and len(first) == len(second) and all(map(alike, first, second))
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+        same = type(first) is type(second) and first.keys() == second.keys()
+        return same and all(alike(first[key], second[key]) for key in first)
     return type(first) is type(second) and bool(first == second)
 
 
@@ -151,9 +158,11 @@ class Stateful:
         self.value = state["value"]
 
 
-@pytest.mark.parametrize(("value", "live"), CLASSES, ids=["int enum", "enum", "named tuple", "deque", "nested"])
+@pytest.mark.parametrize(("value", "live"), CLASSES, ids=IDS)
 @pytest.mark.parametrize("stateful", [False, True])
-def test_enums_deques_and_named_tuples_get_the_class_of_the_live_value(value: Any, live: Any, stateful: bool) -> None:
+def test_enums_containers_and_named_tuples_get_the_class_of_the_live_value(
+    value: Any, live: Any, stateful: bool
+) -> None:
     """Store their plain values, and restore the live value's class. A deque keeps its identity and ``maxlen``."""
     value, live = copy.deepcopy(value), copy.deepcopy(live)
     if stateful:

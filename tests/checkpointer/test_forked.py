@@ -166,3 +166,31 @@ def test_a_childs_error_is_not_the_ranks(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0 and "in the child" in done.stderr
     assert not error.exists()
+
+
+def test_a_child_that_lives_longer_keeps_no_memory_of_snapshots(tmp_path: Path) -> None:
+    """A child unmaps the slots at the fork: as a loader's worker, it may outlive the Checkpointer."""
+    printed = trainer(
+        tmp_path,
+        """
+        def slots(pid):
+            with open(f"/proc/{pid}/maps") as maps:
+                mapped = sum("memfd:relight (" in line for line in maps)
+            links = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+            return mapped + sum("memfd:relight (" in os.readlink(link) for link in links if os.path.islink(link))
+
+        readable, writable = os.pipe()
+        print(slots(os.getpid()) > 0)
+        pid = os.fork()
+        if pid == 0:
+            os.close(writable)
+            os.read(readable, 1)
+            os._exit(0)
+        train(1, 3)
+        print(slots(pid))
+        ckpt.close()
+        os.close(writable)
+        os.waitpid(pid, 0)
+        """,
+    )
+    assert printed == "True\n0\n"

@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -94,32 +94,55 @@ def _add_memory(address: int, length: int, crc: int) -> int:
     return crc
 
 
+class LoaderPlace(NamedTuple):
+    """A place in one iteration over a loader."""
+
+    samples: int | None
+    """Number of samples before it; None if the loader's indices are unknown."""
+    crc: int
+    """Checksum of them."""
+    failed: int
+    """Number of batches before it that could not be read, and that the loop has left out."""
+
+
 class Position:
     """Progress of one iteration over a loader, in batches and samples, with a checksum. Keeps the last ``KEPT`` places."""
 
     KEPT = 1024
 
-    def __init__(self, samples: int | None = 0, crc: int = 0) -> None:
-        self.samples, self.crc = samples, crc
-        """``samples``: None if the loader's indices are unknown."""
-        self._kept: deque[tuple[int | None, int]] = deque([(samples, crc)], maxlen=self.KEPT)
+    def __init__(self, samples: int | None = 0, crc: int = 0, failed: int = 0) -> None:
+        """The arguments are those of ``LoaderPlace``."""
+        self.samples, self.crc, self._failed = samples, crc, failed
+        self._kept = deque([LoaderPlace(samples, crc, failed)], maxlen=self.KEPT)
 
     def add_indices(self, count: int, data: bytes) -> None:
         """Count a delivered batch of ``count`` samples. One microsecond."""
-        if self.samples is not None:
-            self.samples += count
-        self.crc = crc32(data, self.crc)
-        self._kept.append((self.samples, self.crc))
+        self._add_samples(count, data)
+        self._kept.append(LoaderPlace(self.samples, self.crc, self._failed))
 
     def add_batch(self, batch: Any) -> None:
         """Count a delivered batch with unknown indices."""
         self.samples = None
         self.crc = checksum_of(batch, self.crc)
-        self._kept.append((None, self.crc))
+        self._kept.append(LoaderPlace(None, self.crc, self._failed))
 
-    def before(self, batches: int) -> tuple[int | None, int] | None:
-        """Return samples and checksum as of ``batches`` batches ago; None if they are no longer known."""
+    def add_failed(self, entry: tuple[int, bytes] | None) -> None:
+        """Count a batch that could not be read, with its ``packed`` indices if they are known.
+
+        It is no place of its own: until another batch is delivered, a resume tries to read it again.
+        """
+        self._failed += 1
+        if entry is not None:
+            self._add_samples(*entry)
+
+    def before(self, batches: int) -> LoaderPlace | None:
+        """Return the place as of ``batches`` batches ago; None if it is no longer known."""
         return self._kept[-1 - batches] if 0 <= batches < len(self._kept) else None
+
+    def _add_samples(self, count: int, data: bytes) -> None:
+        if self.samples is not None:
+            self.samples += count
+        self.crc = crc32(data, self.crc)
 
 
 class IndexLists:

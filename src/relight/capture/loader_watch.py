@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
@@ -32,8 +32,15 @@ CLASS: Any = vars(object)["__class__"]
 """The real ``__class__`` attribute, also of objects that report another class (Accelerate's loaders)."""
 
 
-class Lock:
-    """A lock that a copy of its owner does not share."""
+class NotShared:
+    """Base class of what a copy of its owner gets new and empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+class Lock(NotShared):
+    """A lock."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -44,8 +51,62 @@ class Lock:
     def __exit__(self, *ignored: object) -> None:
         self._lock.release()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Lock, ()
+
+class Users(NotShared):
+    """The Checkpointers that need a loader watched. Does not keep them alive."""
+
+    def __init__(self) -> None:
+        self._users: WeakSet[object] = WeakSet()
+
+    def add(self, user: object) -> None:
+        """Add a user."""
+        self._users.add(user)
+
+    def remove(self, user: object | None) -> bool:
+        """Remove a user; None: no user. Return whether none is left."""
+        if user is not None:
+            self._users.discard(user)
+        return not self._users
+
+
+@dataclass(eq=False)
+class LoaderPass:
+    """One iteration over a loader. It lives as long as the script has its iterator."""
+
+    epoch: Epoch
+    pace: LoaderPace
+    number: int
+    """``WatchedLoader.epochs`` during it."""
+    selects_iterator: Callable[[], None]
+    """Makes the loader's own ``state_dict`` describe this pass."""
+
+
+class OpenPasses(NotShared):
+    """The passes of a loader that have not ended. The newest is last.
+
+    A script may begin a pass within another one, for example to compute the accuracy on the training data.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[ref[LoaderPass]] = []
+
+    def add(self, new: LoaderPass) -> None:
+        """Add a pass that begins."""
+        self._passes = [*map(ref, self._open()), ref(new)]
+
+    def outer_of(self, epoch: Epoch) -> LoaderPass | None:
+        """Return the last pass in which steps were reported, if the pass of ``epoch`` has ended; else None."""
+        passes = self._open()
+        if any(each.epoch is epoch for each in passes):
+            return None
+        return next((each for each in reversed(passes) if each.pace.has_steps), None)
+
+    def __contains__(self, wanted: LoaderPass) -> bool:
+        return any(each is wanted for each in self._open())
+
+    def _open(self) -> list[LoaderPass]:
+        alive = (each() for each in self._passes)
+        return [each for each in alive if each is not None and not each.epoch.over]
 
 
 class RemainingSamples:
@@ -143,10 +204,27 @@ class WatchedLoader:
     own_state: Any = None
     """The loader's own ``state_dict`` from the checkpoint, until the interrupted epoch is continued."""
     lock: Lock = field(default_factory=Lock)
+    users: Users = field(default_factory=Users)
+    passes: OpenPasses = field(default_factory=OpenPasses)
     kept_s: float = float("inf")
     """Shortest time in seconds that the loader's ``state_dict`` took."""
     kept: deque[Any] | None = None
     """The loader's own ``state_dict`` after each of its last batches, while it may be ahead of the loop."""
+
+    def resume_outer(self) -> None:
+        """If a pass within another one has ended, and the loop reported no step during it, count from the outer one again."""
+        if self.epoch is None or self.pending is not None or self.pace.has_steps:
+            return
+        outer = self.passes.outer_of(self.epoch)
+        if outer is not None:
+            self.resume_pass(outer)
+
+    def resume_pass(self, begun: LoaderPass) -> None:
+        """Count from a pass again that is not the newest."""
+        self.epoch, self.pace, self.epochs, self.earlier = begun.epoch, begun.pace, begun.number, None
+        if self.kept is not None:
+            self.kept.clear()
+        begun.selects_iterator()
 
 
 def loader_of(value: Any) -> Any:

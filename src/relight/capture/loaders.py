@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from math import isfinite
 from time import perf_counter
@@ -28,7 +29,9 @@ from relight.capture.loader_watch import (
     CLASS,
     END,
     Epoch,
+    LoaderPass,
     Observe,
+    OpenPasses,
     WatchedLoader,
     batches_in,
     epoch_number,
@@ -48,13 +51,20 @@ from relight.capture.loader_watch import (
     set_wrapper_epoch,
 )
 from relight.capture.pace import LoaderPace
-from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
+from relight.capture.reposition import WAYS, attempts_of, by_samples, drop, reposition, resumed
 from relight.capture.sampler_shards import SamplerPosition, position_tree, rest_in, sharded_sampler_of
 from relight.capture.units import changed, core_of, has_shuffle_buffer, reordered, units_of
 from relight.errors import ConfigError, IncompatibleState
 from relight.observe import emit
 from relight.torch_private.loaders import forget_iterator, has_persistent_workers
-from relight.torch_private.torchdata import correct_counts, has_no_data_state, is_fresh, is_in_pass, makes_ahead
+from relight.torch_private.torchdata import (
+    correct_counts,
+    has_no_data_state,
+    is_fresh,
+    is_in_pass,
+    makes_ahead,
+    select_iterator,
+)
 
 __all__ = [
     "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
@@ -71,6 +81,8 @@ class _Batches:
         """``own``: the loader, if it has a ``state_dict``."""
         self._inner, self._watch, self._epoch = inner, watch, epoch
         self._queue, self._own = watch.queue, own
+        selects = (lambda: None) if own is None else partial(select_iterator, own, inner)
+        self.loader_pass = LoaderPass(epoch, watch.pace, watch.epochs, selects)
 
     def __iter__(self) -> _Batches:
         return self
@@ -87,14 +99,25 @@ class _Batches:
                 leave_rest(self._watch)
                 _notice_short(self._watch, self._epoch)
             raise
+        except Exception:  # the loop may leave this batch out, and take the next one
+            with self._watch.lock:
+                self._count_failed()
+            raise
         with self._watch.lock:  # a prefetcher may take batches in another thread than the one that saves
             self._count(batch)
         for observe in self._watch.observe:
             observe(batch)
         return batch
 
+    def _count_failed(self) -> None:
+        if self._epoch.position is not None and self._own is None:
+            self._queue = self._watch.queue if self._queue is None else self._queue
+            self._epoch.position.add_failed(self._queue.popleft() if self._queue else None)
+
     def _count(self, batch: Any) -> None:
         epoch, watch = self._epoch, self._watch
+        if watch.epoch is not epoch and watch.pending is None and self.loader_pass in watch.passes:
+            watch.resume_pass(self.loader_pass)
         epoch.delivered += 1
         position = epoch.position
         if position is not None and self._own is None:
@@ -120,11 +143,14 @@ class _Batches:
         return getattr(self._inner, name)
 
 
-def watch_loaders(components: Mapping[str, object]) -> None:
-    """Begin to watch the loaders among the components."""
+def watch_loaders(components: Mapping[str, object], user: object = None) -> None:
+    """Begin to watch the loaders among the components, until ``unwatch_loaders`` was called for each ``user``."""
     for name, value in components.items():
         if isinstance(value, DataLoader):
-            _watch(value).name = name
+            watch = _watch(value)
+            watch.name = name
+            if user is not None:
+                watch.users.add(user)
 
 
 def observe_batches(components: Mapping[str, object], observe: Observe) -> None:
@@ -134,11 +160,11 @@ def observe_batches(components: Mapping[str, object], observe: Observe) -> None:
             _watch(value).observe.append(observe)
 
 
-def unwatch_loaders(components: Mapping[str, object]) -> None:
-    """Restore the loaders' own classes."""
+def unwatch_loaders(components: Mapping[str, object], user: object = None) -> None:
+    """Restore the classes of the loaders that no other user needs watched."""
     for value in components.values():
         watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
-        if watch is not None:
+        if watch is not None and watch.users.remove(user):
             leave_rest(watch)
             leave_indices(value)  # type: ignore[arg-type]
             CLASS.__set__(value, watch.original)
@@ -155,7 +181,10 @@ def _watch(loader: DataLoader[Any]) -> WatchedLoader:
 
     def __iter__(self: DataLoader[Any]) -> Any:
         inner, epoch = _begin(self, watch)
-        return _Batches(inner, watch, epoch, self if is_stateful(self) else None)
+        batches = _Batches(inner, watch, epoch, self if is_stateful(self) else None)
+        if not has_persistent_workers(self):  # with them, a new pass ends the one before
+            watch.passes.add(batches.loader_pass)
+        return batches
 
     loader.__dict__[ATTRIBUTE] = watch
     note_indices(loader, watch)
@@ -173,7 +202,7 @@ def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any]
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
     total = batches_in(loader)
-    if pending is None or number == epoch.start["epoch"] or (isfinite(total) and pending["delivered"] < total):
+    if pending is None or number == epoch.start["epoch"] or (isfinite(total) and attempts_of(pending) < total):
         return inner, epoch
     first = next(inner, END)
     if first is not END:
@@ -309,6 +338,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
         if watch is None:
             continue
         with watch.lock:
+            watch.resume_outer()
             watch.pace.report(steps)
         if not watch.pace.owed:
             watch.earlier = None
@@ -360,6 +390,7 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
+    watch.resume_outer()
     counted = _counted(loader, watch)
     if not is_stateful(loader):
         return {"counted": counted}
@@ -404,25 +435,29 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
         "rate": watch.pace.rate,
     }
     if active and epoch is not None:
-        samples, checksum = _samples(loader, epoch, ahead)
+        samples, checksum, failed = _samples(loader, epoch, ahead)
         state |= {"units": epoch.units, "samples": samples, "checksum": checksum, "mixed": epoch.mixed}
+        state |= {"failed": failed} if failed else {}
         state["epoch"] = epoch.start["epoch"] if epoch is not watch.epoch else state["epoch"]
     state["dealt"] = _position_tree(loader, watch, active, state)
     return state
 
 
-def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | None, int | None]:
-    """Return the number of samples that were delivered and used, and their checksum; None: unknown."""
+def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | None, int | None, int]:
+    """Return the number of samples that were delivered and used, their checksum, and the number of failed batches among them.
+
+    None: unknown.
+    """
     position, units = epoch.position, epoch.units
     if is_stateful(loader) and units is not None and not units["stream"]:
         if units["batch_size"] is None:
-            return None, None
+            return None, None, 0
         count = (epoch.delivered - epoch.resumed - ahead) * units["batch_size"]
         count += position.samples or 0 if epoch.mixed and position is not None else epoch.resumed * units["batch_size"]
         sampler = getattr(core_of(loader).batch_sampler, "sampler", None)
-        return (count if sampler is None else min(count, len(sampler))), None
-    counted = position.before(ahead) if position is not None else None
-    return counted if counted is not None else (None, None)
+        return (count if sampler is None else min(count, len(sampler))), None, 0
+    place = position.before(ahead) if position is not None else None
+    return place if place is not None else (None, None, 0)
 
 
 def _position_tree(
@@ -441,7 +476,7 @@ def _position_tree(
         begins=epoch.begins,
         epoch=epoch.start["epoch"],
         delivered=state["delivered"] if active else None,
-        samples=state.get("samples") if epoch.mixed else None,
+        samples=state.get("samples") if epoch.mixed or state.get("failed") else None,
     )
 
 
@@ -461,6 +496,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     reset, watch.reset = watch.reset, False
     watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
     watch.earlier, watch.pace, watch.resumed_at, watch.strict, watch.instead = None, LoaderPace(), 0, strict, None
+    watch.passes = OpenPasses()
     watch.pace.rate = counted.get("rate")
     watch.pending = counted if counted["active"] else None
     watch.base, watch.age = counted["workers"]

@@ -65,8 +65,28 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     for group in optimizer.param_groups:
         for parameter, name in zip(group["params"], group.get("param_names") or (), strict=False):
             names.setdefault(id(parameter), str(name))
+    if len(set(names.values())) < len(names):
+        names = _distinct(names, optimizer)
     names.update((id(flat), FLAT) for flat in declared_among(own_parameters(optimizer)))
     return names
+
+
+def _distinct(names: Mapping[int, str], optimizer: Optimizer) -> dict[int, str]:
+    """Return the names, with a mark on each that several parameters have: otherwise they would share one stored state.
+
+    Examples: a component ``w`` and a module's parameter ``w``; two groups of ``named_parameters()`` of equal modules.
+    The first parameter in the optimizer's order keeps the name.
+    """
+    distinct: dict[int, str] = {}
+    taken: set[str] = set()
+    for key in dict.fromkeys(map(id, trained_by(optimizer))):
+        if (name := names.get(key)) is None:
+            continue
+        while name in taken:
+            name += "~"
+        taken.add(name)
+        distinct[key] = name
+    return distinct
 
 
 def _loose(value: object, path: str, numbers: set[int], names: dict[int, str]) -> None:

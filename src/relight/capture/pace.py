@@ -63,6 +63,11 @@ class LoaderPace:
         return 0 if self._used is None else max(0, self._taken - self._used)
 
     @property
+    def has_steps(self) -> bool:
+        """Whether the loop has reported a step during this iteration."""
+        return self._reported
+
+    @property
     def unused_before(self) -> int:
         """Batches of the previous pass that the loop has not used; 0 until a report counted them."""
         return self.owed if self._reported else 0

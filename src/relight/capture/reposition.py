@@ -51,8 +51,13 @@ def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader
     epoch.resumed, epoch.units, epoch.mixed = pending["delivered"], units_of(loader), bool(pending.get("mixed"))
     checksum = pending.get("checksum")
     if isinstance(checksum, int):
-        epoch.position = Position(pending.get("samples"), checksum)
+        epoch.position = Position(pending.get("samples"), checksum, pending.get("failed", 0))
     return epoch
+
+
+def attempts_of(pending: Mapping[str, Any]) -> int:
+    """Return the number of batches that were delivered, or that could not be read and were left out by the loop."""
+    return int(pending["delivered"]) + int(pending.get("failed", 0))
 
 
 def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
@@ -94,6 +99,11 @@ def reposition(
             restore_epoch_start(loader, epoch.start)
             inner, unfit = _by_samples(loader, watch, pending, epoch)
             why = why if unfit else ""
+    except BaseException:  # such as an interrupt while data is read: the next attempt must find the same position
+        watch.base, watch.age, watch.instead = base, age, None
+        leave_rest(watch)
+        watch.pending = pending
+        raise
     finally:
         set_own_states(loader, own_after)
         generators.restore_devices(devices)
@@ -166,11 +176,18 @@ def _by_reading(
             batches=delivered,
         )
     checksum, position, drawn = pending.get("checksum"), Position(), None
-    for done in range(delivered):
+    attempts, may_fail = attempts_of(pending), int(pending.get("failed", 0))
+    for done in range(attempts):
         try:
             batch = next(inner)
         except StopIteration:
-            return inner, _because(pending, live, f"it gives {done} batches where {delivered} had been delivered")
+            return inner, _because(pending, live, f"it gives {done} batches where {attempts} had been delivered")
+        except Exception:  # the loop has left as many batches out
+            if not may_fail:
+                raise
+            may_fail -= 1
+            position.add_failed(watch.queue.popleft() if watch.queue else None)
+            continue
         if watch.queue is None and pending.get("samples") is not None:
             checksum = None  # this loader's indices cannot be seen
         drawn = generators.host_states() if drawn is None and live["stream"] else drawn

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Enum
 from typing import Any
+
+import torch
 
 from relight.errors import IncompatibleState
 
@@ -42,14 +44,20 @@ def member(live: Enum, stored: Any, path: str) -> Enum:
 
 
 def like(live: Any, stored: Any, path: str) -> Any:
-    """Return ``stored`` with the classes that ``live`` has at the same places: enums, deques, named tuples, in dicts, lists and tuples.
+    """Return ``stored`` with the classes that ``live`` has at the same places, in dicts, lists and tuples.
 
-    ``live`` is not changed. Cost: one traversal of both.
+    The classes are enums, deques, named tuples, ``OrderedDict``, ``defaultdict`` and ``Counter``. A tensor goes to the
+    device of the live one. ``live`` is not changed. Cost: one traversal of both.
     """
     if isinstance(live, Enum):
         return member(live, stored, path) if not isinstance(stored, Enum) else stored
+    if isinstance(live, torch.Tensor) and isinstance(stored, torch.Tensor):
+        return stored if stored.device == live.device or live.is_meta else stored.to(live.device)
     if isinstance(live, dict) and type(stored) is dict:
-        return {key: like(live.get(key), value, f"{path}/{key}") for key, value in stored.items()}
+        values = {key: like(live.get(key), value, f"{path}/{key}") for key, value in stored.items()}
+        if type(live) is defaultdict:
+            return defaultdict(live.default_factory, values)
+        return type(live)(values) if type(live) in (OrderedDict, Counter) else values
     if isinstance(live, (list, tuple, deque)) and type(stored) in (list, tuple):
         values = [like(live[i] if i < len(live) else None, value, f"{path}/{i}") for i, value in enumerate(stored)]
         if type(live) is deque:

@@ -388,8 +388,14 @@ class Background:
             _give_back(shape)
 
     def become_inert(self) -> None:
-        """Disable this object in a forked child: agent, threads and memory belong to the parent."""
+        """Disable this object in a forked child: agent, threads and memory belong to the parent.
+
+        The child unmaps the slots: a loader's worker may live longer than this object, and would keep their memory.
+        """
         self._hook.close()
+        shape, self._shape = self._shape, None
+        if shape is not None:
+            _give_back(shape)
         self._snapshot, self._queued, self._agent, self._warming, self._growing = None, [], None, None, None
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
 

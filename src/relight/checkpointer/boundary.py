@@ -4,6 +4,7 @@ state can be saved."""
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,10 @@ from relight.capture import (
     frozen_generators,
     is_large,
 )
+from relight.capture.capture import named_gradients
 from relight.capture.kinds import VALUE, kind_of, memory_in
 from relight.capture.sharded import local_of
+from relight.checkpointer.parameter_samples import ParameterSamples
 from relight.format import Leaf
 from relight.observe import emit
 from relight.torch_private.tensors import read_version
@@ -60,6 +63,9 @@ class Boundary:
         self._generators: RngSnapshot | None = None
         self._fingerprint: tuple[Any, ...] = ()
         self._marks: tuple[Any, ...] | None = ()
+        self._samples: ParameterSamples | None = None
+        self._sampled_of: Callable[[], object | None] = lambda: None
+        """Returns the cache's template as of ``_samples``."""
         self._cost_s = 0.0
         self._measured = self._steps = 0
         self.step_s = 0.0
@@ -114,7 +120,7 @@ class Boundary:
         small = merge(self._captured, capture_generators(self._generators.states()))
         return merge(capture(large, rng=False), small)
 
-    def consistent_after(self, error: Exception) -> Captured | None:
+    def consistent_after(self, error: BaseException) -> Captured | None:
         """Return the state at the boundary, for a save before ``error`` ends the process. Report the reason if there is
         none."""
         state = self.consistent()
@@ -146,7 +152,11 @@ class Boundary:
         return [memory for memories in self._loose.values() for memory in memories]
 
     def _glance(self) -> tuple[Any, ...]:
-        return self._recall.glance() or fingerprint(self._components)
+        fixed = self._recall.fixed
+        if self._samples is None or self._sampled_of() is not fixed:
+            self._samples = ParameterSamples(list(named_gradients(self._components).values()))
+            self._sampled_of = weakref.ref(fixed) if fixed is not None else lambda: None
+        return self._recall.glance() or fingerprint(self._components), self._samples.read()
 
 
 def _memory_of(value: object) -> list[Any]:

@@ -19,7 +19,7 @@ class ComponentWatch(Hook):
     def __init__(self, components: Mapping[str, object], reports: bool) -> None:
         """``reports``: whether this rank emits events about them."""
         self._components, self._reports = components, reports
-        watch_loaders(components)
+        watch_loaders(components, self)
         self.ungiven = UngivenOptimizers(components, reports)
         self.outside = OutsideState(components, reports)
         self.epochs = EpochCount(components)
@@ -59,5 +59,5 @@ class ComponentWatch(Hook):
 
     def on_close(self, polite: bool) -> None:
         """Remove all hooks. Idempotent."""
-        unwatch_loaders(self._components)
+        unwatch_loaders(self._components, self)
         self.ungiven.close()

@@ -39,7 +39,7 @@ def leave(ckpt: Leaving, error: BaseException) -> None:
     ending = ends_by(signals, error)
     ckpt._hooks.grace.closing(ckpt._options.limits.deadline_s)
     try:
-        if (
+        if isinstance(error, SystemExit) or (
             isinstance(error, Exception)
             and not isinstance(error, (Diverged, Fenced, ReplicasDiffer))
             and not _handed_over(ckpt, error)
@@ -67,8 +67,8 @@ def _handed_over(ckpt: Leaving, error: Exception) -> bool:
     return done
 
 
-def _save_boundary(ckpt: Leaving, error: Exception) -> None:
-    """Save the end of the last step, if parameters and optimizer have not changed since."""
+def _save_boundary(ckpt: Leaving, error: BaseException) -> None:
+    """Save the end of the last step, if parameters and optimizer have not changed since. ``error`` may be ``SystemExit``."""
     step = ckpt._capture.boundary.step
     if (
         ckpt._session.attempt is None

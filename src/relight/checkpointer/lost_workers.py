@@ -15,7 +15,7 @@ from typing import Any
 
 from relight.checkpointer.observer import EndingSignals, ObservedCheckpointer, observers
 from relight.observe import emit
-from relight.save_reason import SaveReason, of_exception, of_signal
+from relight.save_reason import END, SaveReason, of_exception, of_signal
 
 WAIT_S = 1.0
 """Seconds to wait for the trainer's own signal after a worker was ended by one."""
@@ -36,8 +36,10 @@ def ends_by(signals: EndingSignals | None, error: BaseException | None) -> bool:
     return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(cause) for cause in _chain(error)))
 
 
-def reason_of(signals: EndingSignals | None, error: Exception, step: int | None) -> SaveReason:
+def reason_of(signals: EndingSignals | None, error: BaseException, step: int | None) -> SaveReason:
     """Return the reason of the save before ``error`` ends the process; report an error that is part of the job's ending."""
+    if isinstance(error, SystemExit):
+        return END
     if signals is None or not ends_by(signals, error):
         return of_exception(error)
     after = "before the first step" if step is None else f"in the step after {step}"

@@ -247,6 +247,8 @@ counters: Counter[str] = Counter()
 
 _subscribers: list[Callable[[Event], None]] = []
 """Events are emitted where no subscriber is known, as in a logging library."""
+_failed: list[Callable[[Event], None]] = []
+"""Subscribers with a reported failure."""
 _lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -283,14 +285,31 @@ def emit(name: str, sentence: str = "", **fields: Any) -> Event:
     else:
         logger.log(level, "%s", text, extra={"relight": event})
     for listener in listeners:
-        listener(event)
+        try:
+            listener(event)
+        except Exception as error:  # noqa: BLE001 - its error, such as a chat server's silence, would end a save or the training
+            _report_failure(listener, error)
     return event
+
+
+def _report_failure(listener: Callable[[Event], None], error: Exception) -> None:
+    """Log, once for each subscriber, that it has raised an error. Not as an event: it would get that one, too."""
+    with _lock:
+        if listener in _failed:
+            return
+        _failed.append(listener)
+    name = getattr(listener, "__qualname__", type(listener).__qualname__)
+    text = f"subscriber {name} failed: {type(error).__name__}: {error}; training continues, and the subscriber gets the next events"
+    if console.applies(logger):
+        console.show(logger, "", logging.WARNING, text, {})
+    else:
+        logger.warning(text, exc_info=error)
 
 
 def subscribe(listener: Callable[[Event], None]) -> Callable[[], None]:
     """Have ``listener`` called with every event, in the thread that emits it.
 
-    Return a function that unsubscribes it.
+    Return a function that unsubscribes it. An error that it raises is logged once, and stops nothing.
 
     Args:
         listener: A function of one event. The emitting thread waits for it.
@@ -300,7 +319,8 @@ def subscribe(listener: Callable[[Event], None]) -> Callable[[], None]:
 
     def undo() -> None:
         with _lock:
-            if listener in _subscribers:
-                _subscribers.remove(listener)
+            for listeners in (_subscribers, _failed):
+                if listener in listeners:
+                    listeners.remove(listener)
 
     return undo

@@ -168,7 +168,8 @@ class Copier:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(wait_s)
+            if thread is not threading.current_thread():  # the last reference to the owner may end in this thread
+                thread.join(wait_s)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):

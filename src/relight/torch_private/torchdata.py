@@ -41,6 +41,12 @@ def is_fresh(loader: Any) -> bool:
     return makes_ahead(loader) and worker_iterator(loader) is None and loader.next_iter_state is None
 
 
+def select_iterator(loader: Any, iterator: Any) -> None:
+    """Make torchdata's loader return the state of ``iterator``, which it made, in place of that of its newest one."""
+    if makes_ahead(loader) and hasattr(iterator, "state_dict"):
+        loader._iterator = iterator
+
+
 def is_in_pass(state: Any) -> bool:
     """Return whether a loader stored the state between the first and the last batch of its data."""
     return isinstance(state, Mapping) and state.get("_iterator_finished") is not True
