@@ -109,7 +109,7 @@ grid: $(STAMP) ## exact resume over the whole grid
 layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every other
 	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
 
-matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; some minutes
+matrix: $(STAMP) ## features against each other, every pair, with mirrored drives, TLS, a simulated device, followers, trackers: saved in one way, killed, restored in another; 20 minutes
 	$(BIN)/python tests/matrix/matrix.py
 
 endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved; two hours
@@ -139,7 +139,7 @@ trackers: $(TRACKERS)/.ready ## TensorBoard, W&B offline, MLflow: a job killed f
 notebooks: $(NOTEBOOKS)/.ready ## cells of a real Jupyter kernel that are interrupted sixty times and run again: no checkpoint lost, nothing leaked; four minutes
 	$(NOTEBOOKS)/bin/python -m pytest tests/notebooks --timeout 900
 
-production: $(STAMP) ## a GPT with everything on at once and a day of trouble, three seeds: each step's loss as if nothing had happened
+production: $(STAMP) ## a GPT with everything on at once, more by seed, and a day of trouble, three seeds: each step's loss as if nothing had happened
 	for turn in "0 1" "1 2" "2 1"; do $(BIN)/python examples/production/run.py --seed $${turn% *} --tp $${turn#* } || exit 1; done
 
 long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on

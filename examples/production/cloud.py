@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from relight.comm.ports import free_port
 
@@ -53,16 +54,24 @@ class Cloud:
 
     def new_bucket(self, name: str) -> None:
         """Make a bucket, with the owner's credentials."""
+        self._client().create_bucket(Bucket=name)
+
+    def directories(self, bucket: str, run: str) -> set[str]:
+        """Return the directories of a run's checkpoints, committed or not."""
+        pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{run}/", Delimiter="/")
+        names = [prefix["Prefix"].split("/")[1] for page in pages for prefix in page.get("CommonPrefixes", ())]
+        return {name for name in names if name[0].isdecimal()}
+
+    def _client(self) -> Any:
         import boto3
 
-        client = boto3.client(
+        return boto3.client(
             "s3",
             endpoint_url=self.address,
             region_name="us-east-1",
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )
-        client.create_bucket(Bucket=name)
 
     def pause(self) -> None:
         """No answers from now on."""

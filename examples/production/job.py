@@ -23,13 +23,29 @@ NODES, EACH = 2, 2
 class Job:
     """One run, with its folders, processes and settings."""
 
-    def __init__(self, folder: Path, cloud: Cloud, steps: int, seed: int, arguments: tuple[str, ...] = ()) -> None:
+    NEAR = "near"
+    """The near store's name on the dashboard."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cloud: Cloud,
+        steps: int,
+        seed: int,
+        features: frozenset[str],
+        arguments: tuple[str, ...] = (),
+    ) -> None:
         self.folder, self.cloud, self.steps, self.seed, self.arguments = folder, cloud, steps, seed, arguments
-        self.name = folder.name
+        self.features, self.name = features, folder.name
         self.disk, self.plant, self.log = folder / "disk", folder / "plant", folder / "losses.jsonl"
+        self.curve, self.switches = folder / "curve.txt", folder / "switches.jsonl"
         for made in (self.disk, self.plant):
             made.mkdir(parents=True)
-        self.hot, self.cold = self.disk / self.name, f"{cloud.url}/{self.name}-store/{self.name}"
+        self.drives = [self.disk / f"drive-{number}" / self.NEAR for number in range(1 + ("mirrors" in features))]
+        """Directories of the near store."""
+        near = f"stripe:mirrors=2,{','.join(map(str, self.drives))}," if "mirrors" in features else str(self.drives[0])
+        self.hot, self.cold = f"{near}/{self.name}", f"{cloud.url}/{self.name}-store/{self.name}"
+        self.stores = [where.rpartition("/")[0] for where in (self.hot, self.cold)]
         self.small_disk = False
         self.bad = -1
         """Step with a batch that makes the loss NaN or infinite."""
@@ -40,6 +56,7 @@ class Job:
         """Planted failures: name, time, step."""
         self.onlookers = Onlookers(self)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.follower: subprocess.Popen[bytes] | None = None
         self.environment = {
             **os.environ,
             **cloud.environment,
@@ -58,6 +75,7 @@ class Job:
             "RELIGHT_SIGN": f"ed25519:file:{folder / 'sign.key'}",
             "RELIGHT_TRUST": trust,
             "RELIGHT_JOB_SECRET": f"file:{folder / 'job.key'}",
+            "RELIGHT_CHECKPOINT__PEERS__TLS": str("tls" in features).lower(),
         }
 
     # -- doing -----------------------------------------------------------------------------------------------------------------
@@ -89,12 +107,14 @@ class Job:
     def start(self, nodes: int = NODES, *words: str, name: str = "node") -> None:
         """Start ``nodes`` nodes, with more arguments for the script."""
         port, self.nodes = free_port(), nodes
+        device = ["--device", "sim"] if "device" in self.features else []
+        curve = ["--curve", str(self.curve)] if "tracker" in self.features else []
         for node in range(nodes):
             command = [
                 sys.executable, "-m", "relight", "run", "--settings", str(HERE / "relight.toml"),
                 "--nnodes", str(nodes), "--nproc-per-node", str(EACH), "--local-addr", "127.0.0.1",
                 "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", f"{self.name}-{name}",
-                str(HERE / "train.py"), "--hot", str(self.hot), "--cold", self.cold, "--plant", str(self.plant),
+                str(HERE / "train.py"), "--hot", self.hot, "--cold", self.cold, "--plant", str(self.plant), *device, *curve,
                 "--steps", str(self.steps), "--seed", str(self.seed), "--losses", str(self.log), *self.arguments, *words,
             ]  # fmt: skip
             with (self.folder / f"{name}{node}.log").open("ab") as out:
@@ -104,6 +124,14 @@ class Job:
                         command, env=environment, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
                     )
                 )
+
+    def follow(self) -> None:
+        """Start the process that has the newest weights all day. It is on the first node, next to an agent."""
+        command = [sys.executable, str(HERE / "follower.py"), self.hot, str(self.switches)]
+        events = str(self.folder / "follower-events")
+        environment = {**self.environment, "RELIGHT_NODE": "node0", "RELIGHT_EVENTS": events}
+        with (self.folder / "follower.log").open("wb") as out:
+            self.follower = subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out)
 
     def end(self, code: int, what: str, these: list[subprocess.Popen[bytes]] | None = None) -> None:
         """Wait until those nodes, or all, have ended with this exit code."""
@@ -137,6 +165,9 @@ class Job:
         """End everything."""
         self.onlookers.stop()
         self.stop()
+        if self.follower is not None:
+            self.follower.kill()
+            self.follower.wait()
         if self.small_disk:
             subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
 
@@ -167,10 +198,17 @@ class Job:
 
     def agents(self) -> dict[str, int]:
         """Return the process of each node's agent."""
+        return self._by_node(b"relight.agent.server")
+
+    def copiers(self) -> dict[str, int]:
+        """Return the process of each node that copies to the object store at the moment."""
+        return self._by_node(b"relight.drain")
+
+    def _by_node(self, module: bytes) -> dict[str, int]:
         return {
             variables[b"RELIGHT_NODE"].decode(): pid
             for pid, words, variables in self._processes()
-            if b"relight.agent.server" in words
+            if module in words and b"RELIGHT_NODE" in variables
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -229,22 +267,25 @@ class Job:
 
     def incidents(self, where: str = "") -> list[dict[str, Any]]:
         """Return the incidents as ``relight incidents`` lists them, oldest first; by default of the near tier."""
-        if not where and not self.hot.exists():
+        if not where and not any((drive / self.name).exists() for drive in self.drives):
             return []
         incidents: list[dict[str, Any]] = json.loads(
-            self.relight("incidents", where or str(self.hot), "--json", fine=(0, 1)) or "[]"
+            self.relight("incidents", where or self.hot, "--json", fine=(0, 1)) or "[]"
         )
         return sorted(incidents, key=lambda incident: incident["id"])
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the events of its processes with these names, oldest first."""
+        """Return the events of its processes with these names, oldest first. ``from_rank``: the rank of the process."""
         events = []
         for file in sorted(Path(self.environment["RELIGHT_EVENTS"]).glob("*.jsonl")):
+            rank = -1
             for line in file.read_text().splitlines():
                 try:
                     event = json.loads(line)
                 except ValueError:  # it is being written
                     continue
-                if event.get("event") in names:
-                    events.append(event)
+                if event.get("relight") == "events":  # a line that names the process
+                    rank = event["rank"]
+                elif event.get("event") in names:
+                    events.append({**event, "from_rank": rank})
         return sorted(events, key=lambda event: float(event["time"]))

@@ -52,9 +52,9 @@ class Onlookers:
             self.tokens[role] = token["token"]
         self._receiver = _receiver(self.alerts)
         environment = {**self.job.environment, "ALERTS_URL": f"json://127.0.0.1:{self._receiver.server_address[1]}/"}
-        serve = ["serve", str(self.job.disk), self.job.cold.rsplit("/", 1)[0], "--listen", f"127.0.0.1:{self.pages}"]
+        serve = ["serve", *self.job.stores, "--listen", f"127.0.0.1:{self.pages}"]
         serve += ["--state", state, "--audit", self.audit, "--settings", str(self.folder / "alerts.toml")]
-        metrics = ["metrics", str(self.job.hot), "--listen", f"127.0.0.1:{self.numbers}"]
+        metrics = ["metrics", self.job.hot, "--listen", f"127.0.0.1:{self.numbers}"]
         for words in (serve, metrics):
             with (self.folder / f"{words[0]}.log").open("wb") as out:
                 command = [sys.executable, "-m", "relight", *words]
@@ -105,14 +105,9 @@ class Onlookers:
                 return float(match[2])
         return None
 
-    def run_page(self) -> dict[str, Any]:
-        """Return the dashboard's page of the run on the near disk."""
-        status, answer = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}")
-        return dict(answer) if status == 200 else {}
-
     def follow(self) -> None:
         """The dashboard and the numbers know what the store has."""
-        newest = self.job.newest(str(self.job.hot))
+        newest = self.job.newest(self.job.hot)
         wait_until(
             lambda: (self.number("relight_checkpoint_step") or -1) >= newest, f"step {newest} among Prometheus' numbers"
         )
@@ -120,12 +115,12 @@ class Onlookers:
         expect(True, f"dashboard and Prometheus have seen the checkpoint of step {newest}")
 
     def _seen(self) -> int:
-        status, answer = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}/checkpoints?limit=1")
+        status, answer = self.ask(f"/api/v1/runs/{self.job.NEAR}/{self.job.name}/checkpoints?limit=1")
         return max((row["step"] for row in answer["rows"]), default=-1) if status == 200 else -1
 
     def act(self) -> None:
         """Check that a viewer cannot act, and that an operator's action is in the audit log."""
-        fields = {"store": self.job.disk.name, "run": self.job.name, "which": "latest", "name": "seen"}
+        fields = {"store": self.job.NEAR, "run": self.job.name, "which": "latest", "name": "seen"}
         status, _ = self.ask("/api/v1/actions/tag", "viewer", {"fields": fields})
         expect(status == 403, "a viewer is refused a tag")
         for _ in range(5):  # "latest" may have changed when the plan is confirmed

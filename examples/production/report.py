@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 PAPER, INK, GOOD, LOST = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 
 
-def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
-    """Write the report and its pictures. The store must still be readable."""
-    goodput = json.loads(job.relight("goodput", str(job.hot), "--json"))
+def write_report(job: Job, straight: Job, seed: int, features: list[str], folder: Path) -> Path:
+    """Write the report and its pictures. ``features``: lines of a table. The store must still be readable."""
+    goodput = json.loads(job.relight("goodput", job.hot, "--json"))
     draw(job, folder / "timeline.png")
-    job.relight("goodput", str(job.hot), "--plot", str(folder / "goodput.png"))
+    job.relight("goodput", job.hot, "--plot", str(folder / "goodput.png"))
     ours, theirs = job.losses(), straight.losses()
     exact = sorted(theirs)
     same = sum(ours.get(step) == theirs[step] for step in exact)
@@ -28,6 +28,7 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
         f"- losses that have to be, to the bit, the undisturbed run's: {len(exact)}; that are: {same}",
         f"- the last loss: {ours[last]!r}; the undisturbed run's: {theirs[last]!r}", "",
         "![Steps over time](timeline.png)", "", "![Where the time went](goodput.png)", "",
+        "## What the seed switched on", "", *features, "",
         "## What was planted", "", "| at | step | what |", "|---|---|---|",
         *(f"| {time_s - job.rows()[0]['at']:.0f} s | {step} | {name} |" for name, time_s, step in job.stages), "",
         "## Incidents", "", "| kind | step | done | why |", "|---|---|---|---|",

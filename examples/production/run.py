@@ -19,9 +19,10 @@ sys.path.insert(0, str(HERE))
 
 from cloud import Cloud  # noqa: E402
 from expecting import Unexpected, expect  # noqa: E402
+from features import CHECKS, FEATURES, draw, left_out, table  # noqa: E402
 from job import NODES, Job  # noqa: E402
 from report import write_report  # noqa: E402
-from stages import STAGES, Stage, preempted  # noqa: E402
+from stages import NEEDS, STAGES, Stage, preempted  # noqa: E402
 
 DISK_MB = 256
 APART, END_AFTER = 15, 30
@@ -36,11 +37,12 @@ def straight_run(
     most: int,
     steps: int,
     seed: int,
+    features: frozenset[str],
     legs: list[tuple[int, int]],
     arguments: tuple[str, ...],
 ) -> Job:
     """Make the run to which nothing happens, except that its world has the required size at each step."""
-    job = Job(folder / "straight", cloud, most, seed, arguments)
+    job = Job(folder / "straight", cloud, most, seed, features, arguments)
     try:
         for until, nodes in [*legs, (steps, NODES)]:
             job.start(nodes, "--until", str(until))
@@ -69,17 +71,26 @@ def compare(job: Job, straight: Job) -> None:
     expect(theirs.keys() <= ours.keys(), "no step is missing")
 
 
-def day(folder: Path, seed: int, most: int, stages: list[Stage], layout: tuple[str, ...]) -> None:
+def day(
+    folder: Path, seed: int, most: int, stages: list[Stage], features: frozenset[str], layout: tuple[str, ...]
+) -> None:
     """Run the day of trouble, then the straight run, and compare them."""
     rng = random.Random(seed)
+    lacking = left_out(features)
+    features -= lacking.keys()
+    switched = table(features, lacking)
+    print(f"seed {seed} switches on:", *switched, sep="\n", flush=True)
+    stages = [stage for stage in stages if NEEDS.get(stage) in {None, *features}]
     cloud = Cloud(folder)
-    job = Job(folder / "trouble", cloud, most, seed, layout)
+    job = Job(folder / "trouble", cloud, most, seed, features, layout)
     try:
         cloud.start()
         for name in ("straight", "trouble"):
             cloud.new_bucket(f"{name}-store")
         job.mount(DISK_MB)
         job.start()
+        if "follower" in features:
+            job.follow()
         for stage in stages:
             job.reach(max(job.losses(), default=-1) + APART)
             print(f"seed {seed}, step {max(job.losses())}: {(stage.__doc__ or '').strip()}", flush=True)
@@ -87,15 +98,18 @@ def day(folder: Path, seed: int, most: int, stages: list[Stage], layout: tuple[s
             stage(job, rng)
         steps = job.ends_in(END_AFTER)
         job.end(0, "the run with its troubles")
-        for where in (str(job.hot), job.cold):
+        print(f"seed {seed}: the end of the day", flush=True)
+        for where in (job.hot, job.cold):
             job.relight("verify", where, fine=(0, 1) if preempted in stages else (0,))
+        for name in sorted(features):
+            CHECKS[name](job)
         print(f"seed {seed}: {steps} steps to which nothing happens", flush=True)
         without = () if job.bad < 0 else ("--without", str(job.bad))
-        straight = straight_run(folder, cloud, most, steps, seed, job.legs, (*layout, *without))
+        straight = straight_run(folder, cloud, most, steps, seed, features, job.legs, (*layout, *without))
         compare(job, straight)
-        print(job.relight("goodput", str(job.hot)))
-        print(job.relight("incidents", str(job.hot)))
-        print(f"seed {seed}: {write_report(job, straight, seed, folder)}", flush=True)
+        print(job.relight("goodput", job.hot))
+        print(job.relight("incidents", job.hot))
+        print(f"seed {seed}: {write_report(job, straight, seed, switched, folder)}", flush=True)
     finally:
         job.tidy()
         cloud.stop()
@@ -111,11 +125,14 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
     parser.add_argument("--only", nargs="*", choices=[stage.__name__ for stage in STAGES], help="these stages")
+    parser.add_argument("--features", nargs="*", choices=FEATURES, help="these features, not those of the seed")
     options = parser.parse_args()
     stages = [stage for stage in STAGES if options.only is None or stage.__name__ in options.only]
+    features = draw(options.seed) if options.features is None else frozenset(options.features)
+    layout = ("--tp", str(options.tp))
     with tempfile.TemporaryDirectory(prefix="production-") as folder:
         try:
-            day((options.out or Path(folder)).resolve(), options.seed, options.steps, stages, ("--tp", str(options.tp)))
+            day((options.out or Path(folder)).resolve(), options.seed, options.steps, stages, features, layout)
         except Unexpected as error:
             print(f"seed {options.seed}: NOT as expected: {error}", flush=True)
             return 1

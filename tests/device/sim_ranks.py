@@ -58,6 +58,13 @@ class HostGroup(dist.ProcessGroup):
             tensor.copy_(result)
         return self._done(tensors)
 
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None) -> Any:
+        host = [tensor.cpu() for tensor in outputs]
+        self._gloo.scatter(host, [[tensor.cpu() for tensor in each] for each in inputs], options).wait()
+        for tensor, result in zip(outputs, host, strict=True):
+            tensor.copy_(result)
+        return self._done(outputs)
+
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None) -> Any:
         host = [[tensor.cpu() for tensor in each] for each in outputs]
         self._gloo.allgather(host, [tensor.cpu() for tensor in inputs]).wait()

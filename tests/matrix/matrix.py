@@ -16,16 +16,20 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ranks"))
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "production"))
 
+from curve import lines_of
 from job import Job, run
 from pairs import Row, rows_of
 from protected_ranks import agents, agents_at
+from tests.device import simulated
 from tests.store.servers import Server, moto
 
 import relight
@@ -39,30 +43,47 @@ FACTORS = {
     "codec": ["never", "auto", "always", "differences"],
     "reuse": ["no", "yes"],
     "cipher": ["none", "key", "key and signature"],
-    "stores": ["disk", "disk, disk", "disk, objects", "objects"],
+    "stores": ["disk", "disk, disk", "disk, objects", "objects", "mirrors", "mirrors, objects"],
     "by": ["agent", "trainer"],
-    "source": ["memory", "near", "far", "peers"],
+    "source": ["memory", "near", "far", "peers", "one drive"],
+    "device": ["host", "simulated"],
+    "tls": ["no", "yes"],
+    "follower": ["no", "yes"],
+    "tracker": ["no", "yes"],
 }
 HERE = Path(__file__).parent
+DRIVES = ("drive-0", "drive-1")
 
 
 def possible(row: Row) -> bool:
-    """Return whether the cell is possible: what it will be restored from must exist."""
+    """Return whether the cell is possible: what it will be restored from must exist.
+
+    Peers, and so TLS, are between nodes. Both nodes copy to a further store.
+    """
+    nodes = row["layout"] == "nodes-2"
     return (
-        (row["source"] != "memory" or (row["by"] == "agent" and row["layout"] != "nodes-2"))
+        (row["source"] != "memory" or row["by"] == "agent")
         and (row["source"] != "far" or "," in row["stores"])
-        and (row["source"] == "peers") == (row["layout"] == "nodes-2")
-        and (row["layout"] != "nodes-2" or row["by"] == "agent")
+        and (row["source"] != "one drive" or row["stores"].startswith("mirrors"))
+        and (row["source"] in ("peers", "far") if nodes else row["source"] != "peers")
+        and (not nodes or row["by"] == "agent")
+        and (nodes or row["tls"] == "no")
     )
+
+
+def factors() -> dict[str, list[str]]:
+    """Return what this machine can combine. Print what it lacks."""
+    why = simulated.why_not()
+    if why is None:
+        return FACTORS
+    print(f"left out: device simulated: {why}", flush=True)
+    return {**FACTORS, "device": ["host"]}
 
 
 def try_cell(row: Row, seed: int, folder: Path, server: Server) -> str:
     """Run one cell, and return what is wrong with it: an empty string if nothing is."""
     rng = random.Random(seed)
-    urls = [
-        f"s3://{server.new_bucket()}/store/run" if place == "objects" else str(folder / f"store-{n}" / "run")
-        for n, place in enumerate(row["stores"].split(", "))
-    ]
+    urls = [_url(kind, number, folder, server) for number, kind in enumerate(row["stores"].split(", "))]
     environment = {**server.environment, "RELIGHT_BACKGROUND": str(int(row["by"] == "agent"))} | _keys(row, folder)
     layout, _, world = row["layout"].rpartition("-")
     order = {
@@ -71,15 +92,28 @@ def try_cell(row: Row, seed: int, folder: Path, server: Server) -> str:
         "options": _options(row),
         "pause_s": rng.choice([0.0, 0.01, 0.05]),
         "nodes": layout == "nodes",
+        "device": row["device"],
+        "curve": str(folder / "curve.txt") if row["tracker"] == "yes" else "",
     }
     order["layout"] = {"rank 0 writes": "fsdp", "nodes": "ddp"}.get(layout, layout)
     with _environment(environment):
-        safe, far = _save_until_killed(order, int(world), rng, row["source"] == "far")
-        lost = _lose(row, urls, int(world))
+        with _follower(order) if row["follower"] == "yes" else contextlib.nullcontext() as follower:
+            safe, far = _save_until_killed(order, int(world), rng, row["source"] == "far")
+            wrong = _followed(follower, safe) if follower is not None else ""
+        wrong = wrong or _lose(row, urls, folder, int(world), rng)
         try:
-            return lost or _restore(row, order, environment, safe if row["source"] != "far" else far)
+            return wrong or _restore(row, order, environment, safe if row["source"] != "far" else far)
         finally:
             _end_agents(urls, 3)
+
+
+def _url(kind: str, number: int, folder: Path, server: Server) -> str:
+    """Return the URL of a run in a new store."""
+    if kind == "objects":
+        return f"s3://{server.new_bucket()}/store/run"
+    if kind == "mirrors":
+        return f"stripe:mirrors=2,{','.join(str(folder / drive / 'store') for drive in DRIVES)},/run"
+    return str(folder / f"store-{number}" / "run")
 
 
 def _keys(row: Row, folder: Path) -> dict[str, str]:
@@ -106,7 +140,7 @@ def _options(row: Row) -> dict[str, Any]:
     if row["layout"].startswith("rank 0 writes"):
         options["writer"] = "rank 0"
     if row["layout"].startswith("nodes"):
-        options["peers"] = {"copies": 1}
+        options["peers"] = {"copies": 1, "tls": row["tls"] == "yes"}
     return options
 
 
@@ -133,7 +167,31 @@ def _save_until_killed(order: dict[str, Any], world: int, rng: random.Random, dr
         job.close()
 
 
-def _lose(row: Row, urls: list[str], world: int) -> str:
+@contextlib.contextmanager
+def _follower(order: dict[str, Any]) -> Iterator[Job]:
+    """Start a process that follows the run, on the first node."""
+    node = {"RELIGHT_NODE": "node0"} if order["nodes"] else {}
+    job = Job(str(HERE / "matrix_cell.py"), 1, [json.dumps({**order, "verb": "follow"})], **node)
+    try:
+        yield job
+    finally:
+        job.ranks[0].send_signal(signal.SIGKILL)
+        job.ranks[0].wait(20)
+        job.close()
+
+
+def _followed(follower: Job, safe: int) -> str:
+    """Wait until the follower has the last durable checkpoint. Return what is wrong with any that it took."""
+    ends = time.monotonic() + 60
+    while not any(report["followed"] >= safe for report in follower.reports(0)):
+        if time.monotonic() > ends or follower.ranks[0].poll() is not None:
+            return f"the follower did not reach step {safe}: {_words(follower.output(0))}"
+        time.sleep(0.05)
+    wrong = [f"step {report['followed']}: {report['wrong'][:5]}" for report in follower.reports(0) if report["wrong"]]
+    return f"the follower had wrong weights: {'; '.join(wrong)}" if wrong else ""
+
+
+def _lose(row: Row, urls: list[str], folder: Path, world: int, rng: random.Random) -> str:
     """Remove what the restore must do without."""
     if row["source"] == "memory":
         return ""
@@ -144,12 +202,16 @@ def _lose(row: Row, urls: list[str], world: int) -> str:
         os.kill(pids[1], signal.SIGKILL)
         return ""
     _end_agents(urls, world)
+    if row["source"] == "one drive":
+        (folder / rng.choice(DRIVES)).rename(folder / "removed")
     if row["source"] == "far":
+        near = [folder / name for name in ("store-0", *DRIVES)]
         ends = time.monotonic() + 5
         # a process that ends may still write or remove a file
-        while Path(urls[0]).parent.exists() and time.monotonic() < ends:
-            shutil.rmtree(Path(urls[0]).parent, ignore_errors=True)
-        if Path(urls[0]).exists():
+        while any(path.exists() for path in near) and time.monotonic() < ends:
+            for path in near:
+                shutil.rmtree(path, ignore_errors=True)
+        if any(path.exists() for path in near):
             return "a process still writes to the nearest store"
     return ""
 
@@ -177,11 +239,21 @@ def _restore(row: Row, order: dict[str, Any], environment: dict[str, str], least
     if newest is None or newest.step != first["start"]:
         return f"the newest is {newest and newest.step} after step {first['start']} was saved"
     _end_agents(order["urls"], 3)
-    plain = {**again, "layout": "plain"}
+    plain = {**again, "layout": "plain", "device": "host"}
     ((alone,),) = run(str(HERE / "matrix_cell.py"), 1, [json.dumps(plain)], 120)
     if alone["wrong"] or alone["start"] != first["start"] + 1:
         return f"the save after the restore was restored as step {alone['start'] - 1}, with {alone['wrong'][:5] or 'nothing'} wrong"
-    return ""
+    return _tracked(Path(order["curve"]), alone["start"]) if order["curve"] else ""
+
+
+def _tracked(curve: Path, last: int) -> str:
+    """Return what is wrong with what the tracker has: each step once, in order, at least to ``last``."""
+    rows = lines_of(curve.read_text())
+    steps = [step for step, _, _ in rows]
+    if steps != list(range(len(steps))) or len(steps) <= last:
+        return f"the tracker has the steps {steps[:3]} to {steps[-3:]}, {len(steps)} rows, after step {last}"
+    wrong = [step for step, _, value in rows if value != step / 8]
+    return f"the tracker has wrong values at the steps {wrong[:5]}" if wrong else ""
 
 
 def _end_agents(urls: list[str], nodes: int) -> None:
@@ -225,7 +297,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=0, help="number of cells to run; 0: all")
     parser.add_argument("--only", type=int, help="one cell")
     options = parser.parse_args()
-    rows = rows_of(FACTORS, possible, options.seed)
+    rows = rows_of(factors(), possible, options.seed)
     wanted = [options.only] if options.only is not None else range(len(rows))[: options.count or None]
     bad = 0
     started = time.monotonic()

@@ -72,8 +72,8 @@ def fill(net: nn.Module, zero: bool) -> None:
             tensor.copy_(torch.zeros(tensor.shape) if zero else value_of(name, tuple(tensor.shape)))
 
 
-def mesh(*shape: int) -> Any:
-    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
+def mesh(*shape: int, device: str = "cpu") -> Any:
+    return init_device_mesh(device, shape, mesh_dim_names=tuple("abc"[: len(shape)]))
 
 
 def tensor_parallel(net: Net, group: Any) -> None:
@@ -108,19 +108,19 @@ def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
                 module._parameters[key] = nn.Parameter(distribute_tensor(parameter.detach(), grid, fitting))
 
 
-def spread(layout: str, zero: bool) -> nn.Module:
-    """Return the net, filled and spread in that layout."""
+def spread(layout: str, zero: bool, device: str = "cpu") -> nn.Module:
+    """Return the net, filled and spread in that layout. ``device``: of the layouts plain, ddp, fsdp and tensor."""
     if layout.startswith("pipeline"):
         stage = dist.get_rank() * 2 // dist.get_world_size()
         net = Net((0, 1), True) if stage == 0 else Net((2,), False)
     else:
         net = Net()
-    fill(net, zero)
+    fill(net.to(device), zero)
     size = dist.get_world_size() if dist.is_initialized() else 1
     if layout in ("ddp", "stepped_apart"):
         return DistributedDataParallel(net)
     if layout == "fsdp":
-        shard(net, mesh(size))
+        shard(net, mesh(size, device=device))
     elif layout in ("flat", "flat_whole"):
         return flatten(net, mesh(size), "FULL_SHARD", keep=layout == "flat")
     elif layout == "flat_copies":
@@ -130,7 +130,7 @@ def spread(layout: str, zero: bool) -> nn.Module:
     elif layout == "hsdp":
         shard(net, mesh(2, size // 2))
     elif layout == "tensor":
-        tensor_parallel(net, mesh(size))
+        tensor_parallel(net, mesh(size, device=device))
     elif layout == "tensor_fsdp":
         grid = mesh(size // 2, 2)
         tensor_parallel(net, grid["b"])

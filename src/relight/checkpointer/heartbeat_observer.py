@@ -22,7 +22,7 @@ from relight.policy.spikes import spikes_of
 from relight.store.urls import absolute
 
 AWAY_EVERY = 10
-"""Read a device-resident loss only every N steps, one step late, so that reading never synchronises the device."""
+"""Read device-resident losses only every N steps, all of them, one step late: reading the first one waits for the stream."""
 
 
 class HeartbeatObserver:
@@ -33,7 +33,8 @@ class HeartbeatObserver:
         self._teller = teller
         self._spikes = spikes_of(os.environ.get(SPIKES, ""))
         self._pauses = StepPauses()
-        self._away: tuple[int, torch.Tensor] | None = None
+        self._away: list[tuple[int, torch.Tensor]] = []
+        """Steps with losses on a device that were not read yet."""
         self._open: weakref.WeakSet[ObservedCheckpointer] = weakref.WeakSet()
         subscribe(self._on_risk)
         last_words.append(self._leave)
@@ -58,13 +59,14 @@ class HeartbeatObserver:
         if ckpt.replica_mismatch:
             hint = "relight run goes back to before it; what differs by design goes into per_rank="
             raise ReplicasDiffer(ckpt.replica_mismatch, where=f"before step {step}", hint=hint)
-        loss_step, loss = self._read(step, metrics.get("loss"))
-        self._teller.stepped(step, loss)
+        losses = self._read(step, metrics.get("loss"))
+        self._teller.stepped(step, losses[-1][1] if losses else math.nan)
         if ckpt._signals is None or not ckpt._signals.ending:
             self._teller.paused(self._pauses.after_step(self._teller.path))
-        jump = None if loss_step is None else self._spikes.update(loss_step, loss)
-        if jump is not None:
-            raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
+        for loss_step, loss in losses:
+            jump = self._spikes.update(loss_step, loss)
+            if jump is not None:
+                raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
     def on_end(self, ckpt: ObservedCheckpointer) -> None:
         """Publish the phase ``ending``: the rest of the script may take any time."""
@@ -76,18 +78,20 @@ class HeartbeatObserver:
             with contextlib.suppress(Exception):  # the script's error matters more
                 ckpt.__exit__(type(error), error, error.__traceback__)
 
-    def _read(self, step: int, loss: Any) -> tuple[int | None, float]:
-        """Return the newest loss that can be read without waiting for a device, and its step (None: there is none)."""
+    def _read(self, step: int, loss: Any) -> list[tuple[int, float]]:
+        """Return the losses that can be read without waiting for a device, with their steps, oldest first."""
         if type(loss) in (float, int):
-            return step, float(loss)
+            return [(step, float(loss))]
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            return None, math.nan
+            return []
         if loss.device.type == "cpu":
-            return step, float(loss.detach())
-        before, self._away = self._away, (step, loss.detach())
-        if before is None or step % AWAY_EVERY:
-            return None, math.nan
-        return before[0], float(before[1])
+            return [(step, float(loss.detach()))]
+        losses = []
+        if len(self._away) >= AWAY_EVERY:
+            losses = [(before, float(value)) for before, value in self._away]
+            self._away = []
+        self._away.append((step, loss.detach()))
+        return losses
 
     def _on_risk(self, event: Event) -> None:
         step = event.fields.get("step")
