@@ -57,6 +57,24 @@ def sound(run: Run) -> list[int]:
     return [checkpoint.step for checkpoint in live]
 
 
+def test_sizes_and_donors_are_those_after_the_repack(run: str) -> None:
+    """``new_bytes`` is the size of the files, and ``relight show`` names no donor."""
+    execute_repack(plan_repack(opened(run), [opened(run).choose("latest")]))
+    newest = fold(opened(run).view()).live[-1]
+    folder = Path(run) / newest.body.dir
+    assert newest.new_bytes == pytest.approx(
+        sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), rel=0.02
+    )
+    shown = subprocess.run(
+        [sys.executable, "-m", "relight", "show", f"{run}@latest"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "  needs " not in shown and "a restore reads" not in shown
+
+
 def state(url: str, step: int) -> tuple[Any, ...]:
     loaded = relight.load(url, step)
     return loaded["frozen"], loaded["moving"]

@@ -88,7 +88,7 @@ class Restorer:
             start = step + (1 if resumed.micro_step is None else 0)
             progress.saved = progress.calls.restored(step, resumed.micro_step, part=apart or only is not None)
             progress.step, progress.micro_step = progress.saved or (None, None)
-            report_restored(resumed, start, session.environment(self._saves.writer is not None))
+            report_restored(resumed, start, session.environment(self._saves.writer is not None), part=only is not None)
         scale_learning_rates(components, resumed.cut, only if resumed.checkpoint is not None else None)
         self._capture.restart_boundary()
         progress.saved_s = monotonic()

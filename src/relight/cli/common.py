@@ -57,7 +57,10 @@ def engine_options(default: str = "local") -> Callable[[Any], Any]:
 
     def add(command: Any) -> Any:
         jobs = click.option(
-            "--jobs", type=click.IntRange(1, 4096), metavar="N", help="Tasks at once; by default 1, with --engine processes or ray one for each core."
+            "--jobs",
+            type=click.IntRange(1, 4096),
+            metavar="N",
+            help="Tasks at once; by default one for each core (local: 1).",
         )
         return click.option("--engine", type=click.Choice(ENGINES), metavar="|".join(ENGINES), help=shown)(
             jobs(command)

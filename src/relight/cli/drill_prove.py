@@ -59,15 +59,16 @@ def command(
         emit_json(report.to_dict())
     elif report.drift:
         table(
-            ["step", "metric", "straight", "resumed", "off by"],
+            ["step", "metric", "straight", "resumed", "relative"],
             [
                 [row.step, row.metric, f"{row.straight:.8g}", f"{row.resumed:.8g}", f"{row.relative:.2e}"]
                 for row in report.drift
             ],
-            right=("step", "straight", "resumed", "off by"),
+            right=("step", "straight", "resumed", "relative"),
         )
         click.echo(
-            f"{report.steps_compared} steps after the resume; at most {max(row.relative for row in report.drift):.2e} off"
+            f"{report.steps_compared} steps after the resume; "
+            f"at most {max(row.relative for row in report.drift):.2e} off, relative to the value"
         )
     elif report.ok:
         compared = f"{report.things_compared} things compared"

@@ -66,7 +66,7 @@ def command(path: str, newest: int | None, tiers: bool, by: str | None, columns:
         emit_json(rows)
     elif rows:
         print_table(rows, chosen, first=opened.history.best_by[0] if opened.history.best_by else None)
-        new_bytes = sum(checkpoint.body.new_bytes for checkpoint in opened.history.live)
+        new_bytes = sum(checkpoint.new_bytes for checkpoint in opened.history.live)
         total = f"{count_text(len(opened.history.live), 'checkpoint')}, {size_text(new_bytes)}"
         _damage(rows)
         click.echo(total if len(rows) == len(opened.history.live) else f"{len(rows)} of {total}")
@@ -85,7 +85,7 @@ def entry(history: History, checkpoint: Checkpoint, known: VerificationResult | 
         "reason": body.reason,
         "logical_bytes": body.logical_bytes,
         "stored_bytes": body.stored_bytes,
-        "new_bytes": body.new_bytes,
+        "new_bytes": checkpoint.new_bytes,
         "metrics": checkpoint.metrics,
         "tags": history.tags_of(body.id),
         "requires": checkpoint.requires,
@@ -175,7 +175,7 @@ def _runs(place: Location, as_json: bool) -> None:
                 "checkpoints": len(history.live),
                 "latest_step": newest.step if newest else None,
                 "latest_created": newest.time if newest else None,
-                "stored_bytes": sum(checkpoint.body.new_bytes for checkpoint in history.live),
+                "stored_bytes": sum(checkpoint.new_bytes for checkpoint in history.live),
                 "attempts": history.epoch,
             }
         )

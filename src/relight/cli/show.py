@@ -155,8 +155,8 @@ def command(
         ("metrics", metrics_text(checkpoint.metrics)),
         ("tags", " ".join(tag for tag in run_opened.history.tags_of(root.id) if not tag.startswith(PREFIX))),
         *_origin(origin, checkpoint.body.home),
-        ("needs", " ".join(root.requires)),
-        ("size", _sizes(root)),
+        ("needs", " ".join(checkpoint.requires)),
+        ("size", _sizes(root, checkpoint)),
         ("made with", _software(root.environment)),
         ("made on", _machine(root.environment, root.world)),
         ("started as", _command_line(root.environment.get("argv"))),
@@ -286,10 +286,10 @@ def _after(checkpoint: Checkpoint, root: Root) -> str:
     return f"{count_text(checkpoint.body.steps_done - 1, 'step')} and {count_text(micro_step + 1, 'micro-batch')} of the next"
 
 
-def _sizes(root: Root) -> str:
+def _sizes(root: Root, checkpoint: Checkpoint) -> str:
     """Return the bytes of the tensors, and the bytes stored with this checkpoint and with those that it shares chunks with."""
-    if root.new_bytes == root.stored_bytes:
-        return f"{size_text(root.logical_bytes)} of tensors, {size_text(root.stored_bytes)} stored"
+    if checkpoint.self_contained or root.new_bytes == root.stored_bytes:
+        return f"{size_text(root.logical_bytes)} of tensors, {size_text(checkpoint.new_bytes)} stored"
     stored = f"{size_text(root.new_bytes)} stored here; a restore reads {size_text(root.stored_bytes)}"
     return f"{size_text(root.logical_bytes)} of tensors, {stored}"
 

@@ -187,7 +187,7 @@ def _stored(
     body = checkpoint.body
     metrics = {name: metric_value(value) for name, value in checkpoint.metrics.items()}
     return CheckpointFacts(
-        checkpoint.id, checkpoint.step, seconds_since_epoch(checkpoint.time), body.stored_bytes, body.new_bytes, body.suspect, damage,
+        checkpoint.id, checkpoint.step, seconds_since_epoch(checkpoint.time), body.stored_bytes, checkpoint.new_bytes, body.suspect, damage,
         len(checkpoint.requires), metrics, checkpoint.id in history.rolled_back_ids, whole_s,
     )  # fmt: skip
 

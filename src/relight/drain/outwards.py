@@ -206,7 +206,7 @@ class _TierDrain:
         seconds = time.monotonic() - started
         far = fold(log.read())
         whole = next(
-            (copy.body.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes
+            (copy.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes
         )
         parts = done.of
         size = whole if done.parts == parts else done.bytes

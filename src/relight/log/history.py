@@ -42,6 +42,11 @@ class Checkpoint(ObjectView):
         return [] if self.self_contained else self.body.requires
 
     @property
+    def new_bytes(self) -> int:
+        """The bytes of its files. After a repack, the whole packs are counted too: as large as a copy without donors."""
+        return self.body.new_bytes + (self.body.alone_bytes if self.self_contained else 0)
+
+    @property
     def id(self) -> str:
         """Return its ten-character id."""
         return self.body.id

@@ -337,7 +337,7 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
     """Yield the nearest tier from its own log, and the further ones as that log states them."""
     live = history.live
     url, room = store.url, _room(store.url)
-    used = sum(checkpoint.body.new_bytes for checkpoint in live)
+    used = sum(checkpoint.new_bytes for checkpoint in live)
     capacity = None if room is None else used + room
     yield TierSeen(nearest_name(history), url, len(live), live[-1].step if live else None, 0, 0.0, used, capacity)
     drained = drained_to(history)

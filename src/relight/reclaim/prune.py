@@ -112,7 +112,7 @@ def plan_prune(
             for verdict, careful_verdict in zip(verdicts, careful, strict=True)
         ]
     going = {verdict.id for verdict in verdicts if not verdict.keep}
-    freed = sum(checkpoint.body.new_bytes for checkpoint in history.live if checkpoint.id in going)
+    freed = sum(checkpoint.new_bytes for checkpoint in history.live if checkpoint.id in going)
     sound = tuple(
         checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) and checkpoint.id not in going
     )
@@ -301,7 +301,7 @@ def _candidate(history: History, checkpoint: Checkpoint, verified: bool | None) 
     time_s = seconds_since_epoch(checkpoint.time)
     return Candidate(
         checkpoint.id, checkpoint.seq, checkpoint.body.steps_done - 1, metrics, history.tags_of(checkpoint.id), needed_by, verified, "",
-        checkpoint.body.new_bytes, time_s, routine=checkpoint.body.save_reason.is_routine, aside=checkpoint.id in history.rolled_back_ids,
+        checkpoint.new_bytes, time_s, routine=checkpoint.body.save_reason.is_routine, aside=checkpoint.id in history.rolled_back_ids,
         label=checkpoint.step,
     )  # fmt: skip
 

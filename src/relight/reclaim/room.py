@@ -89,7 +89,7 @@ class SpaceGuard:
     def _over(self, history: History, need: int) -> int:
         """Return the bytes beyond the capacity after ``need`` more bytes; 0 without a capacity."""
         return (
-            sum(checkpoint.body.new_bytes for checkpoint in history.live) + need - self.rules.capacity
+            sum(checkpoint.new_bytes for checkpoint in history.live) + need - self.rules.capacity
             if self.rules.capacity is not None
             else 0
         )

@@ -79,13 +79,14 @@ def _skipped(result: Resumed) -> str:
     return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(result.skipped))
 
 
-def report_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:
-    """Emit what was restored, from where, and why training may not continue bit-exactly."""
+def report_restored(found: Resumed, start: int, environment: dict[str, Any], *, part: bool) -> None:
+    """Emit what was restored, from where, and why training may not continue bit-exactly. ``part``: only a part of the state was."""
     assert found.checkpoint is not None
     emit(
         "restore.done",
-        f"resumed run {found.run!r} from step {found.checkpoint.step} (store {found.where}, {duration_text(found.seconds)}"
-        f"{'' if found.source == 'store' else f', from {found.source}'}); continuing with step {start}{_skipped(found)}",
+        f"{'restored a part of' if part else 'resumed'} run {found.run!r} from step {found.checkpoint.step} "
+        f"(store {found.where}, {duration_text(found.seconds)}{'' if found.source == 'store' else f', from {found.source}'}); "
+        f"{'the step after it is' if part else 'continuing with step'} {start}{_skipped(found)}",
         step=found.checkpoint.step,
         id=found.checkpoint.id,
         bytes=found.bytes_read,

@@ -414,7 +414,7 @@ class Index:
                 state.history.retired[checkpoint_id].step,
                 "delete" if checkpoint_id in state.due else "retired",
                 record.body.reason if isinstance(record.body, RetireBody) else "",
-                state.history.retired[checkpoint_id].body.new_bytes,
+                state.history.retired[checkpoint_id].new_bytes,
             )
             for state, checkpoint_id, record in retired
         ]
@@ -629,7 +629,7 @@ class Index:
             ("parents", ", ".join(root.parents)),
             ("requires", ", ".join(checkpoint.requires)),
             ("directory", checkpoint.directory_in(state.name)),
-            ("new bytes", checkpoint.body.new_bytes),
+            ("new bytes", checkpoint.new_bytes),
             ("lossy", checkpoint.body.lossy),
         ]
         facts += [(f"metric {name}", value) for name, value in checkpoint.metrics.items()]

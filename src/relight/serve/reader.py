@@ -225,7 +225,7 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
         incidents,
         accounts,
         "; ".join(f"record {fault.seq}: {fault.reason}" for fault in view.faults[:3]),
-        bytes=sum(checkpoint.body.new_bytes for checkpoint in history.live),
+        bytes=sum(checkpoint.new_bytes for checkpoint in history.live),
         gap_s=statistics.median(gaps) if gaps else None,
         good=good,
         good_at=seconds_since_epoch(good.time) if good else None,
