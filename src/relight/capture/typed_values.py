@@ -54,10 +54,10 @@ def like(live: Any, stored: Any, path: str) -> Any:
     if isinstance(live, torch.Tensor) and isinstance(stored, torch.Tensor):
         return stored if stored.device == live.device or live.is_meta else stored.to(live.device)
     if isinstance(live, dict) and type(stored) is dict:
-        values = {key: like(live.get(key), value, f"{path}/{key}") for key, value in stored.items()}
+        entries = {key: like(live.get(key), value, f"{path}/{key}") for key, value in stored.items()}
         if type(live) is defaultdict:
-            return defaultdict(live.default_factory, values)
-        return type(live)(values) if type(live) in (OrderedDict, Counter) else values
+            return defaultdict(live.default_factory, entries)
+        return type(live)(entries) if type(live) in (OrderedDict, Counter) else entries
     if isinstance(live, (list, tuple, deque)) and type(stored) in (list, tuple):
         values = [like(live[i] if i < len(live) else None, value, f"{path}/{i}") for i, value in enumerate(stored)]
         if type(live) is deque:
