@@ -457,3 +457,16 @@ def test_a_creation_that_cannot_be_read_back_is_uncertain(
         monkeypatch.setattr(store, "overwrite", answer)
         with pytest.raises(Uncertain):
             create("log/2", b"mine")
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_unfinished_uploads_are_listed_at_the_stores_server(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """The client of unfinished uploads uses the endpoint and region of the store's requests, and none sends unsigned ones."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    client = boto3_client()
+    assert (client.meta.endpoint_url, client.meta.region_name) == ("http://127.0.0.1:9", "eu-west-1")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert boto3_client() is None and ObjectStore("s3://bucket/prefix").uploads("run") == []

@@ -18,6 +18,7 @@ from relight.settings.environment import PREFIX, PROCESS_VARIABLES, environment,
 from relight.settings.file import FILE, checked
 from relight.settings.marks import marks
 from relight.settings.registry import settings_by_name, settings_by_variable, typed_text
+from relight.store.object_client import s3_server
 from relight.store.urls import local_path
 from relight.supervise.settings import read_settings
 
@@ -40,14 +41,7 @@ def collect_config(url: str) -> ConfigFacts:
         file=str(file.absolute()) if exists else "",
         file_error=error,
         key_files=tuple(_key_files(url)),
-        endpoint=next(
-            (
-                value
-                for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-                if (value := os.environ.get(name, ""))
-            ),
-            "",
-        ),
+        endpoint=s3_server().endpoint or "",
         cache=_cache(now.cache) if now.cache else None,
         cache_mount=mount_of(now.cache) if now.cache else None,
         single_writer=_is_promised(),

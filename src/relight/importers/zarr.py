@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import subprocess
 import threading
 import weakref
@@ -21,7 +20,7 @@ from relight.importers.bucket import BucketFiles
 from relight.importers.files import LEVELS_MAX, SLAB_BYTES, Files
 from relight.importers.http_gateway import BucketGateway
 from relight.importers.tensors import AssembledTensor
-from relight.store.object_client import Bucket
+from relight.store.object_client import Bucket, s3_server
 from relight.units import duration_text, size_text
 from relight.zarr_process import MEMORY_BYTES, REQUEST_S, ZarrReply, ZarrRequest
 
@@ -176,13 +175,10 @@ def kvstore_of(files: Files, folder: str) -> dict[str, Any]:
     if bucket.scheme != "s3":
         files.gateway = files.gateway or BucketGateway(files)
         return files.gateway.kvstore(below)
-    for key, names in (
-        ("endpoint", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
-        ("aws_region", ("AWS_REGION", "AWS_DEFAULT_REGION")),
-    ):
-        given = next((value for name in names if (value := os.environ.get(name))), None)
+    server = s3_server()
+    for key, given in (("endpoint", server.endpoint), ("aws_region", server.region)):
         if given:
             target[key] = given
-    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):  # a public bucket
+    if server.anonymous:  # a public bucket
         target["aws_credentials"] = {"type": "anonymous"}
     return {"driver": "s3", **target}

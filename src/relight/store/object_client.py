@@ -43,6 +43,10 @@ _METADATA = ("169.254.169.254", "metadata.google.internal")
 _NO_KEYS = (
     "no credentials were found: set them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a path on a disk"
 )
+_S3_ENDPOINTS, _S3_REGIONS = (
+    ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    ("AWS_REGION", "AWS_DEFAULT_REGION"),
+)
 _S3_KEYS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -90,6 +94,23 @@ class Bucket(NamedTuple):
         if any(part in ("", ".", "..") or "\0" in part for part in prefix.split("/")) and prefix:
             raise ConfigError(f"{prefix[:80]!r} is an invalid prefix in a bucket")
         return cls(SCHEMES[scheme.lower()], name, prefix)
+
+
+class S3Server(NamedTuple):
+    """The S3 server that the environment names; None for Amazon's, or the default region. ``anonymous``: requests are not signed."""
+
+    endpoint: str | None
+    region: str | None
+    anonymous: bool
+
+
+def s3_server() -> S3Server:
+    """Return the S3 server of the environment. Every client of S3 must use it: another one would send requests to Amazon."""
+    endpoint, region = (
+        next((value for name in names if (value := os.environ.get(name))), None)
+        for names in (_S3_ENDPOINTS, _S3_REGIONS)
+    )
+    return S3Server(endpoint, region, os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"))
 
 
 class Clients(NamedTuple):
@@ -165,11 +186,7 @@ def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
             if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true"):
                 options["allow_http"] = True
             return stores.AzureStore(bucket.name, client_options=options, retry_config=retry)
-        if _plain_http(
-            os.environ.get("AWS_ENDPOINT_URL_S3")
-            or os.environ.get("AWS_ENDPOINT_URL")
-            or os.environ.get("AWS_ENDPOINT")
-        ):
+        if _plain_http(s3_server().endpoint):
             options["allow_http"] = True  # the user chose a plain http endpoint
         return stores.S3Store(
             bucket.name,

@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from relight.store.object_client import s3_server
+
 UPLOADS_MAX = 100_000
 
 
 def boto3_client() -> Any:
-    """Return a client with the environment's endpoint and credentials; None without boto3."""
+    """Return a client with the environment's endpoint, region and credentials; None without boto3, and for unsigned requests."""
+    server = s3_server()
+    if server.anonymous:
+        return None
     try:
         boto3 = importlib.import_module("boto3")
     except ImportError:
         return None
-    return boto3.client("s3")
+    return boto3.client("s3", endpoint_url=server.endpoint, region_name=server.region)
 
 
 def list_uploads(client: Any, bucket: str, prefix: str) -> list[tuple[str, str]]:
