@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relight.heartbeat import Heartbeat
+from relight.heartbeat import ENDED, Heartbeat
 from relight.settings.supervise_settings import SuperviseSettings
 from relight.supervise.limits import (
     OBSERVE_AGAIN_S,
@@ -239,6 +239,19 @@ def test_a_rank_that_has_ended_does_not_hang(beats: bool) -> None:
     if not beats:
         ranks[1].beat = None  # type: ignore[assignment]
     assert run(ranks, 600, watch, clock).what == ""
+    ranks[0].stands = True
+    verdict = run(ranks, 20, watch, clock)
+    assert (verdict.what, verdict.ranks) == ("hang", (0,))
+
+
+def test_a_rank_may_evaluate_for_hours_after_its_training() -> None:
+    """It has closed its Checkpointer, and waits for another process. The other rank still trains, and its hang is detected."""
+    ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5, pid=2)]
+    watch, clock = JobWatch(LearnedDurations(SuperviseSettings(phase_s=10.0)), 0.0), [0.0]
+    assert run(ranks, 10, watch, clock).what == ""
+    ranks[1].phase(ENDED, clock[0], 1e9)
+    ranks[1].stands = True
+    assert run(ranks, 3 * 600, watch, clock).what == ""
     ranks[0].stands = True
     verdict = run(ranks, 20, watch, clock)
     assert (verdict.what, verdict.ranks) == ("hang", (0,))

@@ -8,11 +8,13 @@ import os
 import time
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import relight
-from relight.heartbeat import PAGE_BYTES, SETTING, Heartbeat, HeartbeatPage, HeartbeatWriter, read_beat
+from relight.checkpointer import heartbeat_observer
+from relight.heartbeat import ENDED, PAGE_BYTES, SETTING, Heartbeat, HeartbeatPage, HeartbeatWriter, read_beat
 from relight.heartbeat.heartbeat_page import make_page
 
 
@@ -135,3 +137,28 @@ def test_a_child_has_no_page_of_its_parents(tmp_path: Path, monkeypatch: pytest.
     if not child:
         os._exit(int(home.heartbeat().has_reader))
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_phase_after_the_last_checkpointer_has_no_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Closing one of two changes nothing. After both, the script may do what it likes, until it opens another one."""
+
+    class Opened:
+        replica_mismatch = ""
+
+    monkeypatch.setattr(heartbeat_observer, "subscribe", lambda listener: None)
+    monkeypatch.setattr(heartbeat_observer, "last_words", [])
+    page = page_at(tmp_path)
+    observer: Any = heartbeat_observer.HeartbeatObserver(HeartbeatWriter(str(page)))
+    first, second = Opened(), Opened()
+    phases = []
+    for act in (
+        lambda: [observer.on_start(first), observer.on_start(second), observer.on_restore(first, 0, None)],
+        lambda: observer.on_end(first),
+        lambda: observer.on_end(second),
+        lambda: observer.on_start(first),
+    ):
+        act()
+        beat = read_beat(page)
+        assert beat is not None
+        phases.append(beat.phase)
+    assert phases == ["training", "training", ENDED, "starting"]

@@ -14,7 +14,7 @@ import torch
 from relight.checkpointer.observer import ObservedCheckpointer, observers
 from relight.checkpointer.step_pauses import StepPauses
 from relight.errors import Diverged, ReplicasDiffer
-from relight.heartbeat import HeartbeatWriter, heartbeat
+from relight.heartbeat import ENDED, HeartbeatWriter, heartbeat
 from relight.heartbeat.writer import last_words
 from relight.observe import Event, subscribe
 from relight.policy.rollback_env import SPIKES
@@ -36,6 +36,8 @@ class HeartbeatObserver:
         self._away: list[tuple[int, torch.Tensor]] = []
         """Steps with losses on a device that were not read yet."""
         self._open: weakref.WeakSet[ObservedCheckpointer] = weakref.WeakSet()
+        self._has_ended = False
+        """Whether the phase ``ENDED`` was published, and no Checkpointer was opened since."""
         subscribe(self._on_risk)
         last_words.append(self._leave)
 
@@ -46,8 +48,11 @@ class HeartbeatObserver:
 
     def on_start(self, ckpt: ObservedCheckpointer) -> None:
         """Remember an open Checkpointer: if the script ends by an error, it is closed as a ``with`` block would close
-        it."""
+        it. The script trains again if an earlier one was closed."""
         self._open.add(ckpt)
+        if self._has_ended:
+            self._has_ended = False
+            self._teller.phase("starting")
 
     def on_restore(self, ckpt: ObservedCheckpointer, step: int, checkpoint_id: str | None) -> None:
         """Publish the last step that the restored checkpoint has; −1 for a fresh run."""
@@ -69,9 +74,11 @@ class HeartbeatObserver:
                 raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
     def on_end(self, ckpt: ObservedCheckpointer) -> None:
-        """Publish the phase ``ending``: the rest of the script may take any time."""
+        """Publish the phase ``ENDED`` once no Checkpointer is open: the rest of the script may take any time."""
         self._open.discard(ckpt)
-        self._teller.phase("ending")
+        if not self._open:
+            self._has_ended = True
+            self._teller.phase(ENDED)
 
     def _leave(self, error: Exception) -> None:
         for ckpt in list(self._open):

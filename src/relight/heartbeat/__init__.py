@@ -18,9 +18,10 @@ from relight.heartbeat.risk import RiskWarning, read_risk, risk_path, write_risk
 from relight.heartbeat.save_request import request_path, take_request, write_request
 from relight.heartbeat.standby import assert_past_standby
 from relight.heartbeat.supervisor_process import is_supervisor_gone, record_supervisor
-from relight.heartbeat.writer import HANDING_OVER, SETTING, HeartbeatWriter, heartbeat, phase
+from relight.heartbeat.writer import ENDED, HANDING_OVER, SETTING, HeartbeatWriter, heartbeat, phase
 
 __all__ = [
+    "ENDED",
     "HANDING_OVER",
     "LATE_AFTER",
     "PAGE_BYTES",

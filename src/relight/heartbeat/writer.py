@@ -19,6 +19,8 @@ SETTING = "RELIGHT_HEARTBEAT"
 
 HANDING_OVER = "handing over"
 """The phase of a rank that saves the state of a rank that has died: the supervisor lets it finish."""
+ENDED = "ended"
+"""The phase of a rank that has closed its Checkpointer: the rest of its script may take any time."""
 
 
 class HeartbeatWriter:

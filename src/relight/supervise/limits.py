@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
-from relight.heartbeat import LATE_AFTER, Heartbeat
+from relight.heartbeat import ENDED, LATE_AFTER, Heartbeat
 from relight.settings.supervise_settings import SuperviseSettings
 from relight.units import duration_text
 
@@ -91,8 +91,13 @@ class RankObservation(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """Return whether the process exists. One that has ended normally cannot hang, and no other rank waits for it."""
+        """Return whether the process exists."""
         return bool(self.state)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the rank has ended, or has closed its Checkpointer. It cannot hang, and no other rank waits for it."""
+        return not self.state or (self.beat is not None and self.beat.phase == ENDED)
 
 
 class HangVerdict(NamedTuple):
@@ -186,7 +191,7 @@ class JobWatch:
         return beat.since, self._usual.late_after(beat)
 
     def _is_late(self, rank: int, sight: RankObservation, now: float) -> bool:
-        if not sight.exists:
+        if sight.is_over:
             return False
         since, limit = self._limit(rank, sight)
         if sight.state in STOPPED:  # no progress is possible, whatever its phase
@@ -229,7 +234,7 @@ class JobWatch:
 
 
 def _others(sights: Mapping[int, RankObservation], late: set[int]) -> list[RankObservation]:
-    return [sight for rank, sight in sights.items() if rank not in late and sight.exists]
+    return [sight for rank, sight in sights.items() if rank not in late and not sight.is_over]
 
 
 def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
