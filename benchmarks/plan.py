@@ -56,8 +56,8 @@ def predicted(measured: dict[str, MeasuredTime], size: int) -> dict[str, float]:
         levels=("memory", "store"),
     )
     answer = plan(question)
-    store = answer.levels[-1].costs
-    return {"stall": answer.levels[0].costs.stall_s, "durable": store.durable_s, "load": store.restart_s - start_s}
+    store = answer.sources[-1]
+    return {"stall": answer.costs.stall_s, "durable": store.has_after_s, "load": store.restart_s - start_s}
 
 
 def main() -> int:

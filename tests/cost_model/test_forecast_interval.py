@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from relight.cost_model import Costs, Level, best_interval, best_levels, daly, waste, young
-from relight.cost_model.levels import total_waste
+from relight.cost_model import Costs, best_interval, daly, waste, young
 from relight.errors import ConfigError
 
 AUPY = 7519.0, 600.0, 660.0
@@ -93,41 +92,3 @@ def test_invalid_costs_and_rates_are_refused(bad: float) -> None:
         best_interval(bad, Costs(1, 1, 1))
     with pytest.raises(ConfigError):
         best_interval(1e-4, Costs(1, 1, 1), at_least_s=10, at_most_s=5)
-
-
-THREE = [
-    Level("memory", Costs(0.05, 0.05, 20), 0.2),
-    Level("peers", Costs(0.1, 0.1, 40), 0.78),
-    Level("store", Costs(0.5, 0.5, 180), 0.02),
-]
-
-
-def test_levels_are_multiples_of_each_other() -> None:
-    """Each level's interval is a multiple of the one before. For 405B on 16k GPUs the loss is the first-order one."""
-    result = best_levels(1 / (185.6 * 60), THREE)
-    for level in result.levels:
-        assert level.interval_s == pytest.approx(result.levels[0].interval_s * level.multiple)
-    assert [level.multiple for level in result.levels] == sorted(level.multiple for level in result.levels)
-    assert result.waste == pytest.approx(0.0084 + 0.0060, abs=0.006)
-
-
-def test_no_other_multiples_lose_less() -> None:
-    """Brute force over base and multiples finds nothing better by more than a thousandth of the loss."""
-    rate = 1 / (185.6 * 60)
-    result = best_levels(rate, THREE)
-    best = min(
-        total_waste(rate, THREE, [base, base * peers, base * peers * store])
-        for base in [10 * 1.05**k for k in range(80)]
-        for peers in (1, 2, 3)
-        for store in range(1, 40)
-    )
-    assert result.waste <= best * 1.001
-
-
-def test_one_level_is_the_plain_optimum_and_shares_must_be_whole() -> None:
-    """With all failures on one level the result is ``best_interval``. Shares that do not sum to 1 are refused."""
-    costs = Costs(5, 20, 100)
-    result = best_levels(1e-4, [Level("store", costs, 1.0)])
-    assert result.levels[0].interval_s == pytest.approx(best_interval(1e-4, costs).seconds, rel=1e-3)
-    with pytest.raises(ConfigError):
-        best_levels(1e-4, [Level("store", costs, 0.5)])

@@ -32,17 +32,45 @@ def ask(model: str = "70B", **changes: object) -> Question:
 
 
 def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
-    """No other interval of the nearest level with the same multiples loses less, and the store alone loses more."""
+    """No other interval loses less, none is shorter than a save takes until durable, and the store alone loses more."""
     for model, gpus in (("8B", 64), ("70B", 512), ("405B", 16384), ("1T", 16384)):
         result = plan(ask(model, layout=ParallelLayout(gpus), belief=prior(gpus)))
-        base = result.best.levels[0].interval_s
-        durable = max(
-            level.costs.durable_s / nested.multiple for level, nested in zip(result.levels, result.best.levels)
-        )
+        best_s, durable_s = result.best.seconds, result.sources[-1].has_after_s
+        assert best_s >= durable_s
         for factor in (0.5, 0.8, 0.95, 1.05, 1.3, 2, 5):
-            if base * factor >= durable:
-                assert result.lost_at(base * factor) >= result.best.waste - 1e-9
-        assert result.best.waste <= result.store_only[1]
+            if best_s * factor >= durable_s:
+                assert result.lost_at(best_s * factor) >= result.best.waste - 1e-9
+        assert result.best.waste <= result.store_only.waste
+
+
+def test_peers_do_not_have_a_save_before_the_store() -> None:
+    """Peers get a save after its commit. They shorten restores, and do not make saves more frequent or safe earlier."""
+    slow = {"store_write": 1e9, "store_read": 1e9}
+    alone, protected = (
+        plan(ask(paces=slow, belief=prior(512), levels=levels))
+        for levels in (("memory", "store"), ("memory", "peers", "store"))
+    )
+    _, peers, store = protected.sources
+    assert peers.has_after_s > store.has_after_s == pytest.approx(980, rel=0.01)
+    assert peers.restart_s < store.restart_s - 900
+    assert protected.best.seconds == alone.best.seconds >= store.has_after_s
+    assert protected.costs.durable_s == pytest.approx(alone.costs.durable_s)
+    assert protected.costs.restart_s == pytest.approx(alone.costs.restart_s - peers.share * 980, rel=0.01)
+
+
+def test_peers_gain_nothing_where_a_restore_from_the_store_takes_as_long() -> None:
+    """Goodput is the same with and without peers if both are read at the speed of a node's link."""
+    paces = {"store_write": 1e9, "store_read": 1e15}
+    alone, protected = (
+        plan(ask(paces=paces, levels=levels)).goodput for levels in (("memory", "store"), ("memory", "peers", "store"))
+    )
+    assert protected == pytest.approx(alone, abs=1e-9)
+
+
+def test_costs_of_nothing_give_an_interval() -> None:
+    """Saves that take no time are a millisecond apart, so that rates and shares are finite."""
+    free = MeasuredTime(0.0, 0.0, "given")
+    assert plan(ask(measured={"stall": free, "durable": free})).best.seconds == pytest.approx(1e-3)
 
 
 def test_times_follow_from_bytes_and_paces() -> None:
@@ -50,9 +78,9 @@ def test_times_follow_from_bytes_and_paces() -> None:
     numbers are marked as given."""
     result = plan(ask(paces={"copy": 10e9, "store_write": 10e9, "store_read": 5e9}, start_s=100.0))
     share = 980e9 / 512
-    assert result.levels[0].costs.stall_s == pytest.approx(share / 10e9)
-    assert result.levels[-1].costs.durable_s == pytest.approx(98 + share / 10e9)
-    assert result.levels[-1].costs.restart_s == pytest.approx(100 + 196)
+    assert result.costs.stall_s == pytest.approx(share / 10e9)
+    assert result.sources[-1].has_after_s == pytest.approx(98 + share / 10e9)
+    assert result.sources[-1].restart_s == pytest.approx(100 + 196)
     assert result.known["copy"].source == result.known["start"].source == "given"
     assert result.known["link"].source == "assumed"
 
@@ -76,9 +104,9 @@ def test_measured_times_are_used_unchanged() -> None:
         "load": MeasuredTime(0, 2e-9, "bench"),
     }
     result = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))
-    assert result.levels[0].costs.stall_s == 0.1
-    assert result.levels[-1].costs.durable_s == pytest.approx(1 + 14)
-    assert result.levels[-1].costs.restart_s == pytest.approx(result.known["start"].value + 28)
+    assert result.costs.stall_s == 0.1
+    assert result.sources[-1].has_after_s == pytest.approx(1 + 14)
+    assert result.sources[-1].restart_s == pytest.approx(result.known["start"].value + 28)
     assert result.known["durable_s"].source == "bench"
 
 
@@ -153,6 +181,11 @@ def test_presets_differ_by_their_numbers() -> None:
     assert "checkpoint.keep.monthly" in keys["enterprise"]
     assert "checkpoint.peers.copies" in keys["large-model"]
     assert "checkpoint.peers.copies" not in keys["medium"]
+    for name in SCENARIOS:
+        expected, snapshots = preset(name).plan, 4 if "checkpoint.peers.copies" in keys[name] else 2
+        assert expected.host_bytes == pytest.approx(
+            snapshots * expected.question.size.bytes / expected.question.layout.nodes
+        )
     with pytest.raises(ConfigError, match="no preset"):
         preset("tiny")
 

@@ -143,14 +143,25 @@ def test_a_save_counts_only_once_it_is_durable() -> None:
     assert kept.restored == {"memory": 1}
 
 
-def test_memory_goes_with_its_machine_and_peers_have_it() -> None:
-    """If a machine is lost, the store has the durable save, its peers have the newer one."""
-    made = one_kind(days=0.1, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=60.0, peers_s=5.0))
-    calendar_ = Calendar((2030.0,), (0,))
+@pytest.mark.parametrize(
+    ("failures", "restored", "lost_s"),
+    [
+        ((2030.0,), {"peers": 1}, 1030.0),  # the save of step 2000 is not committed
+        ((2062.0,), {"near": 1}, 62.0),  # it is committed, and being sent to peers
+        ((2070.0,), {"peers": 1}, 70.0),  # they have it
+        ((2062.0, 2500.0), {"near": 2}, 62.0 + 318.0),  # the lost machine no longer sends it
+    ],
+)
+def test_peers_have_a_save_only_after_its_commit(
+    failures: tuple[float, ...], restored: dict[str, int], lost_s: float
+) -> None:
+    """A machine that is lost before the commit of a save takes it along. Peers have a save 5 s after its commit."""
+    made = one_kind(days=0.04, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=60.0, peers_s=5.0))
+    calendar_ = Calendar(failures, (0,) * len(failures))
     alone = simulate(made, policy_of("1000steps,last=1"), 0, calendar=calendar_)
     peers = simulate(made, policy_of("1000steps,last=1,copies=1"), 0, calendar=calendar_)
-    assert (alone.restored, peers.restored) == ({"near": 1}, {"peers": 1})
-    assert alone.spent["failure"]["lost"] - peers.spent["failure"]["lost"] == pytest.approx(1000.0)
+    assert peers.restored == restored
+    assert peers.spent["failure"]["lost"] == alone.spent["failure"]["lost"] == pytest.approx(lost_s)
 
 
 def test_own_disks_go_with_their_machine_and_the_further_tier_is_left() -> None:

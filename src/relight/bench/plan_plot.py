@@ -21,28 +21,25 @@ def draw(plan: JobPlan, path: Path) -> None:
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
     axes.set_facecolor(PAPER)
-    best, alone = plan.best.levels[0].interval_s, plan.store_only[0]
-    low, high = min(best, alone) / 8, max(best, alone, plan.levels[-1].costs.durable_s) * 30
+    best, alone, durable_s = plan.best.seconds, plan.store_only.seconds, plan.sources[-1].has_after_s
+    low, high = durable_s or best / 8, max(best, alone) * 30  # no interval is shorter than a save takes until durable
     intervals = [low * (high / low) ** (index / POINTS) for index in range(POINTS + 1)]
-    if len(plan.levels) > 1:
-        names = ", ".join(level.name for level in plan.levels)
+    if len(plan.sources) > 1:
         axes.plot(
             intervals,
             [100 * (1 - plan.lost_at(interval_s)) for interval_s in intervals],
             color=OURS,
-            label=f"{names}: the nearest level's interval",
+            label=f"restores from {', '.join(source.name for source in plan.sources)}",
         )
         _mark(axes, best, plan.goodput, OURS)
-    durable = plan.levels[-1].costs.durable_s
-    far = [interval_s for interval_s in intervals if interval_s >= durable]
     axes.plot(
-        far,
-        [100 * (1 - plan.store_lost_at(interval_s)) for interval_s in far],
+        intervals,
+        [100 * (1 - plan.store_lost_at(interval_s)) for interval_s in intervals],
         color=STORE,
         ls="--",
-        label="the store alone: from its saves' duration on",
+        label="restores from the store alone",
     )
-    _mark(axes, alone, 1 - plan.store_only[1], STORE)
+    _mark(axes, alone, 1 - plan.store_only.waste, STORE)
     axes.set_xscale("log")
     ticks = [
         tick

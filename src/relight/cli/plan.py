@@ -55,7 +55,9 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 @click.option("--link", metavar="SIZE", help="Bytes a second from one node to another or to the store.")
 @click.option("--store-write", metavar="SIZE", help="Bytes a second that the store accepts from all nodes together.")
 @click.option("--store-read", metavar="SIZE", help="Bytes a second that the store delivers to all nodes together.")
-@click.option("--levels", default="memory,peers,store", show_default=True, metavar="LIST", help="Where saves go.")
+@click.option(
+    "--levels", default="memory,peers,store", show_default=True, metavar="LIST", help="Where restores may read from."
+)
 @click.option(
     "--window", default="60s", show_default=True, metavar="TIME", help="Time in which a save, or a load, must finish."
 )
@@ -251,18 +253,17 @@ def show(plan: JobPlan, description: str) -> None:
     )
     click.echo()
     table(
-        ["level", "saves every", "durable after", "back after", "of failures"],
+        ["restored from", "of failures", "has a save after", "back after"],
         [
             [
-                nested.name,
-                duration_text(nested.interval_s),
-                duration_text(level.costs.durable_s),
-                duration_text(level.costs.restart_s),
-                percent_text(level.share, 0),
+                source.name,
+                percent_text(source.share, 0),
+                duration_text(source.has_after_s),
+                duration_text(source.restart_s),
             ]
-            for nested, level in zip(plan.best.levels, plan.levels)
+            for source in plan.sources
         ],
-        right=("saves every", "durable after", "back after", "of failures"),
+        right=("of failures", "has a save after", "back after"),
     )
     click.echo()
     facts_list([*_facts(plan), *((f"{name} a month", count_text(amount)) for name, amount in plan.month.items())])
@@ -292,16 +293,15 @@ def _value(name: str, value: float) -> str:
 def _facts(plan: JobPlan) -> list[tuple[str, object]]:
     question = plan.question
     window, total = question.window_s, question.size.bytes
-    stall = plan.levels[0].costs.stall_s
-    interval, lost = plan.store_only
-    store = plan.best.levels[-1].interval_s
+    stall, interval = plan.costs.stall_s, plan.best.seconds
     return [
+        ("saves", f"every {duration_text(interval)}"),
         ("goodput", (f"{percent_text(plan.goodput, 2)} expected; "
-         f"{percent_text(1 - lost, 2)} with the store alone, at {duration_text(interval)}")),
-        ("stall", f"{duration_text(stall)} a save, {percent_text(stall / plan.best.levels[0].interval_s)} of the time"),
+         f"{percent_text(1 - plan.store_only.waste, 2)} if all restores read from the store")),
+        ("stall", f"{duration_text(stall)} a save, {percent_text(stall / interval)} of the time"),
         ("host memory", f"{size_text(plan.host_bytes)} a node for snapshots"),
         ("write", (f"{rate_text(total / window)} for a save in {duration_text(window)}, "
-         f"{rate_text(total / store)} at one in {duration_text(store)}")),
+         f"{rate_text(total / interval)} at one in {duration_text(interval)}")),
         ("read", f"{rate_text(plan.load_bytes / window)} for a load in {duration_text(window)}, {size_text(plan.load_bytes)} in all"),
         ("storage", f"{size_text(plan.kept_bytes)} for {question.kept} kept and one being written"),
         *_bounded(plan),
@@ -313,7 +313,7 @@ def _bounded(plan: JobPlan) -> list[tuple[str, object]]:
     question = plan.question
     bounds = [f"at_least={duration_text(question.at_least_s)}"] if question.at_least_s else []
     bounds += [f"at_most={duration_text(question.at_most_s)}"] if question.at_most_s is not None else []
-    return [("bound", costly(", ".join(bounds), plan.bound_cost, plan.free.levels[0].interval_s))] if bounds else []
+    return [("bound", costly(", ".join(bounds), plan.bound_cost, plan.free.seconds))] if bounds else []
 
 
 def to_dict(plan: JobPlan, description: str) -> dict[str, Any]:
@@ -321,18 +321,18 @@ def to_dict(plan: JobPlan, description: str) -> dict[str, Any]:
     question, layout = plan.question, plan.question.layout
     return {
         "model": description, "gpus": layout.gpus, "nodes": layout.nodes, "parts": dict(question.size.parts), "bytes": question.size.bytes,
-        "goodput": plan.goodput, "stall_s": plan.levels[0].costs.stall_s, "host_bytes": plan.host_bytes, "load_bytes": plan.load_bytes,
+        "goodput": plan.goodput, "stall_s": plan.costs.stall_s, "host_bytes": plan.host_bytes, "load_bytes": plan.load_bytes,
         "write_bytes_per_s": question.size.bytes / question.window_s, "read_bytes_per_s": plan.load_bytes / question.window_s,
         "window_s": question.window_s, "kept": question.kept, "kept_bytes": plan.kept_bytes, "month": plan.month,
-        "store_only": {"interval_s": plan.store_only[0], "goodput": 1 - plan.store_only[1]},
-        "levels": [
-            {"name": nested.name, "interval_s": nested.interval_s, "multiple": nested.multiple, "durable_s": level.costs.durable_s,
-             "restart_s": level.costs.restart_s, "share": level.share}
-            for nested, level in zip(plan.best.levels, plan.levels)
+        "store_only": {"interval_s": plan.store_only.seconds, "goodput": 1 - plan.store_only.waste},
+        "interval_s": plan.best.seconds,
+        "restored_from": [
+            {"name": source.name, "share": source.share, "has_after_s": source.has_after_s, "restart_s": source.restart_s}
+            for source in plan.sources
         ],
         "bound": {
             "at_least_s": question.at_least_s, "at_most_s": question.at_most_s, "cost": plan.bound_cost,
-            "free_interval_s": plan.free.levels[0].interval_s, "free_goodput": 1 - plan.free.waste,
+            "free_interval_s": plan.free.seconds, "free_goodput": 1 - plan.free.waste,
         },
         "known": {name: {"value": known.value, "source": known.source} for name, known in plan.known.items()},
     }  # fmt: skip

@@ -7,7 +7,7 @@ All intervals are seconds from the beginning of one save to the beginning of the
 """
 
 from relight.cost_model.interval import Costs, Interval, best_interval, daly, waste, young
-from relight.cost_model.levels import Level, Levels, Nested, best_levels, level_intervals
+from relight.cost_model.levels import Level, Nested, level_intervals
 from relight.cost_model.rates import PUBLISHED, Belief, PublishedRate, learn, prior
 from relight.cost_model.schedule import IntervalBounds, ScheduleDecision, ScheduleInput, decide
 
@@ -18,13 +18,11 @@ __all__ = [
     "Interval",
     "IntervalBounds",
     "Level",
-    "Levels",
     "Nested",
     "PublishedRate",
     "ScheduleDecision",
     "ScheduleInput",
     "best_interval",
-    "best_levels",
     "daly",
     "decide",
     "learn",

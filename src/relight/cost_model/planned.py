@@ -1,5 +1,5 @@
-"""Plans a job: what saving a model costs on a cluster, the interval for each level, the share of time lost; each number
-with its source."""
+"""Plans a job: what saving a model costs on a cluster, the save interval, the share of time lost; each number with its
+source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from relight.cost_model.interval import Costs, best_interval
-from relight.cost_model.levels import Level, Levels, best_levels, total_waste
+from relight.cost_model.interval import Costs, Interval, best_interval, waste
 from relight.cost_model.rates import Belief
 from relight.cost_model.schedule import RESTART_PER_DEVICE_S, RESTART_S
 from relight.cost_model.sizing import Size
@@ -41,6 +40,8 @@ def share_restored_from(number: int, count: int) -> float:
 
 SLOTS = 2
 """Snapshots that a node's memory holds: one stays complete while the next one is copied."""
+INTERVAL_MIN_S = 1e-3
+"""Shortest interval of a plan in seconds, also if saves cost nothing: shares and rates are divided by it."""
 MONTH_S = 365.25 / 12 * 86400.0
 
 
@@ -137,18 +138,36 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreSource:
+    """A place from which a job restores after some of the failures. It gets every save."""
+
+    name: str
+    has_after_s: float
+    """Seconds from the beginning of a save until this place has it."""
+    restart_s: float
+    """Seconds from a failure to the first step after it."""
+    share: float
+    """Share of the failures that are restored from this place, because no nearer one survives them."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobPlan:
     """The plan."""
 
     question: Question
     known: Mapping[str, KnownNumber]
     """Each number that the plan uses, with its source."""
-    levels: tuple[Level, ...]
-    best: Levels
-    store_only: tuple[float, float]
-    """With only the store: the interval, and the share of time lost."""
-    free: Levels
-    """The best levels without the user's bounds."""
+    sources: tuple[RestoreSource, ...]
+    """Near to far. The last one is the store."""
+    costs: Costs
+    """Means over all failures."""
+    store_costs: Costs
+    """Costs if every restore reads from the store."""
+    best: Interval
+    store_only: Interval
+    """The best interval if every restore reads from the store."""
+    free: Interval
+    """The best interval without the user's bounds."""
 
     @property
     def goodput(self) -> float:
@@ -156,18 +175,13 @@ class JobPlan:
         return 1.0 - self.best.waste
 
     def lost_at(self, interval_s: float) -> float:
-        """Return the share of time lost if the nearest level saved at that interval, and the others at their multiples
-        of it."""
-        return total_waste(
-            self.question.belief.rate_per_s, self.levels, [interval_s * level.multiple for level in self.best.levels]
-        )
+        """Return the share of time lost with saves at that interval."""
+        return waste(interval_s, self.question.belief.rate_per_s, self.costs)
 
     def store_lost_at(self, interval_s: float, worse: float = 1.0) -> float:
         """Return the share of time lost with only the store, with saves at that interval, and ``worse`` times as many
         failures."""
-        only = self.levels[-1]
-        alone = Level(only.name, Costs(self.levels[0].costs.stall_s, only.costs.durable_s, only.costs.restart_s), 1.0)
-        return total_waste(self.question.belief.rate_per_s * worse, [alone], [interval_s])
+        return waste(interval_s, self.question.belief.rate_per_s * worse, self.store_costs)
 
     @property
     def kept_bytes(self) -> int:
@@ -184,7 +198,7 @@ class JobPlan:
     def host_bytes(self) -> int:
         """Return the bytes of memory of each node for snapshots; twice as many with peers."""
         own = SLOTS * self.question.size.bytes / self.question.layout.nodes
-        return round(own * (2 if any(level.name == "peers" for level in self.levels) else 1))
+        return round(own * (2 if any(source.name == "peers" for source in self.sources) else 1))
 
     @property
     def load_bytes(self) -> float:
@@ -219,19 +233,17 @@ def plan(question: Question) -> JobPlan:
         )
     known["mtbf"] = KnownNumber(question.belief.mtbf_s, question.rate_source)
     times = _times(question, {name: number.value for name, number in known.items()}, known)
-    levels = _levels(question, times, known["start"].value)
-    rate = question.belief.rate_per_s
-    free = best_levels(rate, levels)
-    most_s = math.inf if question.at_most_s is None else question.at_most_s
-    bounded = bool(question.at_least_s) or question.at_most_s is not None
-    best = best_levels(rate, levels, at_least_s=question.at_least_s, at_most_s=most_s) if bounded else free
-    far = levels[-1].costs
-    least_s = max(far.durable_s, question.at_least_s)
-    costs = Costs(times["stall"], far.durable_s, far.restart_s)
-    alone = best_interval(rate, costs, at_least_s=least_s, at_most_s=max(least_s, most_s))
+    sources = _sources(question, times, known["start"].value)
+    store, rate = sources[-1], question.belief.rate_per_s
+    costs, store_costs = _mean_costs(times["stall"], sources), Costs(times["stall"], store.has_after_s, store.restart_s)
+    free_least_s = max(store.has_after_s, INTERVAL_MIN_S)
+    least_s = max(free_least_s, question.at_least_s)
+    most_s = math.inf if question.at_most_s is None else max(least_s, question.at_most_s)
+    best, alone = (best_interval(rate, each, at_least_s=least_s, at_most_s=most_s) for each in (costs, store_costs))
+    free = best_interval(rate, costs, at_least_s=free_least_s)
     if question.stored is not None:
         known["stored"] = question.stored
-    return JobPlan(question, known, levels, best, (alone.seconds, alone.waste), free)
+    return JobPlan(question, known, sources, costs, store_costs, best, alone, free)
 
 
 def _times(question: Question, pace: Mapping[str, float], known: dict[str, KnownNumber]) -> dict[str, float]:
@@ -240,12 +252,12 @@ def _times(question: Question, pace: Mapping[str, float], known: dict[str, Known
     gpu, node, resident = size / layout.gpus, size / layout.nodes, layout.resident(question.size)
     node_resident = resident * min(layout.per_node, layout.gpus)
     times = {
-        "stall": gpu / pace["copy"], "load from memory": resident / pace["copy"],
+        "stall": gpu / pace["copy"], "from memory": resident / pace["copy"],
         "to peers": node / pace["link"], "from peers": node_resident / pace["link"],
-        "to the store": max(size / pace["store_write"], node / pace["link"]),
-        "from the store": max(resident * layout.gpus / pace["store_read"], node_resident / pace["link"]),
+        "to store": max(size / pace["store_write"], node / pace["link"]),
+        "from store": max(resident * layout.gpus / pace["store_read"], node_resident / pace["link"]),
     }  # fmt: skip
-    for name, replaced in (("stall", "stall"), ("durable", "to the store"), ("load", "from the store")):
+    for name, replaced in (("stall", "stall"), ("durable", "to store"), ("load", "from store")):
         if name in question.measured:
             measured = question.measured[name]
             times[replaced] = measured.seconds(node_resident if name == "load" else node)
@@ -253,11 +265,8 @@ def _times(question: Question, pace: Mapping[str, float], known: dict[str, Known
     return times
 
 
-def _levels(question: Question, times: Mapping[str, float], start_s: float) -> tuple[Level, ...]:
-    """Return the levels, near to far.
-
-    Only the snapshot stalls the steps; it is then copied to the other levels without a further stall.
-    """
+def _sources(question: Question, times: Mapping[str, float], start_s: float) -> tuple[RestoreSource, ...]:
+    """Return the places that restores read from, near to far. Peers get a save once it is durable in the store."""
     wanted = [
         name
         for name in ("memory", "peers", "store")
@@ -268,25 +277,24 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
             f"levels must be some of memory and peers, and always store, not {', '.join(question.levels)[:60]}",
             hint="--levels memory,store",
         )
-    stall = times["stall"]
-    measured = "durable" in question.measured
-    costs = {
-        "memory": Costs(stall, stall, start_s + times["load from memory"]),
-        "peers": Costs(stall, stall + times["to peers"], start_s + times["from peers"]),
-        "store": Costs(
-            stall,
-            max(stall, times["to the store"]) if measured else stall + times["to the store"],
-            start_s + times["from the store"],
-        ),
-    }
-    shares = {"memory": SHARES["memory"], "store": SHARES["store"], "peers": 1 - SHARES["memory"] - SHARES["store"]}
-    levels, carried = [], 0.0
-    for position, name in enumerate(wanted):
-        share = 1.0 - carried if name == "store" else shares[name]
-        carried += share
-        cost = costs[name]
-        levels.append(Level(name, cost if position == 0 else Costs(0.0, cost.durable_s, cost.restart_s), share))
-    return tuple(levels)
+    stall, to_store = times["stall"], times["to store"]
+    durable_s = max(stall, to_store) if "durable" in question.measured else stall + to_store
+    has_after_s = {"memory": stall, "peers": durable_s + times["to peers"], "store": durable_s}
+    shares = {"memory": SHARES["memory"], "peers": 1 - SHARES["memory"] - SHARES["store"]}
+    shares["store"] = 1 - sum(shares[name] for name in wanted if name != "store")
+    return tuple(
+        RestoreSource(name, has_after_s[name], start_s + times[f"from {name}"], shares[name]) for name in wanted
+    )
+
+
+def _mean_costs(stall_s: float, sources: Sequence[RestoreSource]) -> Costs:
+    """Return the costs as means over all failures.
+
+    A snapshot in memory counts at once, because the agent commits it after a failure of the trainer. After any other
+    failure, only a save counts that was durable in the store: no peer has another one.
+    """
+    late_s = sum(source.share for source in sources if source.name != "memory") * (sources[-1].has_after_s - stall_s)
+    return Costs(stall_s, stall_s + late_s, sum(source.share * source.restart_s for source in sources))
 
 
 def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:

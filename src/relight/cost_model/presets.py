@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relight.cost_model.planned import JobPlan, ParallelLayout, Question, plan
 from relight.cost_model.rates import prior
@@ -120,7 +120,7 @@ class Preset:
     def toml(self) -> str:
         """Return the text of ``relight.toml``."""
         plan = self.plan
-        layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
+        layout, levels = plan.question.layout, "" if "peers" in plan.question.levels else " --levels memory,store"
         head = [
             f"# relight config preset {self.name}: {self.summary}",
             f"# Expected: goodput {percent_text(plan.goodput, 2)}; {size_text(self.memory_bytes)} of each node's memory for snapshots.",
@@ -170,10 +170,14 @@ def preset(
         layout=layout,
         belief=prior(gpus),
         rate_source=f"published rates of {gpus:,} GPUs",
-        levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"),
+        levels=("memory", "store"),
         kept=scenario.kept,
     )
     planned = plan(question)
+    if scenario.peers and layout.nodes > 1:
+        protected = plan(replace(question, levels=("memory", "peers", "store")))
+        if protected.goodput - planned.goodput >= GAIN or scenario.guarded:
+            planned = protected
     description = (
         scenario.summary
         if (model, gpus) == (scenario.model, scenario.gpus)
@@ -188,8 +192,8 @@ def preset(
 
 
 def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
-    store, stall = job_plan.levels[-1].costs, job_plan.levels[0].costs.stall_s
-    least = _up(max(store.durable_s, 1.0))
+    durable_s, stall = job_plan.sources[-1].has_after_s, job_plan.costs.stall_s
+    least = _up(max(durable_s, 1.0))
 
     def lost_at(interval_s: float) -> float:
         return job_plan.store_lost_at(interval_s, WORSE)
@@ -197,14 +201,14 @@ def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     longest, least_lost = _longest(lost_at, least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
-    best = f"best: {duration_text(job_plan.store_only[0])}"
+    best = f"best: {duration_text(job_plan.store_only.seconds)}"
     worse = (
         f"costs {percent_text(lost_at(most) - least_lost)} more of the time if failures are {WORSE:g} times as frequent"
     )
     apart = f"no two within {duration_text(stall / scenario.overhead)}, as one takes {duration_text(stall)}"
     return [
         PresetLine("checkpoint.adaptive", "at_least", f"{least:g}s",
-                       f"a save takes {duration_text(store.durable_s)} until it is durable in the store"),
+                       f"a save takes {duration_text(durable_s)} until it is durable in the store"),
         PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
             f"{best}; no failure takes more than {duration_text(LOST_MAX_S)} of work" if capped else f"{best}; this {worse}",
@@ -243,20 +247,11 @@ def _keeping(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
 
 def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
     lines, layout, size = [], job_plan.question.layout, job_plan.question.size.bytes
-    share = size / layout.nodes
-    if scenario.peers and layout.nodes > 1:
-        near = Question(
-            size=job_plan.question.size,
-            layout=layout,
-            belief=job_plan.question.belief,
-            rate_source=job_plan.question.rate_source,
-            levels=("memory", "store"),
-        )
-        gain = job_plan.goodput - plan(near).goodput
-        if gain >= GAIN or scenario.guarded:
-            memory = f"{size_text(2 * share)} of each node's memory"
-            why = f"goodput {'+' * (gain >= 0)}{percent_text(gain, 2)}, for {memory}: another node holds its snapshot"
-            lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
+    if "peers" in job_plan.question.levels:
+        without = plan(replace(job_plan.question, levels=("memory", "store")))
+        memory = f"{size_text(job_plan.host_bytes - without.host_bytes)} of each node's memory"
+        why = f"goodput +{percent_text(job_plan.goodput - without.goodput, 2)}, for {memory}: a new node restores from another node's"
+        lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
     if scenario.sparing:
         rank = size / layout.gpus
         lines += [
@@ -309,7 +304,7 @@ def _first(copies: str, keys: str) -> tuple[str, ...]:
 
 
 def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
-    start, back = job_plan.known["start"].value, max(level.costs.restart_s for level in job_plan.levels)
+    start, back = job_plan.known["start"].value, max(source.restart_s for source in job_plan.sources)
     others = job_plan.question.layout.nodes > 1
     idle = scenario.cheap or scenario.sparing
     waits = (

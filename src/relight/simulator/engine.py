@@ -66,6 +66,8 @@ class _Simulation:
         self.began_step = self.from_step = 0
         self.last_save_s = 0.0
         self.writing: SimulatedSave | None = None
+        self.sending: SimulatedSave | None = None
+        """The newest committed save, which peers get unless a node is lost meanwhile. A newer one replaces it."""
         self.plan = 0
         """Number of the current plan for the next save. A due event with an older number is ignored."""
         self.held_up = False
@@ -169,8 +171,6 @@ class _Simulation:
         self.saves += 1
         self.last_save_s, self.from_step, self.writing = now, self._ended(), made
         self._push(now + max(save.durable_s, save.stall_s), _DURABLE, made)
-        if self.policy.peers is not None:
-            self._push(now + max(save.peers_s, save.stall_s), _PEERED, made)
         if save.stall_s:
             self.phase = _STALLED
             self._push(now + save.stall_s, _SEALED, made, self.life)
@@ -184,7 +184,7 @@ class _Simulation:
         self._plan_save(now)
 
     def _peered(self, now: float, made: SimulatedSave) -> None:
-        if not made.gone:
+        if made is self.sending and not made.gone:
             self.shelf.protect(made)
 
     def _made_durable(self, now: float, made: SimulatedSave) -> None:
@@ -193,6 +193,9 @@ class _Simulation:
         self.writing = None
         self.durable += 1
         self.shelf.commit(made, now)
+        if self.policy.peers is not None:
+            self.sending = made
+            self._push(now + self.scenario.save.peers_s, _PEERED, made)
         self._drain(now)
         self.schedule.saved(now, self.scenario.save.stall_s, now - made.begun, self._ended())
         self.shelf.pace(self.schedule.decision)
@@ -300,6 +303,8 @@ class _Simulation:
         if self.writing is not None and (lost or not self.policy.memory or not self.writing.sealed):
             self.writing.gone = True
             self.writing = None
+        if lost:
+            self.sending = None
         work, place = self.shelf.best(lost, before)
         self.restored[place] += 1
         self.spent[cause][LOST] += self.work - work

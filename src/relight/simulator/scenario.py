@@ -60,9 +60,9 @@ class SavingCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     stall_s: Seconds = 1.0
     """Seconds that training waits."""
     durable_s: Seconds = 30.0
-    """Seconds from the beginning of a save until it survives the loss of its writers."""
+    """Seconds from the beginning of a save until its commit: it survives the loss of its writers."""
     peers_s: Seconds = 5.0
-    """Seconds from the beginning of a save until other nodes have it in memory."""
+    """Seconds from the commit of a save until other nodes have it in memory."""
     bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
     restorable: Share = 1.0
     """Share of stored checkpoints that can be restored.
