@@ -227,11 +227,24 @@ class DriveStates(StripedStore):
             if has_more and self._reloaded().number > state.number:  # else that file is damaged
                 self._report_since(state)
                 return self._current(required=required)
+        if len(self._absent) == len(self._drives) and self._is_another_store():
+            return self._reloaded()
         if required and len(self._absent) == len(self._drives):
             raise StoreUnavailable(
                 "all directories of this store are missing", where=self.url, hint="are the drives mounted?"
             )
         return state
+
+    def _is_another_store(self) -> bool:
+        """Return whether the store was deleted, and a new one was created in all places. Then forget the first one."""
+        seen = dict(self._seen_at)
+        records, _ = self._records()
+        ids = {record.id for record in records.values()}
+        if len(records) < len(self._roots) or len(ids) != 1 or self._stripe_id in ids:
+            self._seen_at = seen
+            return False
+        self._stripe_id, self._absent = "", {}
+        return True
 
     def _reloaded(self) -> MirrorState:
         self._state = None
