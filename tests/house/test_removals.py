@@ -18,6 +18,7 @@ OWN = {
     "store/durable.py": "a temporary file next to its target, by the random name that this call made; what is longer than a writer has written",
     "store/blocks.py": "blocks of the cache: names of digits in directories of hexadecimal names that the cache made",
     "supervise/shared_pages.py": "the supervisor's private directory in memory, made by this process, and those of killed supervisors of this user: exact form, owner, mode and marker checked by descriptor",
+    "supervise/launch.py": "the directory with copies of stderr, by the random name that torch made in this process; not one that the user named",
     "supervise/incidents.py": "accounts and incidents by the whole names under which this process wrote them",
     "export/atomic_output.py": "the directory next to the target, by the random name that this export made, or a dead one that held its lock; weights of an earlier export",
     "export/newest.py": "names of one exact form, below the locked directory of versions that this export or an earlier one made",
