@@ -21,9 +21,10 @@ def draw(plan: JobPlan, path: Path) -> None:
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
     axes.set_facecolor(PAPER)
-    best, alone, durable_s = plan.best.seconds, plan.store_only.seconds, plan.sources[-1].has_after_s
-    low, high = durable_s or best / 8, max(best, alone) * 30  # no interval is shorter than a save takes until durable
-    intervals = [low * (high / low) ** (index / POINTS) for index in range(POINTS + 1)]
+    best, alone = plan.best.seconds, plan.store_only.seconds
+    low, high = min(best, alone) / 8, max(best, alone) * 30
+    least = max(low, plan.sources[-1].has_after_s)  # saves do not overlap
+    intervals = [least * (high / least) ** (index / POINTS) for index in range(POINTS + 1)]
     if len(plan.sources) > 1:
         axes.plot(
             intervals,
