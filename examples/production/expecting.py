@@ -21,10 +21,10 @@ def expect(true: object, what: str) -> None:
     print(f"    as expected: {what}", flush=True)
 
 
-def wait_until(true: Callable[[], Any], what: str) -> None:
-    """Wait until it is true. Raise ``Unexpected`` after ``PATIENCE_S`` seconds."""
-    ends = time.monotonic() + PATIENCE_S
+def wait_until(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until it is true. Raise ``Unexpected`` after ``patience_s`` seconds."""
+    ends = time.monotonic() + patience_s
     while not true():
         if time.monotonic() > ends:
-            raise Unexpected(f"not within {PATIENCE_S:.0f} s: {what}")
+            raise Unexpected(f"not within {patience_s:.0f} s: {what}")
         time.sleep(0.1)

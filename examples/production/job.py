@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud import Cloud
-from expecting import Unexpected, wait_until
+from expecting import PATIENCE_S, Unexpected, wait_until
 from onlookers import Onlookers
 
 from relight.comm.ports import free_port
@@ -133,10 +133,16 @@ class Job:
         with (self.folder / "follower.log").open("wb") as out:
             self.follower = subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out)
 
-    def end(self, code: int, what: str, these: list[subprocess.Popen[bytes]] | None = None) -> None:
+    def end(
+        self,
+        code: int,
+        what: str,
+        these: list[subprocess.Popen[bytes]] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """Wait until those nodes, or all, have ended with this exit code."""
         ending = [*(self.processes if these is None else these)]
-        wait_until(lambda: all(process.poll() is not None for process in ending), what)
+        wait_until(lambda: all(process.poll() is not None for process in ending), what, patience_s)
         codes = [process.returncode for process in ending]
         self.processes = [process for process in self.processes if process not in ending]
         if codes != [code] * len(ending):

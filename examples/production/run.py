@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from cloud import Cloud  # noqa: E402
-from expecting import Unexpected, expect  # noqa: E402
+from expecting import PATIENCE_S, Unexpected, expect  # noqa: E402
 from features import CHECKS, FEATURES, draw, left_out, table  # noqa: E402
 from job import NODES, Job  # noqa: E402
 from report import write_report  # noqa: E402
@@ -27,6 +27,8 @@ from stages import NEEDS, STAGES, Stage, preempted  # noqa: E402
 DISK_MB = 256
 APART, END_AFTER = 15, 30
 """Steps from one trouble to the next at least, and after the last one."""
+SLOW_STEP_S = 2.0
+"""Seconds of a step on the simulated accelerator, on a machine that is busy with others."""
 BUSY = "the next save came before it was sent"
 """Reason of peers for a part that was not sent, on a machine that has too much to do."""
 
@@ -46,7 +48,8 @@ def straight_run(
     try:
         for until, nodes in [*legs, (steps, NODES)]:
             job.start(nodes, "--until", str(until))
-            job.end(0, f"the run to which nothing happens, to step {until}")
+            what = f"the run to which nothing happens, to step {until}"
+            job.end(0, what, patience_s=PATIENCE_S + SLOW_STEP_S * until)
         made = steps - (arguments.count("--without"))
         expect(len(job.losses()) == job.lines() == made, f"{made} steps, each once")
         expect(not job.incidents(), "no incidents")

@@ -273,7 +273,7 @@ def strangers(job: Job, rng: random.Random) -> None:
     lost = range(node * EACH, (node + 1) * EACH)
     expect(
         all(read.get(rank) == restored[rank] for rank in lost),
-        f"the other node's memory restored ranks {lost[0]} and {lost[-1]}: all {sum(read[rank] for rank in lost):,} bytes",
+        f"the other node's memory restored ranks {lost[0]} and {lost[-1]}: {sum(read.get(rank, 0) for rank in lost):,} bytes",
     )
 
 
@@ -291,10 +291,10 @@ def answer_to(address: tuple[str, int], *, tls: bool) -> bytes:
 
 
 def protected(job: Job, node: int) -> bool:
-    """Return whether the newest checkpoint's parts of that node are in the other node's memory, too."""
-    newest = job.events("save.durable")[-1]["id"]
-    sent = {event["rank"] for event in job.events("peers.sent") if event["checkpoint"] == newest}
-    return sent >= {*range(node * EACH, (node + 1) * EACH)}
+    """Return whether the other node's memory has that node's parts of the newest checkpoint, and no save is being made."""
+    newest, asked = (job.events(name)[-1] for name in ("save.durable", "save.requested"))
+    sent = {event["rank"] for event in job.events("peers.sent") if event["checkpoint"] == newest["id"]}
+    return asked["step"] <= newest["step"] and sent >= {*range(node * EACH, (node + 1) * EACH)}
 
 
 def unplugged(job: Job, rng: random.Random) -> None:
