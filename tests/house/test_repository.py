@@ -137,10 +137,8 @@ def test_every_ignored_rule_has_its_reason() -> None:
 
 def test_each_fragment_of_the_changelog_has_a_kind_and_bullets() -> None:
     """A fragment's name ends with a known kind. Each of its lines is a bullet with a text, or continues one."""
-    fragments = changelog.fragments()
-    assert fragments, "no fragment was found: nothing would be checked"
     wrong = []
-    for fragment in fragments:
+    for fragment in changelog.fragments():  # none, right after a release
         try:
             changelog.kind_of(fragment)
         except ValueError as error:
