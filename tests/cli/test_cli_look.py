@@ -80,7 +80,12 @@ def test_empty_stores_and_runs_are_reported(relight, tmp_path: Path) -> None:
     assert relight("show", tmp_path / "runs/demo").code == 1
     shutil.rmtree(tmp_path / "runs/demo")
     assert relight("ls", tmp_path / "runs").out == "no run yet\n"
-    assert relight("verify", tmp_path / "runs", "--json").json == {"ok": True, "checkpoints": [], "log": []}
+    assert relight("verify", tmp_path / "runs", "--json").json == {
+        "ok": True,
+        "checkpoints": [],
+        "log": [],
+        "removed": [],
+    }
 
 
 def test_a_damaged_record_is_a_warning_on_stderr(relight, runs: Path) -> None:

@@ -59,7 +59,7 @@ def sound(run: Run) -> list[int]:
 
 def test_sizes_and_donors_are_those_after_the_repack(run: str) -> None:
     """``new_bytes`` is the size of the files, and ``relight show`` names no donor."""
-    execute_repack(plan_repack(opened(run), [opened(run).choose("latest")]))
+    execute_repack(plan_repack(opened(run)))
     newest = fold(opened(run).view()).live[-1]
     folder = Path(run) / newest.body.dir
     assert newest.new_bytes == pytest.approx(

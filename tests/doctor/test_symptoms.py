@@ -100,7 +100,9 @@ def another_thread(tmp_path: Path) -> str:
 def other_threads(tmp_path: Path) -> str:
     at_hand.fill(tmp_path / "runs")
     with logged_messages() as lines:
-        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), environment={"threads": 8}), 300, {"threads": 2})
+        report_restored(
+            Resumed(checkpoint=_newest(tmp_path / "runs"), environment={"threads": 8}), 300, {"threads": 2}, part=False
+        )
     return "\n".join(lines)
 
 
@@ -135,7 +137,7 @@ def other_ranks(tmp_path: Path) -> str:
     remapped = remap_rank_state({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
     at_hand.fill(tmp_path / "runs")
     with logged_messages() as lines:
-        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=remapped.notes), 300, {})
+        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=remapped.notes), 300, {}, part=False)
     return "\n".join(lines)
 
 

@@ -102,7 +102,7 @@ OTHERS: dict[str, tuple[str, str]] = {
         "tensors: not in every release of torch",
         "DisableTorchFunctionSubclass to_local wait _coalesced_ _make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor shard_order _indices _values dim",
     ),
-    "torch_private/torchdata.py": ("torchdata's loader", "next_iter_state _iterator"),
+    "torch_private/torchdata.py": ("torchdata's loader and its iterator", "next_iter_state _iterator state_dict"),
     "torch_private/torchrun.py": ("torch's rendezvous handlers", "_op_executor _state_holder"),
 }
 """For each file: the objects of others that it asks, and the names of the attributes."""

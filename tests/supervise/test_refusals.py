@@ -121,7 +121,7 @@ def test_a_refused_poll_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) ->
         raise errors.pop(0)
 
     agent: Any = SupervisedAgent.__new__(SupervisedAgent)
-    agent._pcontext, agent._is_refused = SubprocessContext.__new__(SubprocessContext), False
+    agent._pcontext, agent._is_refused, agent._keeps_logs = SubprocessContext.__new__(SubprocessContext), False, True
     agent._supervisor = SimpleNamespace(poll=refuse, announced="", incarnation=SimpleNamespace(steps=0))
     monkeypatch.setattr(elastic_agent, "_exits", lambda _: {0: None})
     emitted: list[Event] = []

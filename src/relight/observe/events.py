@@ -298,8 +298,7 @@ def _report_failure(listener: Callable[[Event], None], error: Exception) -> None
         if listener in _failed:
             return
         _failed.append(listener)
-    name = getattr(listener, "__qualname__", type(listener).__qualname__)
-    text = f"subscriber {name} failed: {type(error).__name__}: {error}; training continues, and the subscriber gets the next events"
+    text = f"subscriber {listener!r} failed: {type(error).__name__}: {error}; training continues, and the subscriber gets the next events"
     if console.applies(logger):
         console.show(logger, "", logging.WARNING, text, {})
     else:
