@@ -70,6 +70,13 @@ def test_bytes_damaged_in_one_read_are_read_again() -> None:
     )
 
 
+def flipped(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
 def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
     """Retention verifies the newest checkpoint before it retires others.
 
@@ -83,9 +90,7 @@ def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
     attempt.save(request(1, {**contents, "adapter": weights(0.25, 5)}, None))
     second = attempt.save(request(2, {**contents, "adapter": weights(0.25, 6)}, None))
     (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(data)
+    flipped(file)
     verified: dict[str, bool] = {}
     prune_a_share(store, "r", Keep(last=1), verified=verified, log=attempt.place.log, epoch=attempt.epoch)
     assert verified[second.id] is False
@@ -93,13 +98,6 @@ def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
     third = attempt.save(request(3, contents, None))
     assert body_of(store, "r", third.id).requires == []
     check(store, "r", third.id, contents)
-
-
-def flipped(file: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(data)
 
 
 def test_damage_that_another_process_recorded_is_not_built_on(tmp_path: Path) -> None:
@@ -274,9 +272,7 @@ def test_damage_of_a_reused_chunk_names_the_donors_file(tmp_path: Path) -> None:
     first = attempt.save(request(0, contents, smaller))
     second = attempt.save(request(1, contents, smaller))
     (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(data)
+    flipped(file)
     checkpoint = Run(store, "r").history().find(second.id)
     assert checkpoint is not None
     (finding,) = verify_checkpoint(store, Run(store, "r").view(), checkpoint)
