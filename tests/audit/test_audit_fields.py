@@ -313,3 +313,11 @@ def test_a_path_that_is_not_utf_8_is_recorded(tmp_path: Path, monkeypatch: pytes
     ended = CliRunner().invoke(cli, ["tag", f"{tmp_path}/\udcff/run@latest", "good"])
     assert ended.exit_code == 2 or not isinstance(ended.exception, UnicodeError), ended.exception
     assert book.entries()[-1].what == "tag" and book.entries()[-1].how in ("failed", "refused")
+
+
+def test_secrets_of_a_command_line_are_masked() -> None:
+    """A command that is one argument, such as that of ``relight follow --run``, is recorded without what its options hide."""
+    line = "python eval.py --api-key sk-123 --data /big --password='two words' {checkpoint}"
+    given = ActionFacts(given={"command_line": line}).record()["given.command_line"]
+    assert "sk-123" not in given and "words" not in given
+    assert given.startswith("python eval.py --api-key ") and "--data /big" in given

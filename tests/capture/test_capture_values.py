@@ -66,6 +66,13 @@ def test_special_dicts_keep_their_kind_in_place() -> None:
     assert live == kinds and all(type(live[key]) is type(kinds[key]) for key in kinds)
 
 
+def test_one_value_of_a_counter_replaces_the_live_one() -> None:
+    """A partial restore does not add to the numbers of a live Counter."""
+    live = {"seen": collections.Counter(a=1, b=2)}
+    restore(save({"seen": collections.Counter(a=3, b=5)}, rng=False), live, only=["seen/a"])
+    assert live == {"seen": collections.Counter(a=3, b=2)}
+
+
 def test_an_unfilled_tensor_list_is_filled_in_place() -> None:
     """Write tensors in live lists and tuples in place, because the optimizer and the caller refer to them."""
     w, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))

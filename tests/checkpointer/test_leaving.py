@@ -14,6 +14,7 @@ from torch import nn
 import relight
 from relight.checkpointer import boundary
 from relight.observe import counters
+from relight.run_records.run_end import has_ended
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +146,19 @@ def test_an_exit_within_the_block_saves_the_last_step(tmp_path: Path) -> None:
     assert saved.step == 5 and saved.body.reason == "end"
     assert torch.equal(relight.load(tmp_path / "s" / "run")["model"]["weight"], model.weight)
     assert ckpt.ended.exit_code == 0
+
+
+@pytest.mark.parametrize(("code", "kind"), [(None, "end"), (0, "end"), (85, "exception"), ("failed", "exception")])
+def test_an_exit_with_a_code_is_no_normal_end(code: int | str | None, kind: str, tmp_path: Path) -> None:
+    """A scheduler may start the job again, so followers must wait for it, and the dashboard must not call it finished."""
+    model = nn.Linear(4, 4)
+    with (
+        pytest.raises(SystemExit),
+        relight.Checkpointer(tmp_path / "s" / "run", save=None, model=model, background=False) as ckpt,
+    ):
+        for step in range(ckpt.restore(), 3):
+            ckpt.step(step)
+        sys.exit(code)
+    (saved,) = relight.open(tmp_path / "s" / "run").checkpoints()
+    assert saved.step == 2 and saved.body.save_reason.kind == kind
+    assert has_ended(relight.open(tmp_path / "s" / "run").run().history(), None) == (kind == "end")

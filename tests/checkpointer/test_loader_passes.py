@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import relight
 from relight.capture import watch_loaders
+from relight.capture.loaders import loader_doubts
 
 BATCHES, BATCH = 12, 4
 BROKEN = (7, 30)
@@ -53,10 +55,16 @@ def batches_of(loader: DataLoader) -> Iterator[list[list[float]]]:
         yield [part.tolist() for part in batch]
 
 
-def train(run: Path, loader: Any, stop: int, within: Callable[[Any], object] = lambda loader: None) -> list[Any]:
+def train(
+    run: Path,
+    loader: Any,
+    stop: int,
+    within: Callable[[Any], object] = lambda loader: None,
+    at: tuple[int, ...] = (3, 16),
+) -> list[Any]:
     """Train from the newest checkpoint to step ``stop``, and save each step. Return the batches.
 
-    ``within``: called with the loader in two steps, before the step is reported.
+    ``within``: called with the loader in the steps ``at``, before the step is reported.
     """
     seen = []
     ckpt = relight.Checkpointer(run, loader=loader, save=relight.every(steps=1), background=False)
@@ -64,7 +72,7 @@ def train(run: Path, loader: Any, stop: int, within: Callable[[Any], object] = l
     while step < stop:
         for batch in batches_of(loader):
             seen.append(batch)
-            if step in (3, 16):
+            if step in at:
                 within(loader)
             ckpt.step(step)
             step += 1
@@ -91,6 +99,17 @@ def test_a_pass_within_a_training_epoch_leaves_the_position(kind, within, stop, 
     first = train(tmp_path / "stopped", build(kind), stop, WITHIN[within])
     torch.manual_seed(1)
     assert first + train(tmp_path / "stopped", build(kind), 20, WITHIN[within]) == straight
+
+
+@pytest.mark.parametrize("stop", [1, 4, 13, 18])
+@pytest.mark.parametrize("within", WITHIN)
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_pass_within_the_first_step_of_a_training_epoch(kind, within, stop, tmp_path) -> None:
+    """The same before the loop has reported a step of the outer pass: an evaluation at step 0, and at an epoch's start."""
+    straight = train(tmp_path / "straight", build(kind), 20, WITHIN[within], at=(0, BATCHES))
+    first = train(tmp_path / "stopped", build(kind), stop, WITHIN[within], at=(0, BATCHES))
+    torch.manual_seed(1)
+    assert first + train(tmp_path / "stopped", build(kind), 20, WITHIN[within], at=(0, BATCHES)) == straight
 
 
 @pytest.mark.parametrize("stop", [4, 18])
@@ -122,6 +141,50 @@ def test_a_batch_that_fails_and_is_left_out_is_left_out_again(stop, workers, tmp
     straight = train(tmp_path / "straight", build(broken=BROKEN, num_workers=workers), 22)
     first = train(tmp_path / "stopped", build(broken=BROKEN, num_workers=workers), stop)
     assert first + train(tmp_path / "stopped", build(broken=BROKEN, num_workers=workers), 22) == straight
+
+
+def test_a_batch_that_came_too_late_is_delivered_by_the_next_try(tmp_path, monkeypatch) -> None:
+    """After a timeout, the loader gives the same batch again: it does not count as left out."""
+    straight = train(tmp_path / "straight", build(num_workers=1, timeout=60), 8)
+    loader, late = build(num_workers=1, timeout=60), [2, 5]
+    own = _MultiProcessingDataLoaderIter._try_get_data
+
+    def try_get(self: Any, timeout: float = 5.0) -> Any:
+        if late and self._rcvd_idx == late[0]:
+            late.pop(0)
+            return False, None
+        return own(self, timeout)
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", try_get)
+    ckpt = relight.Checkpointer(tmp_path / "run", loader=loader, save=relight.every(steps=1), background=False)
+    step, seen, batches, failed = ckpt.restore(), [], iter(loader), 0
+    while step < 7:
+        try:
+            batch = next(batches)
+        except RuntimeError as error:
+            assert "timed out" in str(error)
+            failed += 1
+            continue
+        seen.append([part.tolist() for part in batch])
+        ckpt.step(step)
+        step += 1
+    ckpt.close()
+    assert failed == 2
+    assert seen + train(tmp_path / "run", build(num_workers=1, timeout=60), 8) == straight
+
+
+def test_iterators_that_deliver_by_turns_are_reported(tmp_path) -> None:
+    """A checkpoint has one position for a loader, so pairs of batches of two iterators would change silently."""
+    loader = build()
+    ckpt = relight.Checkpointer(tmp_path / "run", loader=loader, save=relight.every(steps=1), background=False)
+    step = ckpt.restore()
+    for _ in zip(loader, loader, strict=True):
+        ckpt.step(step)
+        step += 1
+        if step == 3:
+            break
+    ckpt.close()
+    assert any("by turns" in doubt for doubt in loader_doubts("loader", loader))
 
 
 def test_the_samples_of_a_failed_batch_count_as_used(tmp_path) -> None:

@@ -16,7 +16,9 @@ import pytest
 from at_hand import environment, ids, request
 
 from relight.catalog import open_run
+from relight.cli.followed import _Over
 from relight.commit import Attempt
+from relight.monitoring.overview import RunSeen
 from relight.run_records.results import EvaluationResult, results_of
 from relight.save_reason import END
 from relight.store import open_bytes
@@ -219,6 +221,30 @@ def test_a_process_that_does_not_trust_its_own_records_evaluates_nothing(
         assert answer.code == 2 and "RELIGHT_SIGN" in answer.err and not Path("ran").exists()
     monkeypatch.setenv("RELIGHT_SIGN", own[0])
     assert relight("follow", "signed/demo", "--run", command).code == 0 and Path("ran").read_text() == "x"
+
+
+def test_a_command_that_cannot_be_started_is_shown_without_secrets(runs: Path, relight) -> None:
+    """Its error goes to the terminal, to logs and to the audit log."""
+    answer = relight("follow", "runs/demo", "--run", "./none --api-key sk-123 --data x", "--once")
+    assert answer.code == 2 and "--data x" in answer.err and "sk-123" not in answer.err
+
+
+def test_a_run_that_pauses_is_waited_for_as_long_as_idle_states(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events of this machine that are older than a day do not end it earlier. The normal end does, at any age."""
+    monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
+    day, now = 86400.0, time.time()
+    seen = RunSeen("s", "demo", began_at=now - 3 * day, committed_at=now - 2 * day, last_event_at=now - 2 * day, active=False)
+    for idle_s, row, is_over in [
+        (7 * day, seen, False),
+        (1.5 * day, seen, True),
+        (7 * day, seen._replace(has_ended=True), True),
+        (7 * day, seen._replace(has_ended=True, began_at=now - day), False),  # another machine has it now
+    ]:
+        over = _Over(str(runs / "demo"), idle_s)
+        monkeypatch.setattr(over._watcher, "poll", lambda now, row=row: [row])
+        assert over() is is_over, (idle_s, row)
 
 
 def test_a_checkpoint_is_no_run(runs: Path, relight) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -206,3 +208,34 @@ def test_a_reader_never_sees_a_mixture(folder: bool, tmp_path: Path) -> None:
     """A slice of ``python -m tests.export.newest_kills``."""
     outcome = kill_exports(tmp_path, 5, seed=3, folder=folder)
     assert not outcome.wrong and outcome.steps > 3, (outcome, (tmp_path / "output").read_text()[-2000:])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("target", ["served/", "served.safetensors"])
+def test_a_file_system_without_locks(target: str, number: int, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Lustre without ``flock``, and NFS without lock service, an export works without a lock, and leaves nothing."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    options = SHARDS if target.endswith("/") else Options()
+    with NewestExport(target, options) as newest:
+        for step in (1, 2):
+            newest.export(opened(step))
+    assert not [name for name in os.listdir() if "exporting" in name]
+
+
+def test_a_lock_that_fails_leaves_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try of an export that fails would otherwise leave a directory and a descriptor."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    for target, options in (("x.safetensors", Options()), ("served/", SHARDS)):
+        with pytest.raises(RelightError, match="Input/output error"), NewestExport(target, options) as newest:
+            newest.export(opened(1))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not [name for name in os.listdir() if "exporting" in name]

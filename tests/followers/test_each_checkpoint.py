@@ -11,6 +11,7 @@ import pytest
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.followers.each_checkpoint import Ending, Selection, each_checkpoint, is_finished, waiting
+from relight.followers.followed_log import FollowedLog
 from relight.format import encode_tree
 from relight.format.root_keys import SUSPECT
 from relight.format.topics import ROLLED_BACK, RollbackNote
@@ -260,3 +261,23 @@ def test_a_run_that_was_begun_again_is_followed(trainer: Trainer, tmp_path: Path
     (tmp_path / "s/run").rename(tmp_path / "old")
     Trainer(tmp_path / "s").save(1)
     assert next(steps).step == 1
+
+
+def test_a_damaged_record_is_read_once(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log with a record that stays damaged is not read again from its begin at each poll."""
+    log = FollowedLog(trainer.store, "run")
+    path = sorted(each for each in Path(trainer.store.url, "run", "log").rglob("*") if each.is_file())[2]
+    path.write_bytes(b"{" + path.read_bytes())
+    head = log.read().head
+    made, begin = list[str](), Log.__init__
+    assert log.read().faults
+
+    def counted(self: Log, *given: object, **options: object) -> None:
+        made.append("log")
+        begin(self, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Log, "__init__", counted)
+    for _ in range(5):
+        log.read()
+    trainer.save(7)
+    assert log.read().head > head and made == []

@@ -2,7 +2,7 @@
 
 JSON: ``run``, ``save`` (``every`` or ``best``), ``steps``, and optionally ``fresh``, ``environment`` (of each rank), ``writer``, ``seen``
 (a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``), ``odd`` (the step from which
-each rank's model gives an entry that it does not take back). Prints where it began and how it ended.
+each rank's model gives an entry that it does not take back), ``exits`` (the step after which all ranks call ``sys.exit()``). Prints where it began and how it ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import relight
 from relight.checkpointer import awaited
+from relight.observe import subscribe
 
 
 class Gives(torch.nn.Linear):
@@ -44,6 +45,8 @@ def main() -> None:
     odd = options.get("odd", [1 << 30] * world)[rank]
     model = Gives(2, 2)
     model.odd = odd == 0
+    unsaved = list[int]()
+    subscribe(lambda event: unsaved.append(event.fields["step"]) if event.name == "save.failed" else None)
     report = {"start": -1, "step": -1, "error": "", "kind": ""}
     try:
         with relight.Checkpointer(
@@ -62,8 +65,11 @@ def main() -> None:
                 report["step"] = step
                 model.odd = step >= odd
                 ckpt.step(step, loss=1.0, **({"val_loss": 1.0} if [rank, step] == seen else {}))
-    except Exception as error:
+                if step == options.get("exits"):
+                    sys.exit(0)
+    except (Exception, SystemExit) as error:
         report.update(error=str(error), kind=type(error).__name__)
+    report["unsaved"] = unsaved
     print(json.dumps(report), flush=True)
     os._exit(0)
 

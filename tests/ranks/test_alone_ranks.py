@@ -64,6 +64,15 @@ def test_all_ranks_save_and_end_together_if_their_metric_never_comes(tmp_path: P
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(("exits", "is_saved"), [(2, False), (3, True)])
+def test_an_exit_within_the_block_reports_what_is_not_saved(exits: int, is_saved: bool, tmp_path: Path) -> None:
+    """One rank cannot save for the others, which may still train. What ``sys.exit()`` loses must not be lost in silence."""
+    result = reports(tmp_path, steps=60, exits=exits)
+    assert [report["kind"] for report in result] == ["SystemExit"] * 2
+    assert [report["unsaved"] for report in result] == [[] if is_saved else [exits]] * 2
+
+
+@pytest.mark.distributed
 def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
     """Evaluation may run on one rank: what it reports counts for all of them."""
     result = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])

@@ -8,9 +8,10 @@ import pytest
 from tests.log.test_log_stale_listings import save
 
 from relight.commit import Attempt
-from relight.log import Log, fold
+from relight.log import Checkpoint, History, Log, fold
 from relight.policy import Keep, keep
-from relight.reclaim import SpaceGuard
+from relight.reclaim import SpaceGuard, needs
+from relight.reclaim.prune import candidates_of
 from relight.store import LocalStore
 
 
@@ -34,6 +35,22 @@ def test_nothing_is_removed_once_no_trainer_is_there(tmp_path: Path) -> None:
     assert [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live] == ids
     report = room.prune()
     assert report is not None and report.retired == ids[:2]
+
+
+def test_a_plan_reads_the_needs_of_each_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention decides within an append to the log: with ten thousand checkpoints, no other process may append first each time."""
+    store = LocalStore(tmp_path)
+    attempt = Attempt.begin(store, "run")
+    for step in range(20):
+        save(attempt, step)
+    history, asked, needs_of = fold(Log(store, "run").read()), list[str](), needs.needs_of
+
+    def counted(history: History, checkpoint: Checkpoint) -> list[str]:
+        asked.append(checkpoint.id)
+        return needs_of(history, checkpoint)
+
+    monkeypatch.setattr(needs, "needs_of", counted)
+    assert len(candidates_of(history)) == 20 and len(asked) <= 20
 
 
 def test_who_keeps_everything_is_not_asked(tmp_path: Path) -> None:

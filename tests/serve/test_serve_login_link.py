@@ -18,7 +18,7 @@ from tests.serve.made_server import FREE, serving
 from tests.serve.made_stores import make_store
 
 from relight.serve.login_links import LINK_S, LoginLinks
-from relight.serve.state import TokenFile
+from relight.serve.state import SESSION_S, TokenFile
 
 
 def test_a_link_works_once(tmp_path: Path) -> None:
@@ -48,6 +48,21 @@ def test_a_link_expires(tmp_path: Path) -> None:
     assert links.begin_session(other)
     now[0] = LINK_S
     assert links.begin_session(secret) is None
+
+
+def test_used_links_leave_no_tokens_that_have_expired(tmp_path: Path) -> None:
+    """A login a day does not fill the list of tokens. Other tokens stay, with their states."""
+    now = [1000.0]
+    state = TokenFile(tmp_path / "serve.sqlite", clock=lambda: now[0])
+    state.new_token("grafana", "viewer", lasts_s=60)
+    for _ in range(3):
+        links = LoginLinks(state)
+        assert links.begin_session(links.new())
+        now[0] += 2 * SESSION_S
+    assert [(token.name.split(", ")[-1], token.state) for token in state.tokens()] == [
+        ("grafana", "expired"),
+        ("by login link", "expired"),
+    ]
 
 
 def printed(tmp_path: Path, *options: str, terminal: bool = True) -> tuple[str, dict[str, int]]:

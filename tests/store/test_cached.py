@@ -727,3 +727,22 @@ def test_a_block_of_a_stopped_or_killed_process_is_fetched_by_another(
     began = time.monotonic()
     with BlockCache(tmp_path / "cache").fetching("n", 0) as is_mine:
         assert is_mine and time.monotonic() - began < 30
+
+
+def test_a_forked_child_does_not_keep_a_block_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DataLoader's worker that was forked during a fetch inherits the lock. It must end with the fetch."""
+    monkeypatch.setattr(block_locks, "WAIT_S", 5.0)
+    cache = BlockCache(tmp_path / "cache")
+    with cache.fetching("n", 0) as is_mine:
+        assert is_mine
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        began = time.monotonic()
+        with BlockCache(tmp_path / "cache").fetching("n", 0):
+            assert time.monotonic() - began < 2.5
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

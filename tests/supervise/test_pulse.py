@@ -162,3 +162,34 @@ def test_the_phase_after_the_last_checkpointer_has_no_limit(monkeypatch: pytest.
         assert beat is not None
         phases.append(beat.phase)
     assert phases == ["training", "training", ENDED, "starting"]
+
+
+def test_a_checkpointer_that_never_trains_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may leave that of a teacher's weights open: work after the end of the training is no hang. Two that train both count."""
+
+    class Opened:
+        replica_mismatch = ""
+        _signals = None
+
+    monkeypatch.setattr(heartbeat_observer, "subscribe", lambda listener: None)
+    monkeypatch.setattr(heartbeat_observer, "last_words", [])
+    page = page_at(tmp_path)
+    observer: Any = heartbeat_observer.HeartbeatObserver(HeartbeatWriter(str(page)))
+    teacher, first, second = Opened(), Opened(), Opened()
+    for ckpt in (teacher, first, second):
+        observer.on_start(ckpt)
+        observer.on_restore(ckpt, 0, None)
+    phases = []
+    for act in (
+        lambda: [observer.on_step(first, 0, {}, None), observer.on_step(second, 0, {}, None)],
+        lambda: observer.on_end(second),
+        lambda: observer.on_step(first, 1, {}, None),
+        lambda: observer.on_end(first),
+        lambda: observer.on_step(teacher, 0, {}, None),
+        lambda: observer.on_end(teacher),
+    ):
+        act()
+        beat = read_beat(page)
+        assert beat is not None
+        phases.append(beat.phase)
+    assert phases == ["training", "training", "training", ENDED, "training", ENDED]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+import pytest
 
 from relight.supervise.stderr_files import KEPT_BYTES, release_printed
 
@@ -36,3 +39,19 @@ def test_what_was_printed_takes_no_space(tmp_path: Path) -> None:
     assert used(paths[0]) < 2 * KEPT_BYTES and paths[0].stat().st_size == size + len(LINE)
     assert paths[0].read_bytes()[-KEPT_BYTES:] == (LINE * (MANY + 1))[-KEPT_BYTES:]
     assert paths[2].read_bytes() == LINE * MANY
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, ""), FileNotFoundError(errno.ENOENT, ""), MemoryError()])
+def test_a_refused_call_does_not_end_a_job(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll of the ranks continues without descriptors, memory or /proc."""
+    path = tmp_path / "stderr"
+    path.write_bytes(LINE * MANY)
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    release_printed([str(path)])
+    assert path.read_bytes() == LINE * MANY

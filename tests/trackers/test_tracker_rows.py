@@ -145,7 +145,7 @@ def test_decoded_rows_equal_the_encoded_ones() -> None:
     for step, value in enumerate((1.5, math.nan, -math.inf, 2.0)):
         queue.add(step, {"loss": value})
     queue.notes.append(RelightNumbers(3, {"relight/bytes": 7.0}))
-    queue.mark_written(2)
+    queue.mark_written(queue.unwritten()[:2])
     queue.confirm(0)
     rows = decode_rows(queue.encoded())
     assert [row.step for row in rows] == [1, 2, 3]

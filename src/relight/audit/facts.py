@@ -64,7 +64,7 @@ def cut(text: str, longest: int = VALUE_MAX) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a value as text. Items of a list are joined, and values of options and variables with a secret's name are masked."""
-    if not isinstance(value, (list, tuple)):
-        return str(value)
-    return ", ".join(mask_arguments([str(item) for item in value]))
+    """Return a value as text, also a list's items and a whole command line. Values of options and variables with a secret's name are masked."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(mask_arguments([str(item) for item in value]))
+    return " ".join(mask_arguments(str(value).split(" ")))

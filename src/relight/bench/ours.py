@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from relight.format.names import parse_dir
 from relight.observe import subscribe
 from relight.observe.events import Event
 from relight.policy import Limits, every
+from relight.settings.environment import leave_out_tiers
 
 WORK_S = 0.2
 """Seconds for which training's speed is measured, before and after a save."""
@@ -144,9 +146,22 @@ class Ours:
 
 
 @contextmanager
+def without_tiers() -> Iterator[None]:
+    """Keep the settings' further tiers out of the Checkpointers that are made meanwhile."""
+    before = dict(os.environ)
+    try:
+        leave_out_tiers(os.environ)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
 def at_work(folder: Path, state: BenchState) -> Iterator[Ours]:
     """Create runs and agent, and close them at the end."""
-    runs = Ours(folder, state)
+    with without_tiers():
+        runs = Ours(folder, state)
     undo = subscribe(runs.on_event)
     try:
         yield runs

@@ -95,11 +95,20 @@ class OpenPasses(NotShared):
         self._passes = [*map(ref, self._open()), ref(new)]
 
     def outer_of(self, epoch: Epoch) -> LoaderPass | None:
-        """Return the last pass in which steps were reported, if the pass of ``epoch`` has ended; else None."""
-        passes = self._open()
-        if any(each.epoch is epoch for each in passes):
+        """Return the pass that continues if the pass of ``epoch`` has ended; else None.
+
+        It is the last one in which steps were reported, or, before any report, the last one that has delivered a batch.
+        """
+        if self.has(epoch):
             return None
-        return next((each for each in reversed(passes) if each.pace.has_steps), None)
+        passes = self._open()
+        reported = (each for each in reversed(passes) if each.pace.has_steps)
+        delivered = (each for each in reversed(passes) if each.epoch.delivered)
+        return next(reported, None) or next(delivered, None)
+
+    def has(self, epoch: Epoch | None) -> bool:
+        """Return whether the pass of ``epoch`` has not ended."""
+        return any(each.epoch is epoch for each in self._open())
 
     def __contains__(self, wanted: LoaderPass) -> bool:
         return any(each is wanted for each in self._open())
@@ -206,6 +215,8 @@ class WatchedLoader:
     lock: Lock = field(default_factory=Lock)
     users: Users = field(default_factory=Users)
     passes: OpenPasses = field(default_factory=OpenPasses)
+    interleaved: bool = False
+    """Whether two passes that have not ended have delivered batches by turns."""
     kept_s: float = float("inf")
     """Shortest time in seconds that the loader's ``state_dict`` took."""
     kept: deque[Any] | None = None

@@ -11,6 +11,7 @@ If another number of ranks resumes, a loader may continue with its shard of the 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -70,6 +71,7 @@ __all__ = [
     "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
     "own_generators", "position_in", "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader",
     "unwatch_loaders", "used", "watch_loaders"]  # fmt: skip
+_TIMED_OUT = re.compile("DataLoader timed out")
 KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
 """Positions of a stateful loader that are kept until the loop's pace is known; seconds that one ``state_dict`` may take, best of 3."""
 
@@ -99,9 +101,10 @@ class _Batches:
                 leave_rest(self._watch)
                 _notice_short(self._watch, self._epoch)
             raise
-        except Exception:  # the loop may leave this batch out, and take the next one
-            with self._watch.lock:
-                self._count_failed()
+        except Exception as error:  # the loop may leave this batch out, and take the next one
+            if not _TIMED_OUT.match(str(error)):  # then the next one is the same batch
+                with self._watch.lock:
+                    self._count_failed()
             raise
         with self._watch.lock:  # a prefetcher may take batches in another thread than the one that saves
             self._count(batch)
@@ -117,6 +120,7 @@ class _Batches:
     def _count(self, batch: Any) -> None:
         epoch, watch = self._epoch, self._watch
         if watch.epoch is not epoch and watch.pending is None and self.loader_pass in watch.passes:
+            watch.interleaved = watch.interleaved or watch.passes.has(watch.epoch)
             watch.resume_pass(self.loader_pass)
         epoch.delivered += 1
         position = epoch.position
@@ -665,6 +669,8 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
         doubts.append(
             f"{name}: it delivered several batches before the first step; whether the loop had used them all is unknown"
         )
+    if watch is not None and watch.interleaved:
+        doubts.append(f"{name}: two of its iterators deliver batches by turns, and a save has the position of one of them")
     if watch is not None and watch.unknown and not is_stateful(loader):
         doubts.append(
             f"{name}: batches it delivered before it was watched were not counted, so its position is unknown"

@@ -32,7 +32,8 @@ def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: 
     }
     if whole:
         live.clear()
-    live.update(values)
+    for key, value in values.items():  # ``Counter.update`` adds
+        live[key] = value
     return live
 
 

@@ -142,7 +142,9 @@ def choose(history: History, which: str | int) -> Chosen:
         at_step = [checkpoint for checkpoint in newest_first if checkpoint.step == int(text)]
         if at_step:
             return Chosen(at_step[0])
-    matches = [checkpoint for checkpoint in newest_first if checkpoint.id.startswith(text)] if len(text) >= 3 else []
+    # digits are a step: one that does not exist must not mean another checkpoint
+    is_id = len(text) >= 3 and (not is_step(text) or text in history.by_id)
+    matches = [checkpoint for checkpoint in newest_first if checkpoint.id.startswith(text)] if is_id else []
     if len(matches) == 1:
         return Chosen(matches[0])
     if matches:

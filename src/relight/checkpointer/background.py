@@ -205,8 +205,10 @@ class Background:
                 slots = agent.slots(size, 1, None, self._limits.deadline_s, more=True)
                 for slot in slots:
                     slot.memory.populate()
+                # not under the lock, for which the trainer waits: it takes seconds
+                usable = not shape.pinned or _pin(slots, shape.device)
                 with self._changed:
-                    if self._shape is shape and (not shape.pinned or _pin(slots, shape.device)):
+                    if self._shape is shape and usable:
                         shape.slots += slots
                         self._changed.notify_all()
                         return

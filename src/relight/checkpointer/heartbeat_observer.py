@@ -36,8 +36,10 @@ class HeartbeatObserver:
         self._away: list[tuple[int, torch.Tensor]] = []
         """Steps with losses on a device that were not read yet."""
         self._open: weakref.WeakSet[ObservedCheckpointer] = weakref.WeakSet()
+        self._trained: weakref.WeakSet[ObservedCheckpointer] = weakref.WeakSet()
+        """Open Checkpointers that have completed a step. Others, such as that of a teacher's weights, may never be closed."""
         self._has_ended = False
-        """Whether the phase ``ENDED`` was published, and no Checkpointer was opened since."""
+        """Whether the phase ``ENDED`` was published, and no Checkpointer was opened, and no step completed, since."""
         subscribe(self._on_risk)
         last_words.append(self._leave)
 
@@ -64,6 +66,8 @@ class HeartbeatObserver:
         if ckpt.replica_mismatch:
             hint = "relight run goes back to before it; what differs by design goes into per_rank="
             raise ReplicasDiffer(ckpt.replica_mismatch, where=f"before step {step}", hint=hint)
+        self._trained.add(ckpt)
+        self._has_ended = False
         losses = self._read(step, metrics.get("loss"))
         self._teller.stepped(step, losses[-1][1] if losses else math.nan)
         if ckpt._signals is None or not ckpt._signals.ending:
@@ -74,9 +78,11 @@ class HeartbeatObserver:
                 raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
     def on_end(self, ckpt: ObservedCheckpointer) -> None:
-        """Publish the phase ``ENDED`` once no Checkpointer is open: the rest of the script may take any time."""
+        """Publish the phase ``ENDED`` once no Checkpointer trains: the rest of the script may take any time."""
+        has_trained = ckpt in self._trained
         self._open.discard(ckpt)
-        if not self._open:
+        self._trained.discard(ckpt)
+        if not self._open or (has_trained and not self._trained):
             self._has_ended = True
             self._teller.phase(ENDED)
 
@@ -97,7 +103,7 @@ class HeartbeatObserver:
         if len(self._away) >= AWAY_EVERY:
             losses = [(before, float(value)) for before, value in self._away]
             self._away = []
-        self._away.append((step, loss.detach()))
+        self._away.append((step, loss.detach().clone()))  # a CUDA graph writes each step's loss to the same memory
         return losses
 
     def _on_risk(self, event: Event) -> None:

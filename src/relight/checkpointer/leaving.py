@@ -70,12 +70,15 @@ def _handed_over(ckpt: Leaving, error: Exception) -> bool:
 def _save_boundary(ckpt: Leaving, error: BaseException) -> None:
     """Save the end of the last step, if parameters and optimizer have not changed since. ``error`` may be ``SystemExit``."""
     step = ckpt._capture.boundary.step
-    if (
-        ckpt._session.attempt is None
-        or step is None
-        or ckpt._progress.saved == (step, None)
-        or ckpt._session.ranks.several
-    ):
+    if ckpt._session.attempt is None or step is None or ckpt._progress.saved == (step, None):
+        return
+    if ckpt._session.ranks.several:  # the others may still train, and a save needs them all
+        if isinstance(error, SystemExit):
+            text = (
+                f"sys.exit() left the with block after step {step}, which is not saved: one of several ranks cannot save alone; "
+                "leave the loop, or call save(), before sys.exit()"
+            )
+            emit("save.failed", text, step=step, kind="exception")
         return
     try:
         state = ckpt._capture.boundary.consistent_after(error)

@@ -145,6 +145,6 @@ class _Over:
                 continue
             began_at, event_at = seen.began_at or 0.0, seen.last_event_at or 0.0
             # an older event than the attempt: another machine has taken the run over
-            ended = not seen.active and event_at >= began_at
+            ended = seen.has_ended and event_at >= began_at
             return ended or now - max(began_at, event_at, seen.committed_at or 0.0) >= self._idle_s
         return False

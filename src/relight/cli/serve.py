@@ -136,7 +136,8 @@ def command(
     has_link = _is_here(host) and not (public or proxy_header) and (opens or sys.stderr.isatty())
     if opens and not has_link:
         raise ConfigError("--open is for a server that only this machine reaches", hint="leave out --open")
-    if not (app.state.store.tokens() or anonymous_read or proxy_header or has_link):
+    has_token = any(token.state == "valid" for token in app.state.store.tokens())
+    if not (has_token or anonymous_read or proxy_header or has_link):
         where = f" --state {escape(str(state))}" if state is not None else ""
         click.echo(
             f"there is no token yet, so no user has access: relight token new NAME --role admin{where}", err=True

@@ -18,6 +18,7 @@ from relight.demo.compare import Finished
 from relight.demo.journal import Tail
 from relight.demo.shape import DemoSize
 from relight.errors import RelightError
+from relight.settings.environment import leave_out_tiers
 from relight.units import duration_text
 
 SILENCE_S_MAX = 120.0
@@ -152,5 +153,7 @@ class DemoRun:
 
 
 def _environment() -> dict[str, str]:
-    """Return the child's environment, which limits each run to one core."""
-    return child_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    """Return the child's environment, which limits each run to one core and to the demo's store."""
+    variables = child_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    leave_out_tiers(variables)
+    return variables

@@ -19,7 +19,7 @@ from typing import Any
 from relight.comm.children import child_command, child_environment
 from relight.drill.processes import kill_below
 from relight.errors import RelightError
-from relight.settings.environment import variable_of
+from relight.settings.environment import leave_out_tiers
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_INTERVAL_S = 0.1
@@ -94,17 +94,11 @@ class Warden:
         return reply
 
 
-TIERS = variable_of("checkpoint.tiers")
-"""The variable of ``[checkpoint.tiers]``."""
-
-
 def environment() -> dict[str, str]:
     """Return the environment of the drill's processes: they write nothing elsewhere."""
     variables = child_environment()
     variables.pop("RELIGHT_ANCHOR", None)  # the anchor has the state of the real run's log
-    for name in [variable for variable in variables if variable.startswith(TIERS)]:
-        del variables[name]
-    variables[TIERS] = "{}"  # the settings' further tiers hold the real run
+    leave_out_tiers(variables)
     return variables
 
 

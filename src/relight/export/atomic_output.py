@@ -23,6 +23,8 @@ _WEIGHTS = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z|model\.safe
 """Files of a directory of weights, by the names that transformers uses."""
 _STAGING = ".exporting-"
 _TRIES = 10
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of a file system without locks, such as Lustre without the mount option ``flock``."""
 
 
 class Landing:
@@ -44,13 +46,16 @@ class Landing:
             self._sweep()
             self._make()
         except OSError as error:
+            self.__exit__()
             raise translate(error, "making room for an export", self.path) from error
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.staging, ignore_errors=True)
+        if self.staging:
+            shutil.rmtree(self.staging, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
+            self._lock = -1
 
     def _make(self) -> None:
         """Create the directory and lock it. If another export removes it before it is locked, create another one."""
@@ -59,7 +64,7 @@ class Landing:
             os.mkdir(self.staging)
             with contextlib.suppress(FileNotFoundError):
                 self._lock = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                lock_directory(self._lock, wait=True)
                 if os.path.isdir(self.staging):
                     return
                 os.close(self._lock)
@@ -108,6 +113,21 @@ class Landing:
                             shutil.rmtree(leftover, ignore_errors=True)
                     finally:
                         os.close(descriptor)
+
+
+def lock_directory(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock a directory until its descriptor is closed. Return False if another process has the lock and ``wait`` is False.
+
+    Return True without a lock if the file system has none: no other process can then lock it, or take it for a leftover.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
 
 
 def check_free(path: str, *, folder: bool, overwrite: bool) -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
 from relight.engines import IN_PROCESS, Engine
 from relight.errors import ConfigError
+from relight.export.atomic_output import lock_directory
 from relight.export.execute import ExportReport, execute_export
 from relight.export.plan import ExportPlan, is_folder, plan_export
 from relight.export.selection import Options
@@ -66,13 +67,15 @@ class NewestExport:
             with self._errors("making room for an export"):
                 make_dirs(self._disk, "/", os.path.join(os.path.realpath(self._parent), f".{self._name}.versions"))
                 self._lock = os.open(self._versions, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(self._lock)
-                raise ConfigError("another process exports to this directory", where=self.path) from None
-            with self._errors("removing what an interrupted export left"):
-                self._clean(interrupted=True)
+            with ExitStack() as failed:
+                failed.callback(self.__exit__)
+                with self._errors("locking the directory of an export"):
+                    is_free = lock_directory(self._lock)
+                if not is_free:
+                    raise ConfigError("another process exports to this directory", where=self.path)
+                with self._errors("removing what an interrupted export left"):
+                    self._clean(interrupted=True)
+                failed.pop_all()
         elif os.path.isdir(self.path):
             raise ConfigError("this is a directory", where=self.path, hint="name another target")
         return self

@@ -21,6 +21,8 @@ class FollowedLog:
 
     def _begin(self) -> None:
         self._log, self._head, self._compared_at = Log(self._store, self._run), -1, monotonic()
+        self._faults: set[str] = set()
+        """Files of damaged records that this log had when it was first read."""
 
     def read(self) -> LogView:
         """Return the log. Raise what ``Log.read`` raises."""
@@ -29,12 +31,15 @@ class FollowedLog:
         except CheckpointNotFound:
             self._begin()
             raise
-        replaced = view.head < self._head or bool(view.faults)
+        faults = {fault.file for fault in view.faults}
+        # records of another run look damaged after those of the removed one
+        replaced = view.head < self._head or not faults <= self._faults
         if not replaced and view.head == self._head and monotonic() - self._compared_at > COMPARE_S:
             self._compared_at = monotonic()
             replaced = not self._log.is_in_store(view)
         if replaced:
             self._begin()
             view = self._log.read()
+            self._faults = {fault.file for fault in view.faults}
         self._head = view.head
         return view

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from relight.errors import ConfigError
 from relight.format.records import Metric
+from relight.observe.masking import mask_arguments
 from relight.run_records.results import check_result_metrics
 from relight.units import duration_text
 
@@ -74,7 +75,7 @@ def run_command(
             )
         except OSError as error:
             raise ConfigError(
-                f"the command cannot be started: {error.strerror}", where=shlex.join(words), hint="check --run"
+                f"the command cannot be started: {error.strerror}", where=shlex.join(mask_arguments(words)), hint="check --run"
             ) from error
         running = _Running(process, output)
         ends = None if timeout_s is None else time.monotonic() + timeout_s

@@ -14,6 +14,8 @@ from relight.importers.tree_builder import LEVELS_MAX, VALUES_MAX
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER, RNG, VALUE = "module", "optimizer", "scheduler", "scaler", "rng", "value"
 KEPT = "imported"
+RESERVED = ("grad", "rank", "rng", KEPT)
+"""Names of a checkpoint's tree that are no component's of the script's own."""
 """The component that holds the values which belong to no other component."""
 _COUNTS = ("global_step", "global_steps")
 """Names of a count of the steps that are done. Under the other names, scripts save the number of the last step, counted from 0."""
@@ -67,7 +69,7 @@ class Content:
                 kind == VALUE
                 or type(key) is not str
                 or name in self.components
-                or name in ("grad", "rank", "rng", KEPT)
+                or name in RESERVED
             ):
                 self.kept[key if type(key) is str else repr(key)[:80]] = value
                 self._facts(key, value)

@@ -11,7 +11,7 @@ from relight.errors import CorruptCheckpoint, IncompatibleState
 from relight.format import Tensor
 from relight.importers.archive import TorchArchive
 from relight.importers.content import (
-    KEPT,
+    RESERVED,
     OPTIMIZER,
     Content,
     ImportedComponent,
@@ -115,7 +115,9 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
     for key, value in tree.items():
         if is_tensor(value):
             continue
-        if _is_optimizer(value):
+        if key in RESERVED:
+            rest[key] = value
+        elif _is_optimizer(value):
             content.components[_name(key, "optimizer", tree)] = ImportedComponent(
                 OPTIMIZER, _optimizer(value, files.where(".metadata"))
             )
@@ -130,8 +132,6 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
     components = dict(content.components)
     content.take(rest)
     content.components = {**content.components, **components}
-    for name in ("grad", "rank", "rng", KEPT):
-        content.components.pop(name, None)
 
 
 def _name(key: Any, usual: str, tree: Mapping[Any, Any]) -> str:

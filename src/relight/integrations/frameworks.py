@@ -102,14 +102,14 @@ def write_as_file(path: str | os.PathLike[str], value: object, step: int, option
 
     Durable when it returns. The run's previous checkpoint exists until then, and is deleted afterwards.
     """
-    run = Path(path) / "run"
+    run = _run_in(path)
     save(run, {"file": value}, step=step, **options)
     Store(run, **options).prune(keep(last=1, prune_abandoned=True))  # an overwritten file has no older version, either
 
 
 def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:
     """Return the last value of ``write_as_file``, verified. Raise ``IncompatibleState`` for another program's file."""
-    content = {} if Path(path).is_file() else load(Path(path) / "run", **options)
+    content = {} if Path(path).is_file() else load(_run_in(path), **options)
     if "file" not in content:
         raise IncompatibleState(
             "this plug-in did not write this checkpoint",
@@ -117,6 +117,11 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
             hint="read it with the program that wrote it",
         )
     return content["file"]
+
+
+def _run_in(path: str | os.PathLike[str]) -> str:
+    """Return the run for a framework's path, which may be a URL: ``Path`` would make ``s3:/`` of ``s3://``."""
+    return f"{os.fspath(path).rstrip('/')}/run"
 
 
 class StateFunctions:

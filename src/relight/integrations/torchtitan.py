@@ -5,6 +5,7 @@ Set ``config.checkpoint = CheckpointManager.Config(enable=True, interval=500)`` 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class CheckpointManager(BaseCheckpointManager):
         optims = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(optimizers)}
         rest = {"schedulers": lr_schedulers, "dataloader": dataloader, **states}
         self._ckpt = Checkpointer(
-            "/".join(part for part in (base_folder, config.folder, "run") if part),
+            os.path.join(base_folder, config.folder, "run"),
             state={**parts, **optims, **{name: value for name, value in rest.items() if value is not None}},
             first_step=1,
             save=None,  # torchtitan calls save() at its own interval

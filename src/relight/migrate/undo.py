@@ -16,12 +16,13 @@ from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import REASON, place_of
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.reclaim.sweep import delete_checkpoints
+from relight.run_records.holds import holds_of
 from relight.store import ByteStore, open_bytes
 
 
 @dataclass(slots=True)
 class RollBackReport:
-    """Ids removed, by run. ``kept``: ``(id, why)`` of checkpoints that are tagged or needed now."""
+    """Ids removed, by run. ``kept``: ``(id, why)`` of checkpoints that are on hold, tagged, or needed now."""
 
     gone: dict[str, list[str]] = field(default_factory=dict)
     kept: list[tuple[str, str]] = field(default_factory=list)
@@ -32,7 +33,7 @@ class RollBackReport:
 def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
     """Retire and delete the checkpoints imported from ``old``, and nothing else.
 
-    A checkpoint that is tagged, or that a later one needs, is kept. The runs' logs record the rollback. After an interruption, call
+    A checkpoint that is on hold or tagged, or that a later one needs, is kept. The runs' logs record the rollback. After an interruption, call
     it again to continue. Raise ``CheckpointNotFound`` if nothing was imported.
     """
     store = open_bytes(url)
@@ -51,12 +52,13 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
                 execute_sweep(plan_sweep(store, run), store)
         log = Log(store, run)
         going: list[str] = []
+        kept: dict[str, str] = {}
 
         def decide(
             view: LogView,
             imported_ids: set[str] = imported_ids,
             going: list[str] = going,
-            report: RollBackReport = report,
+            kept: dict[str, str] = kept,
         ) -> tuple[Body, int] | None:
             history = fold(view)
             needed = {
@@ -65,14 +67,18 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
                 if checkpoint.id not in imported_ids
                 for donor in checkpoint.requires
             }
+            holds = holds_of(history)
             going.clear()
+            kept.clear()
             for checkpoint in history.live:
                 if checkpoint.id in imported_ids:
                     tags = history.tags_of(checkpoint.id)
-                    if tags or checkpoint.id in needed:
-                        report.kept.append(
-                            (checkpoint.id, f"tagged {', '.join(tags)}" if tags else "a later checkpoint needs it")
-                        )
+                    if checkpoint.id in holds:
+                        kept[checkpoint.id] = f"on hold: {holds[checkpoint.id]}"
+                    elif tags:
+                        kept[checkpoint.id] = f"tagged {', '.join(tags)}"
+                    elif checkpoint.id in needed:
+                        kept[checkpoint.id] = "a later checkpoint needs it"
                     else:
                         going.append(checkpoint.id)
             return (
@@ -90,6 +96,7 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
             gone = sorted(imported_ids & history.retired.keys())
             report.left += delete_checkpoints(store, run, history, gone)[1]
             journal.write(session, number, {"kind": "back", "run": run, "ids": gone})
+        report.kept += kept.items()
         if going:
             report.gone[run] = list(going)
     return report

@@ -102,6 +102,8 @@ class RunSeen(NamedTuple):
     """Number of those that are suspect or known to be damaged."""
     active: bool = True
     """Whether the run probably continues: it has not ended normally, and had a record or an event within a day."""
+    has_ended: bool = False
+    """Whether it has ended normally."""
     began_at: float | None = None
     """When the run's latest attempt took charge."""
     logical_bytes: int = 0
@@ -287,8 +289,8 @@ def seen_of(
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
     latest = max((time for time in (seen.committed_at, begun, seen.last_event_at) if time is not None), default=now)
     unprotected = seen.good_age_s if good is not None else _age(begun, now)
-    is_active = not has_ended(history, tally.ended_at) and now - latest < OVER_S
-    return seen._replace(unprotected_s=unprotected, active=is_active)
+    ended = has_ended(history, tally.ended_at)
+    return seen._replace(unprotected_s=unprotected, has_ended=ended, active=not ended and now - latest < OVER_S)
 
 
 def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:

@@ -83,7 +83,10 @@ def run(options: ProveOptions) -> ProveReport:
         raise CheckpointNotFound(f"no script {options.script!r}")
     started = time.monotonic()
     if options.keep:
-        Path(options.keep).mkdir(parents=True, exist_ok=True)
+        kept = Path(options.keep)
+        kept.mkdir(parents=True, exist_ok=True)
+        if any(kept.iterdir()):  # checkpoints of another script would be restored
+            raise ConfigError("the directory of --keep is not empty", where=str(kept), hint="name a new directory")
         return _run(options, Path(options.keep), started)
     folder = Path(tempfile.mkdtemp(prefix="relight-prove-"))
     try:

@@ -11,9 +11,14 @@ from relight.catalog.branches import needs_of
 from relight.log import History, LogView
 
 
-def users_of(history: History, checkpoint_id: str) -> list[str]:
-    """Return the ids of the checkpoints that need this checkpoint's bytes."""
-    return [checkpoint.id for checkpoint in history.there if checkpoint_id in needs_of(history, checkpoint)]
+def users(history: History) -> dict[str, list[str]]:
+    """Return the ids of the checkpoints that need another's bytes, by the other's id. Cost: one pass over the history."""
+    by_donor: dict[str, list[str]] = {}
+    for checkpoint in history.there:
+        if checkpoint.body.requires:
+            for donor in needs_of(history, checkpoint):
+                by_donor.setdefault(donor, []).append(checkpoint.id)
+    return by_donor
 
 
 def not_needed(history: History, ids: Collection[str]) -> set[str]:
@@ -36,12 +41,18 @@ def oldest_together(history: History, ids: Sequence[str], at_most: int | None) -
     """
     if at_most is None or len(ids) <= at_most:
         return list(ids)
-    users = {checkpoint_id: set(users_of(history, checkpoint_id)) for checkpoint_id in ids}
+    allowed, by_donor = set(ids), users(history)
     going: set[str] = set()
     for checkpoint_id in ids:
         group, new = {checkpoint_id}, [checkpoint_id]
         while new:
-            new = [user for known in new for user in users.get(known, ()) if user not in group]
+            new = [
+                user
+                for known in new
+                if known in allowed
+                for user in by_donor.get(known, ())
+                if user not in group
+            ]
             group.update(new)
         if going and len(going | group) > at_most:
             break

@@ -18,7 +18,7 @@ from relight.policy import Candidate, Keep, KeepVerdict, decide_keep
 from relight.policy.keep import lasting, with_recorded
 from relight.policy.tiers import owed, safe_on
 from relight.reader.verify import verify_checkpoint
-from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
+from relight.reclaim.needs import not_needed, oldest_together, unsure, users
 from relight.reclaim.recall import due_of, sweep_recallable
 from relight.reclaim.sweep import delete_checkpoints
 from relight.run_records.holds import holds_of
@@ -207,9 +207,12 @@ def candidates_of(
 
     Held are those that a further tier lacks, and those that an unreadable record may keep (``doubt``).
     """
-    holds = holds_of(history)
+    holds, by_donor = holds_of(history), users(history)
     candidates = [
-        replace(_candidate(history, checkpoint, (known or {}).get(checkpoint.id)), on_hold=checkpoint.id in holds)
+        replace(
+            _candidate(history, checkpoint, by_donor.get(checkpoint.id, []), (known or {}).get(checkpoint.id)),
+            on_hold=checkpoint.id in holds,
+        )
         for checkpoint in history.live
     ]
     reasons = dict.fromkeys(doubt, "a later record of the log cannot be read, and may keep it")
@@ -295,9 +298,10 @@ def _best_now(plan: PrunePlan, history: History) -> set[str]:
     )
 
 
-def _candidate(history: History, checkpoint: Checkpoint, verified: bool | None) -> Candidate:
+def _candidate(
+    history: History, checkpoint: Checkpoint, needed_by: list[str], verified: bool | None
+) -> Candidate:
     metrics = {name: metric_value(value) for name, value in checkpoint.metrics.items()}
-    needed_by = users_of(history, checkpoint.id)
     time_s = seconds_since_epoch(checkpoint.time)
     return Candidate(
         checkpoint.id, checkpoint.seq, checkpoint.body.steps_done - 1, metrics, history.tags_of(checkpoint.id), needed_by, verified, "",

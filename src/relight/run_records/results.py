@@ -135,13 +135,15 @@ def carry_results(near: History, far: History, log: Log, epoch: int) -> None:
     """
     far_ids = {checkpoint.original_id: checkpoint.id for checkpoint in far.live}
     known = {**near.retired, **near.by_id}
-    have = [result._replace(seconds=None) for result in results_of(far)]
+    have: dict[str, list[EvaluationResult]] = {}
+    for result in results_of(far):
+        have.setdefault(result.id, []).append(result._replace(seconds=None))
     for _, note in RESULT.among(near.notes):
         target = far_ids.get(known[note.id].original_id) if note.id in known else None
         if target is None:
             continue
         carried = EvaluationResult(target, note.by, metrics_in(note), note.failed or "", note.skipped or "")
-        if carried not in have:
-            have.append(carried)
+        if carried not in have.setdefault(target, []):
+            have[target].append(carried)
             body = RESULT.note(msgspec.structs.replace(note, id=target))
             log.append(lambda _, body=body: (body, epoch))  # type: ignore[misc]

@@ -78,6 +78,9 @@ class EventFeed:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._alert_loop: AlertLoop | None = None
+        self._listed: list[RunSeen] = []
+        self._by_name: dict[tuple[str, str], RunSeen] = {}
+        """The runs of ``_listed``, by store and run."""
         self._thread = threading.Thread(target=self._follow, name="relight-serve-events", daemon=True)
 
     def start(self) -> None:
@@ -111,7 +114,7 @@ class EventFeed:
         return dict(seen.bad) if seen is not None else {}
 
     def over(self, store: str, run: str) -> bool:
-        """Return whether the run's process reported that it ended."""
+        """Return whether the run's process reported that it ended, or was silent for a day."""
         seen = self._seen(store, run)
         return seen is not None and seen.last_event_at is not None and not seen.active
 
@@ -175,7 +178,10 @@ class EventFeed:
         return self._alert_loop.seen if self._alert_loop is not None else []
 
     def _seen(self, store: str, run: str) -> RunSeen | None:
-        return next((row for row in self._runs() if (row.store, row.run) == (store, run)), None)
+        runs = self._runs()
+        if runs is not self._listed:  # each poll makes a new list
+            self._listed, self._by_name = runs, {(row.store, row.run): row for row in runs}
+        return self._by_name.get((store, run))
 
     def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
         """Store alert states for the next server. Nothing is written while there is no alert."""

@@ -18,6 +18,8 @@ from relight.serve.state import SESSION_S, TokenFile
 
 LINK_S = 600.0
 """Seconds for which a login link is valid."""
+_BY_LINK = ", by login link"
+"""End of the names of the tokens of login links."""
 
 
 class LoginLinks:
@@ -44,7 +46,8 @@ class LoginLinks:
         ends = self._ends.pop(used, 0.0) if used is not None else 0.0
         if ends <= now:
             return None
-        _, token = self._state.new_token(f"{user()[:40]}, by login link", "admin", lasts_s=SESSION_S)
+        self._state.forget_expired(_BY_LINK)
+        _, token = self._state.new_token(f"{user()[:40]}{_BY_LINK}", "admin", lasts_s=SESSION_S)
         who = self._state.who(token)
         return self._state.begin_session(who) if who is not None else None
 

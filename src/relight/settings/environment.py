@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -103,6 +103,17 @@ def variable_of(name: str, given: str = "") -> str:
     """Return a setting's variable: prefix and name in capitals, ``__`` for each dot. For ``environment.cache`` it is
     ``RELIGHT_CACHE``. ``given``: its variable, if the setting names one."""
     return given or PREFIX + name.removeprefix("environment.").replace(".", "__").upper()
+
+
+TIERS = variable_of("checkpoint.tiers")
+"""The variable of ``[checkpoint.tiers]``."""
+
+
+def leave_out_tiers(variables: MutableMapping[str, str]) -> None:
+    """Change a process's variables so that its runs have none of the settings' further tiers, which hold the user's own runs."""
+    for name in [variable for variable in variables if variable.startswith(TIERS)]:
+        del variables[name]
+    variables[TIERS] = "{}"
 
 
 _KEYS = {key: variable_of(f"environment.{key}", OTEL.get(key, "")) for key in EnvironmentSettings.__struct_fields__}

@@ -28,7 +28,8 @@ _FLOCK = struct.Struct("@hhqqi4x")
 def block_lock(folder: str, block: str) -> Iterator[None]:
     """Hold the lock of ``block`` in the cache at ``folder``, if it is available within ``WAIT_S``.
 
-    Threads of one process exclude each other, too. Each call opens the file: a forked child shares no lock that is taken later.
+    Threads of one process exclude each other, too. Each call opens the file: a forked child shares no lock that is taken later,
+    and one that it does share ends with this process's.
     """
     try:
         fd = os.open(
@@ -39,14 +40,16 @@ def block_lock(folder: str, block: str) -> Iterator[None]:
     except OSError:
         yield
         return
+    start = int.from_bytes(digest(block.encode())[:8], "big") >> 2
+    wanted, released = (_FLOCK.pack(kind, os.SEEK_SET, start, 1, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK))
     try:
-        start = int.from_bytes(digest(block.encode())[:8], "big") >> 2
-        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
         ends = time.monotonic() + WAIT_S
         while not _is_locked(fd, wanted) and time.monotonic() < ends:
             time.sleep(_POLL_S)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, released)  # closing is not enough while a forked child has the file open
         os.close(fd)
 
 

@@ -18,9 +18,12 @@ def release_printed(paths: Iterable[str]) -> None:
     """Free the disk space of what torch has printed from these files, except for the last ``KEPT_BYTES``.
 
     The ranks continue to write at the same position. Otherwise the progress bars of some weeks fill the disk, and each rank fails at its
-    next line. Does nothing on a file system without holes.
+    next line. Does nothing on a file system without holes, without ``/proc``, and while the system refuses descriptors or memory.
     """
-    positions = _positions()
+    try:
+        positions = _positions()
+    except (OSError, MemoryError):  # the next call does it
+        return
     for path in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

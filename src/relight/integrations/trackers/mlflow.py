@@ -8,6 +8,7 @@ from typing import Any
 from relight.integrations.frameworks import needed
 from relight.integrations.trackers.rows import CheckpointLink, StepRow
 from relight.integrations.trackers.tracker import Tracker
+from relight.observe.masking import mask_users
 
 _KEY = "relight.key"
 """Tag that names the training, by which a start finds the run of an earlier start that saved nothing."""
@@ -51,7 +52,7 @@ class MLflow(Tracker):
             opened = begun[0] if begun else client.create_run(number, run_name=self._run_name or key, tags=tags)
         client.update_run(opened.info.run_id, status="RUNNING")
         self._last = {metric.key: metric.step for metric in opened.data.to_proto().metrics}
-        base = str(self._uri or self._mlflow.get_tracking_uri()).rstrip("/")
+        base = mask_users(str(self._uri or self._mlflow.get_tracking_uri())).rstrip("/")
         path = f"experiments/{opened.info.experiment_id}/runs/{opened.info.run_id}"
         return opened.info.run_id, f"{base}/#/{path}" if base.startswith("http") else f"{base}#{path}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from relight.errors import ConfigError
@@ -66,9 +67,10 @@ class RowQueue:
         """Return the finished rows that are not written yet."""
         return list(self._waiting)[self._written :]
 
-    def mark_written(self, count: int) -> None:
-        """Mark that many more rows as written."""
-        self._written = min(self._written + count, len(self._waiting))
+    def mark_written(self, rows: Sequence[WaitingRow]) -> None:
+        """Mark rows of ``unwritten`` as written. Some of them may have been dropped meanwhile."""
+        written = set(map(id, rows))
+        self._written += sum(id(row) in written for row in islice(self._waiting, self._written, None))
 
     @property
     def written_step(self) -> int:

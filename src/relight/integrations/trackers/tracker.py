@@ -229,7 +229,7 @@ class Tracker(RankZeroComponent):
         if ending and queue.notes:
             self.write([StepRow.at(queue.step)._replace(notes=queue.notes)])
         with self._lock:
-            queue.mark_written(len(rows))
+            queue.mark_written(rows)
         confirmed = self.confirmed_step()
         with self._lock:
             queue.confirm(confirmed)
