@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from at_hand import ids
+from msgspec import structs
 
 import relight as library
 from relight.catalog import open_run
@@ -60,3 +62,16 @@ def test_a_tag_that_would_be_ambiguous_is_refused(relight, runs: Path) -> None:
     for name in ("step=99", "99", "latest", "best", "best:loss", ids(runs)[0]):
         answer = relight("tag", "runs/demo", name, "199")
         assert answer.code == 2 and "cannot be a tag" in answer.err, answer
+
+
+def test_a_step_that_does_not_exist_means_no_other_checkpoint(runs: Path) -> None:
+    """An id may begin with the same digits."""
+    history = open_run(open_bytes(runs), "demo").history()
+    for id_ in ("777abcdefg", "7771234567"):
+        newest = history.live[-1]
+        history.by_id[id_] = replace(newest, body=structs.replace(newest.body, id=id_))
+    for which in (777, "777", "7771"):
+        with pytest.raises(CheckpointNotFound):
+            choose(history, which)
+    for which, id_ in (("777a", "777abcdefg"), ("7771234567", "7771234567")):
+        assert choose(history, which).checkpoint.id == id_

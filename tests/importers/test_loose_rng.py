@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import relight
 from relight.importers import detect, import_checkpoint
@@ -120,3 +121,22 @@ def test_generators_survive_a_dictionary_within_the_dictionary(tmp_path: Path) -
         tmp_path / "old.pt",
     )
     assert {"model", "rng"} <= detect(tmp_path / "old.pt").parts.keys()
+
+
+@pytest.mark.parametrize("with_others", [True, False])
+def test_the_generators_in_a_dcp_directory_are_restored(tmp_path: Path, with_others: bool) -> None:
+    """A dict ``rng`` of tensors is no module, and nothing of it is dropped without a word."""
+    model = torch.nn.Linear(2, 2)
+    seed(5)
+    saved = states()
+    rng = {"torch": saved["cpu"], **({"numpy": saved["numpy"], "python": saved["python"]} if with_others else {})}
+    dcp.save({"model": model.state_dict(), "rng": rng, "rank": {"of": torch.ones(3)}}, checkpoint_id=tmp_path / "old")
+    wanted = draws()
+    detected = detect(tmp_path / "old")
+    assert detected.parts["rng"].startswith("rng") and "imported" in detected.parts
+    import_checkpoint(detected, open_bytes(str(tmp_path / "runs")), "mine", step=9)
+    assert torch.equal(relight.load(tmp_path / "runs" / "mine")["imported"]["rank"]["of"], torch.ones(3))
+    seed(1)
+    with relight.Checkpointer(tmp_path / "runs" / "mine", model=model, background=False) as ckpt:
+        ckpt.restore()
+        assert draws()[0 if with_others else 2 :] == wanted[0 if with_others else 2 :]

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from kills import kill_often
 from old_ones import check_arrived, make, state
 
 import relight
 from relight.catalog import Run
+from relight.cli import cli
 from relight.engines import IN_PROCESS
 from relight.errors import CheckpointNotFound, ConfigError, LeaseHeld
 from relight.keys import write_key_file
@@ -99,6 +101,18 @@ def test_what_was_brought_is_taken_back_and_nothing_else(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "new" / "second").iterdir()) == ["log"]
     (tmp_path / "new" / "first").rename(tmp_path / "first")
     assert {item.name for item in plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).todo} == set(made)
+
+
+def test_what_is_on_hold_is_not_taken_back(tmp_path: Path) -> None:
+    """Only its release removes a checkpoint on hold. The report names it once, with the reason."""
+    make(tmp_path / "old", 3)
+    migrate(tmp_path)
+    first = Run(open_bytes(tmp_path / "new"), "first")
+    held = first.history().live[0].id
+    assert CliRunner().invoke(cli, ["tag", f"{tmp_path}/new/first@{held}", "--hold", "--why", "incident 42"]).exit_code == 0
+    report = roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
+    assert [checkpoint_id for checkpoint_id, _ in report.kept] == [held] and "incident 42" in report.kept[0][1]
+    assert [checkpoint.id for checkpoint in first.history().live] == [held]
 
 
 def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Path) -> None:

@@ -67,6 +67,14 @@ def test_a_file_is_written_over(tmp_path) -> None:
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "last.ckpt" / "run").checkpoints()] == [3]
 
 
+@pytest.mark.parametrize("path", ["memory://{name}/ckpts/last.ckpt", "file://{path}/last.ckpt"])
+def test_a_file_at_a_url(path, tmp_path) -> None:
+    """The URL keeps its slashes: no directory of its name appears in the working directory."""
+    url = path.format(name=tmp_path.name, path=tmp_path)
+    write_as_file(url, {"w": torch.ones(3)}, 3, {})
+    assert read_as_file(url, {})["w"].tolist() == [1.0] * 3 and not Path(url.partition("//")[0]).exists()
+
+
 def test_a_file_of_others_is_recognised(tmp_path) -> None:
     """Refuse a checkpoint of torch, and a run of another kind. A missing path raises CheckpointNotFound."""
     (tmp_path / "torch.ckpt").write_bytes(b"PK")

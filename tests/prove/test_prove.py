@@ -53,6 +53,13 @@ def test_prove_reports_a_script_with_too_few_steps() -> None:
         run(ProveOptions(SCRIPT, ["none"], n=19, k=5))
 
 
+def test_the_directory_of_an_earlier_prove_is_refused(tmp_path: Path) -> None:
+    """Otherwise the repaired script would resume the checkpoints of the one before, and the verdict would be wrong."""
+    (tmp_path / "store").mkdir()
+    with pytest.raises(ConfigError, match="is not empty"):
+        run(ProveOptions(SCRIPT, ["none"], n=4, k=2, keep=str(tmp_path)))
+
+
 def test_prove_names_the_error_of_a_script_that_fails(tmp_path: Path) -> None:
     """The message of a script with an ImportError has its error and a command, and no longer a number of steps."""
     script = tmp_path / "train.py"

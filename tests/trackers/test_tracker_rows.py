@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import relight.integrations.trackers.row_queue as row_queue
 import relight.integrations.trackers.tracker as base
 from relight.errors import ConfigError
 from relight.integrations.trackers import RelightNumbers, StepRow, Tracker
+from relight.integrations.trackers.mlflow import MLflow
 from relight.integrations.trackers.row_queue import RowQueue
 from relight.integrations.trackers.rows import decode_rows
 from relight.observe import Event, subscribe
@@ -161,3 +163,38 @@ def test_malformed_rows_in_a_checkpoint_are_refused() -> None:
         with pytest.raises(ValueError):
             tracker.load_state_dict({**state, "rows": rows})
     tracker.close()
+
+
+def test_rows_that_came_during_a_write_are_not_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage, old rows may be dropped while those before are being written."""
+    monkeypatch.setattr(row_queue, "WAITING_BYTES_MAX", 1500)
+    queue = RowQueue()
+    for step in range(20):
+        queue.add(step, {"loss": 1.0})
+    rows = queue.unwritten()
+    for step in range(20, 200):
+        queue.add(step, {"loss": 1.0})
+    queue.mark_written(rows)
+    left = {row.row.step for row in queue.unwritten()}
+    assert left and left.isdisjoint(row.row.step for row in rows) and max(left) == 198
+    queue.confirm(10**6)
+    assert {row.row.step for row in queue.unwritten()} == left
+
+
+@pytest.mark.parametrize("uri", ["postgresql://mlflow:hunter2@db/mlflow", "https://anna:hunter2@host"])
+def test_the_password_of_mlflows_address_is_in_no_checkpoint(uri: str) -> None:
+    """The run's URL is logged and stored."""
+    run = SimpleNamespace(
+        info=SimpleNamespace(run_id="7", experiment_id="1"),
+        data=SimpleNamespace(to_proto=lambda: SimpleNamespace(metrics=[])),
+    )
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1"),
+        search_runs=lambda *_, **__: [run],
+        update_run=lambda *_, **__: None,
+    )
+    tracker = object.__new__(MLflow)
+    tracker._mlflow = SimpleNamespace(MlflowClient=lambda tracking_uri: client)
+    tracker._experiment, tracker._uri, tracker._run_name, tracker._tags = "demo", uri, "", {}
+    opened, url = tracker.open("", "key", 0)
+    assert opened == "7" and "hunter2" not in url and "experiments/1/runs/7" in url
