@@ -183,8 +183,8 @@ def test_iterators_that_deliver_by_turns_are_reported(tmp_path) -> None:
         step += 1
         if step == 3:
             break
-    ckpt.close()
     assert any("by turns" in doubt for doubt in loader_doubts("loader", loader))
+    ckpt.close()
 
 
 def test_the_samples_of_a_failed_batch_count_as_used(tmp_path) -> None:

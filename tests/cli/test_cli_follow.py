@@ -225,7 +225,9 @@ def test_a_process_that_does_not_trust_its_own_records_evaluates_nothing(
 
 def test_a_command_that_cannot_be_started_is_shown_without_secrets(runs: Path, relight) -> None:
     """Its error goes to the terminal, to logs and to the audit log."""
-    answer = relight("follow", "runs/demo", "--run", "./none --api-key sk-123 --data x", "--once")
+    Path("broken").write_text("no program")
+    Path("broken").chmod(0o755)
+    answer = relight("follow", "runs/demo", "--run", "./broken --api-key sk-123 --data x", "--once")
     assert answer.code == 2 and "--data x" in answer.err and "sk-123" not in answer.err
 
 
@@ -235,7 +237,9 @@ def test_a_run_that_pauses_is_waited_for_as_long_as_idle_states(
     """Events of this machine that are older than a day do not end it earlier. The normal end does, at any age."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     day, now = 86400.0, time.time()
-    seen = RunSeen("s", "demo", began_at=now - 3 * day, committed_at=now - 2 * day, last_event_at=now - 2 * day, active=False)
+    seen = RunSeen(
+        "s", "demo", began_at=now - 3 * day, committed_at=now - 2 * day, last_event_at=now - 2 * day, active=False
+    )
     for idle_s, row, is_over in [
         (7 * day, seen, False),
         (1.5 * day, seen, True),

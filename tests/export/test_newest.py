@@ -212,7 +212,9 @@ def test_a_reader_never_sees_a_mixture(folder: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("target", ["served/", "served.safetensors"])
-def test_a_file_system_without_locks(target: str, number: int, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(
+    target: str, number: int, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On Lustre without ``flock``, and NFS without lock service, an export works without a lock, and leaves nothing."""
 
     def refuse(*_: object) -> None:

@@ -123,6 +123,7 @@ def test_generators_survive_a_dictionary_within_the_dictionary(tmp_path: Path) -
     assert {"model", "rng"} <= detect(tmp_path / "old.pt").parts.keys()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("with_others", [True, False])
 def test_the_generators_in_a_dcp_directory_are_restored(tmp_path: Path, with_others: bool) -> None:
     """A dict ``rng`` of tensors is no module, and nothing of it is dropped without a word."""

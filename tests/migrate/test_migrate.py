@@ -109,7 +109,10 @@ def test_what_is_on_hold_is_not_taken_back(tmp_path: Path) -> None:
     migrate(tmp_path)
     first = Run(open_bytes(tmp_path / "new"), "first")
     held = first.history().live[0].id
-    assert CliRunner().invoke(cli, ["tag", f"{tmp_path}/new/first@{held}", "--hold", "--why", "incident 42"]).exit_code == 0
+    assert (
+        CliRunner().invoke(cli, ["tag", f"{tmp_path}/new/first@{held}", "--hold", "--why", "incident 42"]).exit_code
+        == 0
+    )
     report = roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
     assert [checkpoint_id for checkpoint_id, _ in report.kept] == [held] and "incident 42" in report.kept[0][1]
     assert [checkpoint.id for checkpoint in first.history().live] == [held]

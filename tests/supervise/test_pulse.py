@@ -164,7 +164,9 @@ def test_the_phase_after_the_last_checkpointer_has_no_limit(monkeypatch: pytest.
     assert phases == ["training", "training", ENDED, "starting"]
 
 
-def test_a_checkpointer_that_never_trains_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpointer_that_never_trains_does_not_delay_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script may leave that of a teacher's weights open: work after the end of the training is no hang. Two that train both count."""
 
     class Opened:

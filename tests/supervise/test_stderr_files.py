@@ -42,9 +42,7 @@ def test_what_was_printed_takes_no_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, ""), FileNotFoundError(errno.ENOENT, ""), MemoryError()])
-def test_a_refused_call_does_not_end_a_job(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_call_does_not_end_a_job(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The poll of the ranks continues without descriptors, memory or /proc."""
     path = tmp_path / "stderr"
     path.write_bytes(LINE * MANY)

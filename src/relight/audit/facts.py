@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,4 +68,9 @@ def _text(value: object) -> str:
     """Return a value as text, also a list's items and a whole command line. Values of options and variables with a secret's name are masked."""
     if isinstance(value, (list, tuple)):
         return ", ".join(mask_arguments([str(item) for item in value]))
-    return " ".join(mask_arguments(str(value).split(" ")))
+    text = str(value)
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an open quote
+        words = text.split()
+    return shlex.join(mask_arguments(words)) if any(word.startswith("-") for word in words[1:]) else text

@@ -670,7 +670,9 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
             f"{name}: it delivered several batches before the first step; whether the loop had used them all is unknown"
         )
     if watch is not None and watch.interleaved:
-        doubts.append(f"{name}: two of its iterators deliver batches by turns, and a save has the position of one of them")
+        doubts.append(
+            f"{name}: two of its iterators deliver batches by turns, and a save has the position of one of them"
+        )
     if watch is not None and watch.unknown and not is_stateful(loader):
         doubts.append(
             f"{name}: batches it delivered before it was watched were not counted, so its position is unknown"

@@ -75,7 +75,9 @@ def run_command(
             )
         except OSError as error:
             raise ConfigError(
-                f"the command cannot be started: {error.strerror}", where=shlex.join(mask_arguments(words)), hint="check --run"
+                f"the command cannot be started: {error.strerror}",
+                where=shlex.join(mask_arguments(words)),
+                hint="check --run",
             ) from error
         running = _Running(process, output)
         ends = None if timeout_s is None else time.monotonic() + timeout_s

@@ -65,12 +65,7 @@ class Content:
         for key, value in entries.items():
             kind = kinds[key]
             name = usual_name(str(key), kind, alone=list(kinds.values()).count(kind) == 1)
-            if (
-                kind == VALUE
-                or type(key) is not str
-                or name in self.components
-                or name in RESERVED
-            ):
+            if kind == VALUE or type(key) is not str or name in self.components or name in RESERVED:
                 self.kept[key if type(key) is str else repr(key)[:80]] = value
                 self._facts(key, value)
             elif kind == MODULE:

@@ -11,8 +11,8 @@ from relight.errors import CorruptCheckpoint, IncompatibleState
 from relight.format import Tensor
 from relight.importers.archive import TorchArchive
 from relight.importers.content import (
-    RESERVED,
     OPTIMIZER,
+    RESERVED,
     Content,
     ImportedComponent,
     check_walkable,

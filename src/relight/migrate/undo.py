@@ -33,8 +33,8 @@ class RollBackReport:
 def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
     """Retire and delete the checkpoints imported from ``old``, and nothing else.
 
-    A checkpoint that is on hold or tagged, or that a later one needs, is kept. The runs' logs record the rollback. After an interruption, call
-    it again to continue. Raise ``CheckpointNotFound`` if nothing was imported.
+    A checkpoint that is on hold or tagged, or that a later one needs, is kept. The runs' logs record the rollback. After an
+    interruption, call it again to continue. Raise ``CheckpointNotFound`` if nothing was imported.
     """
     store = open_bytes(url)
     journal = MigrationJournal(store, place_of(old))

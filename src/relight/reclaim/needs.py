@@ -46,13 +46,7 @@ def oldest_together(history: History, ids: Sequence[str], at_most: int | None) -
     for checkpoint_id in ids:
         group, new = {checkpoint_id}, [checkpoint_id]
         while new:
-            new = [
-                user
-                for known in new
-                if known in allowed
-                for user in by_donor.get(known, ())
-                if user not in group
-            ]
+            new = [user for known in new if known in allowed for user in by_donor.get(known, ()) if user not in group]
             group.update(new)
         if going and len(going | group) > at_most:
             break

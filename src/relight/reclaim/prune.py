@@ -298,9 +298,7 @@ def _best_now(plan: PrunePlan, history: History) -> set[str]:
     )
 
 
-def _candidate(
-    history: History, checkpoint: Checkpoint, needed_by: list[str], verified: bool | None
-) -> Candidate:
+def _candidate(history: History, checkpoint: Checkpoint, needed_by: list[str], verified: bool | None) -> Candidate:
     metrics = {name: metric_value(value) for name, value in checkpoint.metrics.items()}
     time_s = seconds_since_epoch(checkpoint.time)
     return Candidate(

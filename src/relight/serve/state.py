@@ -118,9 +118,7 @@ class TokenFile:
 
     def forget_expired(self, ending: str) -> None:
         """Delete the expired tokens with names that end with ``ending``. The audit log still has their use."""
-        self._execute(
-            "DELETE FROM tokens WHERE ends<=? AND substr(name,-length(?))=?", self._clock(), ending, ending
-        )
+        self._execute("DELETE FROM tokens WHERE ends<=? AND substr(name,-length(?))=?", self._clock(), ending, ending)
 
     def who(self, token: str) -> Caller | None:
         """Return the caller with this token; None if it is unknown, expired or revoked. Compared in constant time."""
