@@ -108,14 +108,14 @@ def test_what_is_on_hold_is_not_taken_back(tmp_path: Path) -> None:
     make(tmp_path / "old", 3)
     migrate(tmp_path)
     first = Run(open_bytes(tmp_path / "new"), "first")
-    held = first.history().live[0].id
+    kept_id = first.history().live[0].id
     assert (
-        CliRunner().invoke(cli, ["tag", f"{tmp_path}/new/first@{held}", "--hold", "--why", "incident 42"]).exit_code
+        CliRunner().invoke(cli, ["tag", f"{tmp_path}/new/first@{kept_id}", "--hold", "--why", "incident 42"]).exit_code
         == 0
     )
     report = roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
-    assert [checkpoint_id for checkpoint_id, _ in report.kept] == [held] and "incident 42" in report.kept[0][1]
-    assert [checkpoint.id for checkpoint in first.history().live] == [held]
+    assert [checkpoint_id for checkpoint_id, _ in report.kept] == [kept_id] and "incident 42" in report.kept[0][1]
+    assert [checkpoint.id for checkpoint in first.history().live] == [kept_id]
 
 
 def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Path) -> None:

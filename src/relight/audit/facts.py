@@ -65,7 +65,7 @@ def cut(text: str, longest: int = VALUE_MAX) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a value as text, also a list's items and a whole command line. Values of options and variables with a secret's name are masked."""
+    """Return a value as text: a list's items joined. Also in a command line, values of options with a secret's name are masked."""
     if isinstance(value, (list, tuple)):
         return ", ".join(mask_arguments([str(item) for item in value]))
     text = str(value)

@@ -32,7 +32,7 @@ class FollowedLog:
             self._begin()
             raise
         faults = {fault.file for fault in view.faults}
-        # records of another run look damaged after those of the removed one
+        # records of another run appear damaged after those of the removed one
         replaced = view.head < self._head or not faults <= self._faults
         if not replaced and view.head == self._head and monotonic() - self._compared_at > COMPARE_S:
             self._compared_at = monotonic()

@@ -12,7 +12,7 @@ from relight.log import History, LogView
 
 
 def users(history: History) -> dict[str, list[str]]:
-    """Return the ids of the checkpoints that need another's bytes, by the other's id. Cost: one pass over the history."""
+    """Return the ids of the checkpoints that need another's bytes, by the other's id. Reads the history once."""
     by_donor: dict[str, list[str]] = {}
     for checkpoint in history.there:
         if checkpoint.body.requires:
