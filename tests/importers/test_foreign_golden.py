@@ -148,6 +148,26 @@ def test_zero_goes_into_a_plain_script(tmp_path: Path, stage: int) -> None:
     assert scheduler.last_epoch == 3
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_tied_weight_of_zero_has_the_tensor_of_its_first_name(tmp_path: Path, stage: int) -> None:
+    """ZeRO stores the fp32 weight under the first name. The other names have a 16-bit copy, which must not be taken."""
+    shutil.copytree(GOLDEN / "deep" / f"stage{stage}", tmp_path / "tied")
+    (path,) = (tmp_path / "tied").rglob("mp_rank_00_model_states.pt")
+    saved = torch.load(path, weights_only=False)
+    saved["module"]["head.weight"] = saved["module"]["last.weight"]
+    saved["shared_params"] = {"head.weight": "last.weight"}
+    torch.save(saved, path)
+    _, _, state = imported(tmp_path / "tied", tmp_path)
+    assert state["model"]["head.weight"].dtype == torch.float32
+    assert torch.equal(state["model"]["head.weight"], state["model"]["last.weight"])
+    model = Net()
+    model.head = torch.nn.Linear(7, 4, bias=False)
+    model.head.weight = model.last.weight
+    model.frozen.bfloat16()
+    relight.Checkpointer(str(tmp_path / "store" / "run"), model=model, background=False).restore(only=["model/*"])
+    assert torch.equal(model.head.weight, state["model"]["last.weight"])
+
+
 def test_deepspeed_without_zero(tmp_path: Path) -> None:
     """The module is imported. An optimizer in DeepSpeed's own form is left out, and the result reports it."""
     detected, _, state = imported(GOLDEN / "deep" / "stage0", tmp_path)
