@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,14 @@ from relight.cli import COMMANDS, FORMS, cli
 from relight.errors import ConfigError
 from relight.format.names import STAGES
 from relight.format.records import NoteBody, RecallBody, RetireBody, TagBody
-from relight.log import Log, read_store
+from relight.log import Checkpoint, Log, LogView, read_store
+from relight.reader import VerifyFinding
+from relight.reclaim import prune
+from relight.run_records.verification import record_checked
 from relight.serve.actions import FIELDS
 from relight.serve.live import TOGETHER_S, Hub
 from relight.serve.scope import Caller, asking, in_scope
-from relight.store import open_bytes
+from relight.store import ByteStore, open_bytes
 from relight.transfer.pushing import execute_push, plan_push
 from relight.versions.branching import branch
 from relight.versions.stages import clear, promote
@@ -267,3 +271,24 @@ def test_events_of_a_scoped_token_are_of_its_runs() -> None:
             return False
 
     assert asyncio.run(woken(OURS)) and not asyncio.run(woken(SECRET))
+
+
+def test_a_plan_of_retention_reads_a_checkpoint_once(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The confirmation uses the verification of the plan that was shown, unless damage was recorded since."""
+    reads, verify = list[str](), prune.verify_checkpoint
+
+    def counted(store: ByteStore, view: LogView, checkpoint: Checkpoint, **options: Any) -> list[VerifyFinding]:
+        reads.append(checkpoint.id)
+        return verify(store, view, checkpoint, **options)
+
+    monkeypatch.setattr(prune, "verify_checkpoint", counted)
+    acts, fields = server.app.state.acts, {"store": "runs", "run": "other", "keep_last": "1"}
+    admin = Caller("ann", "admin")
+    digest = acts.plan("prune", fields, admin).digest
+    assert acts.plan("prune", fields, admin).digest == digest and len(reads) == 1
+    record_checked(open_bytes(str(tmp_path / "runs")), "other", {reads[0]: "a chunk differs"}, "relight verify")
+    acts.plan("prune", fields, admin)
+    assert len(reads) == 2
+    assert acts.execute("prune", fields, admin, digest).ok and len(reads) <= 3

@@ -27,6 +27,7 @@ from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.run_names import dir_of, run_name
 from relight.run_records.holds import hold, holds_of, release
 from relight.run_records.save_requests import REQUEST_POLL_S, WHO_MAX, ask_for_save
+from relight.run_records.verification import damage
 from relight.serve.index import Index
 from relight.serve.pages_actions import ActionOutcome, Planned
 from relight.serve.pages_views import ACTIONS
@@ -55,6 +56,8 @@ SAVE_S = 600.0
 """Seconds to wait for a requested save."""
 WATCHED_S = 180.0
 """Age in seconds of the last goodput record above which ``relight run``, which writes one each minute, has probably ended."""
+VERIFIED_S = 600.0
+"""Seconds for which a plan of retention uses the verifications of the plan before: each reads a whole checkpoint."""
 RECORDED_S = 60.0
 """Seconds between two audit entries for refusals of the same caller and action."""
 assert FIELDS.keys() == ACTIONS.keys()
@@ -70,6 +73,8 @@ class Actions:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
         self._recorded: dict[tuple[str, str], float] = {}
         """Monotonic time at which a refusal by role was last recorded, by caller and action."""
+        self._verified: dict[tuple[str, str], tuple[float, dict[str, bool]]] = {}
+        """By store and run: when plans of retention began to verify its checkpoints, and the results."""
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Caller) -> Planned:
         """Return what the action would do. Change nothing. A refused plan is recorded in the audit log: it shows what a caller tried."""
@@ -312,7 +317,7 @@ class Actions:
                 "no retention rule was given, so every checkpoint is kept",
                 hint="keep_last and keep_best are numbers of checkpoints, keep_every is a number of steps",
             )
-        plan = plan_prune(run.store, run.name, rules)
+        plan = plan_prune(run.store, run.name, rules, verified=self._verified_lately(run))
         words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in numbers.items()) + (
             f" --undo-window {fields['undo_window']}" if fields.get("undo_window") else ""
         )
@@ -336,6 +341,17 @@ class Actions:
             lambda: _pruned(plan, run),
             ActionFacts(before=", ".join(verdict.id for verdict in plan.verdicts), after=", ".join(stay)),
         )
+
+    def _verified_lately(self, run: Run) -> dict[str, bool]:
+        """Return what plans verified in the last ``VERIFIED_S``, by checkpoint id. The next plan adds its own."""
+        now, place = time.monotonic(), (run.store.url, run.name)
+        since, known = self._verified.get(place, (-VERIFIED_S, {}))
+        if now - since >= VERIFIED_S:
+            since, known = now, {}
+        for checkpoint_id in damage(run.history()):  # found since
+            known.pop(checkpoint_id, None)
+        self._verified[place] = since, known
+        return known
 
     def _promote(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, checkpoint = self._checkpoint(fields)
