@@ -3,6 +3,8 @@ in a directory."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +127,31 @@ def test_a_rank_that_cannot_save_leaves_the_save_to_the_next(
     assert second.hand_over(attempt)
     assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
     assert not first.hand_over(attempt), "already saved"
+
+
+def test_a_survivor_without_threads_leaves_the_save_to_the_next_at_once(
+    ranks: Callable[..., list[Rank]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the system refuses a thread for one part, no other part waits for it until the deadline, and nothing is left of
+    the save. The next survivor saves."""
+    first, second, dead = ranks(3)
+    for rank in (first, second, dead):
+        rank.ends(STEP)
+        rank.heirs._ranks.seat = Participant(rank.heirs._ranks.seat.rank, 3, "0" * 16, 60.0)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    start, begins = threading.Thread.start, time.monotonic()
+
+    def refused(self: threading.Thread) -> None:
+        if self.name == "relight-heir_1":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert not first.hand_over(attempt)
+    assert time.monotonic() - begins < 20 and not attempt.history().live
+    assert second.hand_over(attempt)
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
 
 
 @pytest.mark.parametrize(("run", "alike"), [("run", False), ("other", True)])

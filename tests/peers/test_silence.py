@@ -6,12 +6,16 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
 from in_process import MB, TOKEN, Events, join, part_of, read_back, several
 from neighbours import Nursery, expected
+from tests.descriptors import new_descriptors, open_descriptors
 
+from relight.agent.messages import ListenForPeers
+from relight.agent.peer_service import AgentPeers
 from relight.peers import Remote, sender
 
 
@@ -113,6 +117,76 @@ def test_a_part_that_the_roster_does_not_have_is_reported_at_once() -> None:
         peers[0].offer(part)
         assert peers[0].wait(10)
         assert [(name, fields["rank"]) for name, fields in events] == [("peers.failed", 7)]
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """Let the system refuse threads with names that begin so, as at a limit of processes."""
+    start = threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name.startswith(prefix):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+def test_a_part_is_sent_though_no_more_threads_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent at its limit of threads sends its parts one after the other.
+
+    Symptom: the sending thread ended, and the agent accepted parts that it never sent, without an event.
+    """
+    events: Events = []
+    with several(3, events) as peers:
+        join(peers, 1, 2)
+        refuse_threads(monkeypatch, "relight-peers-send_")
+        for number in (1, 2):
+            part, data = part_of(f"c{number}", number, 0, MB)
+            peers[0].offer(part)
+            assert peers[0].wait(30)
+        assert [fields["checkpoint"] for name, fields in events if name == "peers.sent"] == ["c1", "c2"]
+        peers[0].close()
+        with contextlib.closing(Remote([peer.address for peer in peers[1:]], TOKEN, 20.0)) as remote:
+            read_back(remote, part, data)
+
+
+@pytest.mark.parametrize("place", ["transfer", "round"])
+def test_an_unexpected_error_costs_those_parts_alone(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Parts that cannot be sent for any reason are reported with it, and the next ones are sent."""
+    events: Events = []
+    owner, name = (sender._HolderTransfer, "_send_segment") if place == "transfer" else (sender, "_plan")
+
+    def fails(*words: object) -> None:
+        raise MemoryError("none left")
+
+    with several(2, events) as peers:
+        join(peers, 1, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails)
+            peers[0].offer(part_of("c1", 1, 0, MB)[0])
+            assert peers[0].wait(30)
+        peers[0].offer(part_of("c2", 2, 0, MB)[0])
+        assert peers[0].wait(30)
+        results = [(name, fields["checkpoint"]) for name, fields in events if name in ("peers.failed", "peers.sent")]
+        assert results == [("peers.failed", "c1"), ("peers.sent", "c2")]
+        assert "MemoryError: none left" in str(next(fields["why"] for name, fields in events if name == "peers.failed"))
+
+
+@pytest.mark.parametrize("thread", ["relight-peers-accept", "relight-peers-send"])
+def test_an_agent_without_threads_reports_that(monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
+    """The trainer gets the reason as an answer if its agent cannot start the threads for peers, and the agent stays.
+
+    Symptom: the error counted as an invalid message, and the agent dropped its trainer.
+    """
+    peers = AgentPeers(lambda *_: None)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, thread)
+        before = open_descriptors()
+        answer = peers.meet(ListenForPeers(TOKEN, host="127.0.0.1"))
+        assert not answer.address and "no thread could be started" in answer.why
+        assert not new_descriptors(before)
+    assert peers.meet(ListenForPeers(TOKEN, host="127.0.0.1")).address
+    peers.close()
 
 
 @pytest.mark.parametrize(

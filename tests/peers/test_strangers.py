@@ -9,15 +9,17 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
 from neighbours import Neighbour, Nursery, content, expected
 
 from relight.errors import ConfigError
-from relight.peers import PeerService, Remote
+from relight.peers import PeerService, Remote, wire
 from relight.peers.messages import (
     Contribute,
     Data,
@@ -112,7 +114,6 @@ def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour, tls: bool
         fake.settimeout(10)
         with socket.create_connection(fake.getsockname()), fake.accept()[0]:
             pass
-        import threading
 
         def answer() -> None:
             connection, _ = fake.accept()
@@ -151,6 +152,35 @@ def test_many_strangers_keep_no_friend_out_and_cost_little(agent: Neighbour) -> 
         for stranger in strangers:
             stranger.close()
     serves(agent)
+
+
+def test_many_friends_do_not_keep_each_other_out(agent: Neighbour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times as many ranks as may prove themselves at once restore from one agent, over a network with a delay: each
+    of them is answered.
+
+    Symptom: of more than 64 callers, the agent disconnected those that were about to prove themselves, and they left it
+    out for the whole restore.
+    """
+    count = 3 * UNPROVED_MAX
+    answered: list[tuple[str, ...]] = []
+    give = wire._give
+
+    def far(*words: Any) -> None:
+        time.sleep(0.05)
+        give(*words)
+
+    monkeypatch.setattr(wire, "_give", far)
+
+    def restore() -> None:
+        with contextlib.closing(Remote([agent.address], TOKEN, 30.0)) as remote:
+            answered.append(remote.answered)
+
+    ranks = [threading.Thread(target=restore) for _ in range(count)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert answered == [(agent.address,)] * count
 
 
 SEGMENT = Segment("nobody", 0, 0, 0, 100, (4096,), (400,))

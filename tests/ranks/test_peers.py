@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import protected_ranks
 import pytest
@@ -74,6 +77,40 @@ def test_more_losses_than_parity_fall_back_to_what_is_on_disk(url: str) -> None:
     restores = dict(protected_ranks.job(url, 3, peers, 0))
     assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(0)}
     assert {report["source"] for report in restores.values()} == {"store"}, restores
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_a_node_that_cannot_start_its_agent_trains_without_peers(
+    url: str, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A node at its limit of processes, descriptors or memory emits ``peers.failed``, and the job restores and saves.
+
+    Symptom: ``restore()`` raised BlockingIOError on that rank, and the other ranks waited for it.
+    """
+    popen = subprocess.Popen
+
+    def refused(command: list[str], *words: Any, **named: Any) -> Any:
+        if os.environ.get("RELIGHT_NODE") == "node1" and "relight.agent.server" in command:
+            raise OSError(error, os.strerror(error))
+        return popen(command, *words, **named)
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    reports = dict(protected_ranks.job(url, 2, relight.Peers(copies=1), 0))
+    failed = [[fields for name, fields in reports[rank]["events"] if name == "peers.failed"] for rank in (0, 1)]
+    assert not failed[0] and len(failed[1]) == 1 and os.strerror(error) in failed[1][0], failed
+
+
+def test_a_loopback_address_is_not_announced_to_other_machines(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only loopback addresses are left, and the job has several machines, each node reports that once.
+
+    Symptom: each save had "127.0.0.1 … connection refused", and no message had the cause or the setting.
+    """
+    monkeypatch.setenv("RELIGHT_PEERS_HOST", "127.0.0.1")
+    monkeypatch.setattr("socket.gethostname", lambda: os.environ.get("RELIGHT_NODE", "test"))
+    reports = dict(protected_ranks.job(url, 2, relight.Peers(copies=1), 0))
+    for rank in (0, 1):
+        failed = [fields for name, fields in reports[rank]["events"] if name.startswith("peers.")]
+        assert len(failed) == 1 and "other machines cannot reach its agent at 127.0.0.1:" in failed[0], failed
 
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:

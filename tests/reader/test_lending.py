@@ -23,13 +23,15 @@ import pytest
 from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.catalog import Run, candidates
-from relight.comm import ThreadGroup, this_node
+from relight.comm import ThreadGroup, local_sockets, this_node
 from relight.comm.local_sockets import LocalDirectory, name_of
+from relight.comm.new_threads import ThreadTasks
 from relight.comm.proof import ProofFailed, prove_as_caller
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item, RangeSink, cut_chunks
+from relight.observe import thread_start
 from relight.reader import node_shared_read, read_assignment
 from relight.reader.chunk_reader import Wants, plan_wants
 from relight.reader.node_shared_read import read_together
@@ -375,6 +377,87 @@ def test_a_killed_reader_is_replaced(made: Made) -> None:
     here.close()
     assert [bytes(sink.held) for sink in sinks] == made.values
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def _node_with_sockets_in(folder: Path) -> bytes:
+    """Return the node of a process that has its sockets in ``folder``, as a container with a separate ``/tmp`` has."""
+    folder.mkdir()
+    local_sockets._tops = lambda: [str(folder)]
+    return this_node()
+
+
+def test_containers_with_separate_tmp_do_not_wait_for_each_other(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that share host name and network, but not the directory of their sockets, each read all bytes.
+
+    Symptom: each waited for 60 s for a connection that the other could not make, at each restore.
+    """
+    monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
+    here, theirs = socket.socketpair()
+    began, child = time.monotonic(), os.fork()
+    if not child:
+        status = 1
+        try:
+            node, opened = _node_with_sockets_in(tmp_path / "b"), made.opened()
+            wants, sinks = all_of(made, opened)
+            read_together(_exchange(theirs, 1), 1, node, opened, {0: wants})
+            status = int([bytes(sink.held) for sink in sinks] != made.values)
+        finally:
+            os._exit(status)
+    theirs.close()
+    node, opened = _node_with_sockets_in(tmp_path / "a"), made.opened()
+    wants, sinks = all_of(made, opened)
+    read_together(_exchange(here, 0), 0, node, opened, {0: wants})
+    here.close()
+    assert [bytes(sink.held) for sink in sinks] == made.values
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert time.monotonic() - began < 30
+
+
+def test_a_process_without_a_directory_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes in one directory are on one node. A process that has none shares its node with no other process."""
+    assert this_node() == NODE
+    monkeypatch.setattr(local_sockets, "_tops", lambda: ["/proc"])
+    assert len({this_node(), this_node(), NODE}) == 3
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["no thread", "one thread"])
+def test_threads_that_die_at_their_start_hold_no_read(made: Made, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """If the threads for lending die before their first line, as for lack of memory, each rank still gets all bytes."""
+    monkeypatch.setattr(thread_start, "START_S", 0.3)
+    monkeypatch.setattr(thread_start, "_given_up", threading.Event())
+    bootstrap, results = threading.Thread._bootstrap, list[Any]()  # type: ignore[attr-defined]
+
+    def dies(self: threading.Thread) -> None:
+        if not self.name.startswith("relight-lend_") or int(self.name.rpartition("_")[2]) < first:
+            bootstrap(self)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", dies)
+    read = threading.Thread(
+        target=lambda: results.extend(outcomes(3, lambda world: read_all(made, world))), daemon=True
+    )
+    read.start()
+    read.join(40)
+    assert [contents for _, contents in results] == [made.values] * 3
+
+
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_a_rank_without_threads_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch, started: int) -> None:
+    """A rank that gets too few threads reads by itself, and the other ranks do not wait for what it would have lent."""
+    start, refused = ThreadTasks.start, threading.local()
+
+    def few(self: ThreadTasks, work: Callable[[], object]) -> bool:
+        return not (getattr(refused, "is_here", False) and len(self._started) >= started) and start(self, work)
+
+    def rank(world: ThreadGroup) -> tuple[int, list[bytes]]:
+        refused.is_here = world.rank == 0
+        return read_all(made, world)
+
+    monkeypatch.setattr(ThreadTasks, "start", few)
+    began = time.monotonic()
+    assert [contents for _, contents in outcomes(3, rank)] == [made.values] * 3
+    assert time.monotonic() - began < 20
 
 
 def test_no_descriptor_and_no_thread_is_left(made: Made) -> None:

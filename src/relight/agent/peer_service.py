@@ -65,7 +65,7 @@ class AgentPeers:
                     if request.change:
                         self._peers.set_token(request.token)
                         self._token = request.token
-            except RelightError as error:
+            except (RelightError, OSError) as error:  # OSError: no descriptor is left for the certificate's key
                 return PeerAddress(self._id, "", str(error))
             return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
 

@@ -253,6 +253,7 @@ class AgentServer:
                 # no answer is possible, but its remaining messages still count
                 with contextlib.suppress(ConnectionLost):
                     self._receive(session, message)
+                self._write_without_thread(session)
                 if session.polite:
                     break
         except ConnectionLost:
@@ -406,6 +407,7 @@ class AgentServer:
             self._idle_since = time.monotonic()
             if session.polite and not self._sessions:  # the run is over here: no process will restore from memory
                 self._neighbours.close()
+        self._write_without_thread(session)
         session.wire.close()
         os.eventfd_write(self._session_ended, 1)
 
@@ -419,24 +421,34 @@ class AgentServer:
     # -- writing
 
     def _enqueue(self, session: TrainerSession, index: int, number: int, *, sealed: bool = False) -> None:
-        """Queue a save to be written, once."""
+        """Queue a save to be written, once.
+
+        If the system refuses a thread for that, a save that is still being filled is not queued: this thread receives
+        the messages, and writes the save when it is sealed (``_write_without_thread``).
+        """
         with self._lock:
             if session.prepared is None or session.writer is None or not 0 <= index < len(session.slots):
                 raise ConnectionLost("a save before its layout")
             job = session.written.get(index)
             if job is None or job.number < number:
+                if not self._has_writer(session) and not sealed:
+                    return
                 job = session.written[index] = SlotJob(session, index, number, session.slots[index], session.prepared)
                 self._pending += 1
                 session.pending += 1
                 self._kept = [kept for kept in self._kept if kept.slot is not job.slot]
                 session.jobs.put(job)
-                if session.writing is None:
-                    session.writing = threading.Thread(
-                        target=self._work, args=(session,), name="relight-agent-writer", daemon=True
-                    )
-                    session.writing.start()
             if sealed and job.number == number:
                 job.sealed.set()
+
+    def _has_writer(self, session: TrainerSession) -> bool:
+        """Start the session's writing thread at the first save. Return False if the system refuses it; the next save
+        tries again."""
+        if session.writing is None:
+            thread = threading.Thread(target=self._work, args=(session,), name="relight-agent-writer", daemon=True)
+            if new_threads.start(thread):
+                session.writing = thread
+        return session.writing is not None
 
     def _work(self, session: TrainerSession) -> None:
         while session.open or session.pending:
@@ -444,20 +456,33 @@ class AgentServer:
                 job = session.jobs.get(timeout=_TICK_S)
             except queue.Empty:
                 continue
-            with self._lock:
-                self._active.add(job)
+            self._write_job(job)
+
+    def _write_without_thread(self, session: TrainerSession) -> None:
+        """Write the queued saves in the thread that receives the session's messages, if there is no other thread."""
+        while session.writing is None:
             try:
-                self._write(job)
-            except Abandoned:
-                self._abandon(job)
-            except Exception as error:  # no trainer gets this error, but the thread must survive for the next save
-                print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            finally:
-                with self._lock:
-                    self._active.discard(job)
-                    job.session.pending -= 1
-                    self._pending -= 1
-                    self._idle_since = time.monotonic()
+                job = session.jobs.get_nowait()
+            except queue.Empty:
+                return
+            session.hurried = max(session.hurried, job.number)  # no Flush can be received meanwhile
+            self._write_job(job)
+
+    def _write_job(self, job: SlotJob) -> None:
+        with self._lock:
+            self._active.add(job)
+        try:
+            self._write(job)
+        except Abandoned:
+            self._abandon(job)
+        except Exception as error:  # no trainer gets this error, but the thread must survive for the next save
+            print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            with self._lock:
+                self._active.discard(job)
+                job.session.pending -= 1
+                self._pending -= 1
+                self._idle_since = time.monotonic()
 
     def _abandon(self, job: SlotJob) -> None:
         """Discard what was written of a save. If its slot is sealed after all, write it from the beginning."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from relight.checkpointer.boundary import Boundary, Leave, selected, shifted
 from relight.checkpointer.pre_update_state import ALIKE, PreUpdateState
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
+from relight.comm.new_threads import ThreadTasks
 from relight.commit import CommitTarget, SaveRequest
 from relight.commit.multi_rank import save_multi_rank, void_checkpoint
+from relight.errors import SaveFailed
 from relight.format import encode_tree, hexdigest
 from relight.format.tree import decode_tree
 from relight.heartbeat import (
@@ -271,8 +274,7 @@ class Handover:
             )
             save_multi_rank(place._replace(log=Log(place.store, place.log.run)), own_request)
 
-        with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:
-            list(pool.map(of_rank, range(self._size)))
+        _save_parts(of_rank, self._size)
         message = f"step {whole.step} is saved for all {self._size} ranks, as one has failed"
         if early:
             message += f"; rank {', '.join(map(str, early))} with its generators and loaders from before its update"
@@ -287,6 +289,36 @@ def is_worth_it(steps: int, step_s: float, save_s: float) -> bool:
     """Return whether the save takes about no longer than redoing the steps that it keeps. ``save_s``: seconds of a
     background save, which takes twice as long as a save while training does not run."""
     return save_s <= 2 * steps * step_s + SLACK_S
+
+
+def _save_parts(of_rank: Callable[[int], None], size: int) -> None:
+    """Call ``of_rank`` for all ranks, at the same time: each part waits for the others.
+
+    The first part begins once all threads are there. Otherwise it would wait until its deadline for a part without a
+    thread. ``SaveFailed`` if a thread is refused: another survivor may succeed.
+    """
+    begins, refused = threading.Event(), True
+
+    def part(rank: int) -> None:
+        begins.wait()
+        if not refused:
+            of_rank(rank)
+
+    tasks = ThreadTasks("relight-heir")
+    try:
+        refused = not all(tasks.start(partial(part, rank)) for rank in range(1, size))
+    finally:
+        begins.set()
+    if refused:
+        tasks.wait()
+        raise SaveFailed(
+            "the system started no thread for each rank's part", hint="raise ulimit -u or the cgroup's pids.max"
+        )
+    try:
+        of_rank(0)
+    finally:
+        tasks.wait()
+    tasks.results()
 
 
 def _abort(place: CommitTarget, under_way: Sequence[tuple[int, str]]) -> None:

@@ -19,7 +19,7 @@ from relight.commit import Attempt
 from relight.errors import RelightError, StoreUnavailable
 from relight.log import History
 from relight.observe import emit
-from relight.peers import TCP, TOKEN_BYTES, Remote, rings
+from relight.peers import TCP, TOKEN_BYTES, Remote, is_loopback, rings
 from relight.peers import Peer as RosterPeer
 from relight.policy import Limits, Peers
 from relight.ranks.group import RankGroup
@@ -96,17 +96,22 @@ class PeerDiscovery(Hook):
         now = environment()
         host, rack = now.node or socket.gethostname(), now.rack
         token = self._sealed(met.token) if met.token else b""
-        message = msgspec.msgpack.encode([met.id, met.address, token, met.others, host, rack])
+        machine = socket.gethostname()
+        message = msgspec.msgpack.encode([met.id, met.address, token, met.others, host, rack, machine])
         answers = [msgspec.msgpack.decode(each) for each in ranks.world.gather(message, "sharing the peers' addresses")]
         for each in answers:
             each[2] = self._opened(each[2]) if each[2] else b""
         # Agents of nodes that have left the job still use the previous token, which most agents of the present nodes also know.
         tokens = Counter(each[2] for each in answers if each[0] and each[2])
         self._token = max(tokens, key=lambda each: (tokens[each], each)) if tokens else candidate
+        several = len({each[6] for each in answers}) > 1
+        unreachable = {each[0] for each in answers if each[0] and several and is_loopback(each[1])}
         agents: dict[str, tuple[str, str, str, str, list[int]]] = {}
-        for rank, (agent_id, address, _, _, its_host, its_rack) in enumerate(answers):
-            if agent_id:
+        for rank, (agent_id, address, _, _, its_host, its_rack, _) in enumerate(answers):
+            if agent_id and agent_id not in unreachable:
                 agents.setdefault(agent_id, (agent_id, its_host, its_rack, address, []))[4].append(rank)
+        if met.id in unreachable and ranks.world.rank == [each[0] for each in answers].index(met.id):
+            _report_unreachable(met.address.partition("#")[0])
         roster = list(agents.values())
         addresses = [each[3] for each in roster]
         peers = {address for each in answers if each[0] and each[2] == self._token for address in each[3]}
@@ -117,7 +122,7 @@ class PeerDiscovery(Hook):
                 self._agent.meet(change, MEET_S)
         ranks.world.gather(b"", "meeting the peers")  # no agent gets another's address before that one knows the token
         with contextlib.suppress(RelightError):
-            if self._agent is not None:
+            if self._agent is not None and met.id not in unreachable:
                 self._agent.join(JoinPeers(roster, met.id, wanted.data, wanted.parity))
         if ranks.world.rank == 0:
             placement = rings(
@@ -197,6 +202,16 @@ class PeerDiscovery(Hook):
             if met.address:
                 return met
             emit("peers.failed", f"no other node holds a copy of this node's saves: {met.why}", why=met.why)
-        except RelightError as error:
+        except (RelightError, OSError) as error:  # OSError: no descriptor, memory or process left
             emit("peers.failed", f"no other node holds a copy of this node's saves: {error}", why=str(error))
         return PeerAddress("", "")
+
+
+def _report_unreachable(address: str) -> None:
+    """Report that other machines cannot reach this node's agent. They do not get its address."""
+    cause = "" if environment().peers_host else ": no route to another network was found"
+    why = f"other machines cannot reach its agent at {address}{cause}"
+    text = (
+        f"no other node holds a copy of this node's saves: {why}; set RELIGHT_PEERS_HOST to an address that they reach"
+    )
+    emit("peers.failed", text, why=why, address=address)

@@ -130,6 +130,34 @@ class ThreadPool:
             thread.join()
 
 
+class ThreadTasks:
+    """Tasks that may wait for each other: each has its own thread, or is not started. Used by one thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._started: list[tuple[threading.Thread, Future[Any]]] = []
+
+    def start(self, work: Callable[[], object]) -> bool:
+        """Run ``work`` in a new thread. Return False if the system refuses the thread."""
+        task = _Task(work, (), {})
+        name = f"{self._name}_{len(self._started)}"
+        thread = threading.Thread(target=task.run, name=name, daemon=True)
+        if not start(thread):
+            return False
+        _threads.add(thread)
+        self._started.append((thread, task.future))
+        return True
+
+    def results(self) -> list[Any]:
+        """Return the results, in the order of ``start``. Raise the error of the first task that failed."""
+        return [future.result() for _, future in self._started]
+
+    def wait(self) -> None:
+        """Wait until all tasks have ended. Their errors are not raised."""
+        for thread, _ in self._started:
+            thread.join()
+
+
 class _Task:
     """One call, run once."""
 

@@ -126,7 +126,7 @@ class TlsConnection:
                 self._limit()
                 data = self.raw.recv(PIECE_BYTES)
                 if not data:
-                    raise ConnectionError("closed") from None
+                    raise ConnectionResetError("closed") from None
                 self._received.write(data)
 
     def _flush(self) -> None:

@@ -9,7 +9,7 @@ without the token gets no answer. May import: ``arena``, ``store`` (readers and 
 """
 
 from relight.peers.parts import HeldPartFile
-from relight.peers.protecting import PeerService
+from relight.peers.protecting import PeerService, is_loopback
 from relight.peers.rdma import TCP, plane_here
 from relight.peers.reading import Remote
 from relight.peers.rings import FailureGroup, Peer, PeerRing, Rings, rings
@@ -25,6 +25,7 @@ __all__ = [
     "PeerService",
     "Remote",
     "Rings",
+    "is_loopback",
     "plane_here",
     "rings",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 from collections.abc import Sequence
@@ -17,21 +18,22 @@ from relight.peers.rdma import TCP, PlaneChoice
 from relight.peers.rings import Peer, PeerRing, Rings, rings
 from relight.peers.sender import Sender
 from relight.peers.server import Notify, PeerServer
-from relight.peers.wire import check_token, join_address
+from relight.peers.wire import PeerLost, check_token, join_address, split_address
 from relight.units import size_text
 
-ANYWHERE = ("192.0.2.1", 9)
-"""A documentation address (RFC 5737), which no host has.
+ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Documentation addresses (RFC 5737, RFC 3849), which no host has.
 
-The route to it shows which of this node's addresses other nodes see.
+The route to one shows which of this node's addresses other nodes see.
 """
+LOOPBACK = "127.0.0.1"
 
 
 class PeerService:
     """One agent's peer protection. It serves from construction to ``close``, and protects once it has joined a roster.
 
-    ``host``: the address to listen at and to publish; "" listens at all of this node's addresses, and publishes the one
-    that routes to other nodes start from. ``port``: 0 for a free one. ``token``: 32 bytes, the same for all agents of a
+    ``host``: the address to listen at and to publish; "" publishes the one of ``own_address``, and listens at all of this
+    node's addresses of its version, IPv4 or IPv6. ``port``: 0 for a free one. ``token``: 32 bytes, the same for all agents of a
     job. ``tls``: encrypt all connections, and call no agent without a certificate. ``plane``: as in ``Peers``.
     ``memory``: most bytes for other agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events, in
     other threads: name, sentence, fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
@@ -59,8 +61,9 @@ class PeerService:
         self._holder = Holder(memory, self._completed)
         self._identity = TlsIdentity() if tls else None
         self._plane = self._choose(plane)
+        self._host = host or own_address()
         self._server = PeerServer(
-            host,
+            host or ("::" if ":" in self._host else ""),
             port,
             lambda: self._token,
             lambda: self._identity,
@@ -70,10 +73,13 @@ class PeerService:
             lambda: self._plane,
             notify,
         )
-        self._sender = Sender(
-            lambda: self._token, lambda: self._identity is not None, lambda: self._plane, notify, bytes_per_second
-        )
-        self._host = host or own_address()
+        try:
+            self._sender = Sender(
+                lambda: self._token, lambda: self._identity is not None, lambda: self._plane, notify, bytes_per_second
+            )
+        except BaseException:
+            self._server.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -191,9 +197,33 @@ class PeerService:
 
 
 def own_address() -> str:
-    """Return this node's address on its route to other networks; 127.0.0.1 without a route. No packet is sent."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(ANYWHERE)
-        address: str = probe.getsockname()[0]
-        return address
-    return "127.0.0.1"
+    """Return this node's address on its route to other networks, by IPv4 or else by IPv6. No packet is sent.
+
+    Without a route: an address of the node's host name. Without that: 127.0.0.1, which no other node can reach.
+    """
+    for family, anywhere in ANYWHERE:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anywhere, 9))
+            address: str = probe.getsockname()[0]
+            if _is_public(address):
+                return address
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, _, _, _, where in socket.getaddrinfo(socket.gethostname(), 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind(where)  # fails if it is another machine's
+                if _is_public(address := str(where[0])):
+                    return address
+    return LOOPBACK
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether ``host:port`` is an address that only processes of the same machine can reach."""
+    with contextlib.suppress(PeerLost, ValueError):
+        return ipaddress.ip_address(split_address(address)[0]).is_loopback
+    return False
+
+
+def _is_public(address: str) -> bool:
+    """Return whether other nodes can reach an address of this node. A link-local one needs an interface's name, too."""
+    known = ipaddress.ip_address(address.partition("%")[0])
+    return not (known.is_loopback or known.is_link_local or known.is_unspecified)

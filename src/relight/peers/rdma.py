@@ -35,6 +35,7 @@ from relight.arena import SharedMapping, allocate
 from relight.comm.children import child_command, child_environment
 from relight.decode import msgpack_decoder
 from relight.errors import NoSpace
+from relight.observe.thread_start import start_thread
 from relight.peers.galois import BLOCK
 from relight.peers.messages import PIECE_BYTES
 from relight.peers.wire import PeerLost
@@ -188,14 +189,18 @@ class RdmaPlane:
         self._closed = False
         self.registrations = 0
         """How often memory of this process was registered to be read by others."""
-        self._errors = os.memfd_create("relight-rdma", os.MFD_CLOEXEC)
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise NoPlane("load", f"no descriptor is left for the process that loads NIXL: {error}") from error
+        self._errors = -1
         added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
         hello = self._waiting[0] = _Pending()
         try:
             with theirs:
+                self._errors = os.memfd_create("relight-rdma", os.MFD_CLOEXEC)
                 self._process = subprocess.Popen(
                     child_command("relight.peers.rdma_process", str(theirs.fileno())),
                     env=child_environment(None, **added),
@@ -205,7 +210,7 @@ class RdmaPlane:
                     stderr=self._errors,
                 )
             thread = threading.Thread(target=self._receive, name="relight-peers-rdma", daemon=True)
-            thread.start()
+            start_thread(thread)
             self._thread = thread
         except (OSError, RuntimeError) as error:
             self.close()

@@ -19,7 +19,7 @@ from relight.peers.direct import DirectReads, NotThere
 from relight.peers.galois import BLOCK, accumulate
 from relight.peers.messages import PIECE_BYTES, Data, Inventory, PeerRefusal, ReadRequest, StatusRequest
 from relight.peers.rdma import RDMA, TCP, DirectRead
-from relight.peers.wire import Caller, PeerLost, call, check_token, without_fingerprint
+from relight.peers.wire import Caller, Disconnected, PeerLost, call_with_retries, check_token, without_fingerprint
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
 from relight.units import size_text
@@ -258,7 +258,7 @@ class Remote:
                 idle = self._idle.get(address)
                 wire = idle.pop() if idle else None
             if wire is None:
-                return call(address, self._token, self._timeout_s, tls=self._tls)
+                return call_with_retries(address, self._token, self._timeout_s, tls=self._tls)
             if not wire.ends():
                 return wire
             wire.close()
@@ -275,7 +275,11 @@ class Remote:
         why, ends = "", time.monotonic() + self._timeout_s
         for _ in range(BREAKS_MAX):
             try:
-                wire = call(address, self._token, self._timeout_s, tls=self._tls)
+                try:
+                    wire = call_with_retries(address, self._token, self._timeout_s, tls=self._tls)
+                except Disconnected as error:
+                    why = str(error)
+                    break
                 try:
                     wire.send(StatusRequest())
                     answer = wire.receive()

@@ -3,14 +3,17 @@ connection."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from relight.comm import new_threads
+from relight.comm.new_threads import ThreadPool
+from relight.errors import StoreUnavailable
 from relight.format.crc import crc32
 from relight.peers.direct import fallback_event
 from relight.peers.galois import BLOCK
@@ -64,6 +67,7 @@ class Sender:
     """Sender of one agent.
 
     ``offer`` and ``join`` return at once. ``notify`` is called in other threads with events of sent and failed parts.
+    ``StoreUnavailable`` if no thread can be started.
     """
 
     def __init__(
@@ -92,7 +96,10 @@ class Sender:
         self._busy = self._closed = False
         self._wires: set[Caller] = set()
         self._thread = threading.Thread(target=self._work, name="relight-peers-send", daemon=True)
-        self._thread.start()
+        if not new_threads.start(self._thread):
+            raise StoreUnavailable(
+                "no thread could be started to send to the peers", hint="raise ulimit -u or the cgroup's pids.max"
+            )
 
     def join(self, ring: PeerRing | None, me: str, again: list[HeldPartFile]) -> None:
         """Send to that ring from now on.
@@ -141,7 +148,7 @@ class Sender:
         self._thread.join(5.0)
 
     def _work(self) -> None:
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="relight-peers-send") as pool:
+        with ThreadPool(AT_ONCE, "relight-peers-send") as pool:
             while True:
                 with self._changed:
                     self._busy = False
@@ -153,9 +160,18 @@ class Sender:
                     parts, self._waiting = list(self._waiting.values()), {}
                     self._busy = True
                 assert ring is not None
-                self._send(pool, sorted(parts, key=lambda part: part.lane), ring, me, joined)
+                try:
+                    self._send(pool, sorted(parts, key=lambda part: part.lane), ring, me, joined)
+                except Exception as error:  # noqa: BLE001 (the thread must survive for the next parts)
+                    self._fail_all(parts, f"sending failed: {_words_of(error)}")
 
-    def _send(self, pool: ThreadPoolExecutor, parts: list[HeldPartFile], ring: PeerRing, me: str, joined: int) -> None:
+    def _fail_all(self, parts: list[HeldPartFile], why: str) -> None:
+        """Report all parts of a round as failed. Never raises."""
+        for part in parts:
+            with contextlib.suppress(Exception):
+                self._fail(part, why)
+
+    def _send(self, pool: ThreadPool, parts: list[HeldPartFile], ring: PeerRing, me: str, joined: int) -> None:
         """Send all parts to all their holders, ``AT_ONCE`` holders at a time, so that a dead holder delays no other
         one."""
         started = time.monotonic()
@@ -280,6 +296,7 @@ class _HolderTransfer:
 
     def run(self) -> None:
         """Send all segments, or record why not."""
+        index = 0
         try:
             for index, task in enumerate(self._tasks):
                 if task.part.lane in self.failed:
@@ -290,6 +307,9 @@ class _HolderTransfer:
                     return
         except _Stopped:
             pass
+        except Exception as error:  # noqa: BLE001 (the parts must be reported as failed, whatever the reason)
+            for rest in self._tasks[index:]:
+                self.failed.setdefault(rest.part.lane, f"sending failed: {_words_of(error)}")
         finally:
             self._disconnect()
 
@@ -420,6 +440,10 @@ class _HolderTransfer:
         if self._wire is not None:
             self._sender.hang_up(self._wire)
             self._wire = None
+
+
+def _words_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _plan(parts: list[HeldPartFile], ring: PeerRing, position: int) -> list[_SegmentTask]:

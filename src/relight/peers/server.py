@@ -2,8 +2,9 @@
 connection.
 
 A caller has ``HANDSHAKE_S`` seconds to prove that it knows the token, and costs a thread and some hundred bytes until
-then. If too many callers have not proved it yet, the oldest connection is closed. The number of authenticated callers
-("friends") is bounded too. Callers that are refused are counted and reported.
+then. If too many callers have not proved it yet, the oldest connection is closed, once it has had ``PROOF_LEAST_S``;
+new callers wait until then. The number of authenticated callers ("friends") is bounded too. Callers that are refused
+are counted and reported.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from relight.comm import new_threads
 from relight.comm.tls import TlsIdentity
 from relight.errors import StoreUnavailable
 from relight.format.crc import crc32
@@ -46,6 +48,9 @@ from relight.peers.wire import BYTES_PER_SECOND_MIN, Called, PeerLost, answer, j
 from relight.store.buffers import page_buffer
 
 HANDSHAKE_S = 5.0
+PROOF_LEAST_S = 0.25
+"""Seconds that each caller has to prove itself, however many others wait. Many ranks restore at the same time, and a
+proof takes some milliseconds of a processor that all callers share."""
 UNPROVED_MAX = 64
 MEMBERS_CONNECTED_MAX = 512
 THREADS_MAX = MEMBERS_CONNECTED_MAX + 8 * UNPROVED_MAX
@@ -84,7 +89,9 @@ class PeerServer:
         """Callers that were refused."""
         self._report_from = 0.0
         self._lock = threading.Lock()
-        self._unproved: list[socket.socket] = []
+        self._proved = threading.Condition(self._lock)
+        self._unproved: dict[socket.socket, float] = {}
+        """Callers that have not proved themselves, oldest first, and when they were accepted."""
         self._members: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
@@ -99,12 +106,17 @@ class PeerServer:
         self._listener.settimeout(_TICK_S)
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, name="relight-peers-accept", daemon=True)
-        self._accepting.start()
+        if not new_threads.start(self._accepting):
+            self._listener.close()
+            raise StoreUnavailable(
+                "no thread could be started to listen to the peers", hint="raise ulimit -u or the cgroup's pids.max"
+            )
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
         with self._lock:
             self._closed = True
+            self._proved.notify_all()
             connections, threads = [*self._unproved, *self._members], list(self._threads)
         for connection in connections:
             _disconnect(connection)
@@ -133,46 +145,67 @@ class PeerServer:
                 target=self._serve, args=(connection, caller[0]), name="relight-peers-serve", daemon=True
             )
             with self._lock:
-                if len(self._unproved) >= UNPROVED_MAX:
-                    _disconnect(self._unproved.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
+                self._wait_for_place()
                 # threads of closed connections may not have ended yet
                 if self._closed or len(self._threads) >= THREADS_MAX:
                     connection.close()
                     continue
-                self._unproved.append(connection)
+                self._unproved[connection] = time.monotonic()
                 self._threads.add(thread)
-            try:
-                thread.start()
-            except RuntimeError:  # no thread can be started: the caller may connect again
+            if not new_threads.start(thread):  # the caller may connect again
                 with self._lock:
-                    self._unproved.remove(connection)
+                    self._unproved.pop(connection, None)
                     self._threads.discard(thread)
                 connection.close()
 
+    def _wait_for_place(self) -> None:
+        """Wait until one more caller may prove itself. Meanwhile the kernel keeps further callers.
+
+        Disconnect the oldest caller once it has had ``PROOF_LEAST_S``. The lock is held, but not while this waits.
+        """
+        while len(self._unproved) >= UNPROVED_MAX and not self._closed:
+            oldest, since = next(iter(self._unproved.items()))
+            left_s = since + PROOF_LEAST_S - time.monotonic()
+            if left_s > 0:
+                self._proved.wait(left_s)
+            else:
+                del self._unproved[oldest]
+                _disconnect(oldest)
+
     def _serve(self, connection: socket.socket, caller: str) -> None:
+        proved = threading.Event()
+
+        def admit() -> bool:
+            proved.set()
+            return self._admit(connection)
+
         try:
             with contextlib.suppress(PeerLost):
                 try:
-                    wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S, self._identity())
+                    wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S, self._identity(), admit)
                 except PeerLost as error:
-                    self._refuse(caller, str(error))
+                    if not proved.is_set():
+                        self._refuse(caller, str(error))
                     raise
-                with self._lock:
-                    welcome = (
-                        connection in self._unproved and len(self._members) < MEMBERS_CONNECTED_MAX and not self._closed
-                    )
-                    if welcome:
-                        self._unproved.remove(connection)
-                        self._members.add(connection)
-                if welcome:
-                    _Session(wire, self._me, self._parts, self._holder, self._plane()).run()
+                _Session(wire, self._me, self._parts, self._holder, self._plane()).run()
         finally:
             with self._lock:
                 self._members.discard(connection)
                 self._threads.discard(threading.current_thread())
-                if connection in self._unproved:
-                    self._unproved.remove(connection)
+                self._unproved.pop(connection, None)
+                self._proved.notify()
             connection.close()
+
+    def _admit(self, connection: socket.socket) -> bool:
+        """Count a caller that has proved itself as a friend. Return False if it was disconnected, or there are too
+        many."""
+        with self._lock:
+            if connection not in self._unproved or len(self._members) >= MEMBERS_CONNECTED_MAX or self._closed:
+                return False
+            del self._unproved[connection]
+            self._members.add(connection)
+            self._proved.notify()
+            return True
 
     def _refuse(self, caller: str, why: str) -> None:
         """Count a refused caller. Report the first one at once, later ones every ``REPORT_S`` at most."""

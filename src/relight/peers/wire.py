@@ -20,6 +20,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -30,11 +31,18 @@ from relight.errors import ConfigError
 from relight.peers.messages import ANSWER_BYTES_MAX, HEADER_BYTES_MAX, Answer, Request
 
 TOKEN_BYTES = 32
+BUSY_S = 3.0
+"""Seconds for which an agent that disconnects its callers is called again.
+
+An agent that has another token disconnects its callers, too. Longer retries would delay each restore by that time.
+"""
 BYTES_PER_SECOND_MIN = 1 << 20
 """A peer that is slower than this counts as hung."""
 _MAGIC = b"relight-peers-1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
+_PAUSE_S, _PAUSE_MAX_S = 0.05, 0.8
+_CHANCE = secrets.SystemRandom()
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 Stream = socket.socket | TlsConnection
 S = TypeVar("S")
@@ -43,6 +51,10 @@ T = TypeVar("T")
 
 class PeerLost(ConnectionError):
     """The other end is gone, is too slow, or sent an invalid message. The connection cannot be used any more."""
+
+
+class Disconnected(PeerLost):
+    """The other end closed the connection."""
 
 
 class PeerConnection(Generic[S, T]):
@@ -143,7 +155,8 @@ _requests: msgspec.msgpack.Decoder[Request] = msgpack_decoder(Request)
 def call(address: str, token: bytes, timeout_s: float, *, tls: bool = False) -> Caller:
     """Connect and authenticate both sides. ``PeerLost`` if no agent answers there, or if it does not know the token.
 
-    An address with a fingerprint is called with TLS. ``tls``: refuse an address without one.
+    An address with a fingerprint is called with TLS. ``tls``: refuse an address without one. ``Disconnected`` if the
+    agent closes the connection: it may have too many callers.
     """
     ends, shown = time.monotonic() + timeout_s, without_fingerprint(address)
     fingerprint = address[len(shown) :].removeprefix("#")
@@ -166,19 +179,46 @@ def call(address: str, token: bytes, timeout_s: float, *, tls: bool = False) -> 
             raise PeerLost(f"{shown}: it does not know the token")
     except BaseException as error:
         raw.close()
+        if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+            raise Disconnected(f"{shown}: {error}") from error
         if isinstance(error, OSError) and not isinstance(error, PeerLost):
             raise PeerLost(f"{shown}: {error}") from error
         raise
     return PeerConnection(connection, _answers, ANSWER_BYTES_MAX, timeout_s)
 
 
+def call_with_retries(address: str, token: bytes, timeout_s: float, *, tls: bool = False) -> Caller:
+    """Call an agent that may have too many callers at the moment.
+
+    An agent that disconnects this caller is called again for ``BUSY_S`` seconds. The pauses grow, and are random, so
+    that callers which were disconnected at once do not return at once. An agent that is gone is called once.
+    """
+    ends, pause = time.monotonic() + min(timeout_s, BUSY_S), _PAUSE_S
+    while True:
+        try:
+            return call(address, token, timeout_s, tls=tls)
+        except Disconnected:
+            seconds = pause * _CHANCE.uniform(0.5, 1.5)
+            if time.monotonic() + seconds > ends:
+                raise
+        time.sleep(seconds)
+        pause = min(2 * pause, _PAUSE_MAX_S)
+
+
 def answer(
-    raw: socket.socket, token: bytes, timeout_s: float, patience_s: float, identity: TlsIdentity | None = None
+    raw: socket.socket,
+    token: bytes,
+    timeout_s: float,
+    patience_s: float,
+    identity: TlsIdentity | None = None,
+    admit: Callable[[], bool] = lambda: True,
 ) -> Called:
     """Authenticate a caller: the other side of ``call``. ``PeerLost`` if it does not prove the token within
     ``patience_s``.
 
-    With ``identity`` the caller must use TLS. After an error the caller of this function must close ``raw``.
+    With ``identity`` the caller must use TLS. ``admit`` is called once the caller has proved the token. If it returns
+    False, the caller gets no proof, and ``Disconnected`` is raised. After an error the caller of this function must
+    close ``raw``.
     """
     ends, fingerprint = time.monotonic() + patience_s, "" if identity is None else identity.fingerprint
     _prepare(raw)
@@ -192,6 +232,8 @@ def answer(
     theirs, proof = theirs[:_NONCE_BYTES], theirs[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, b"caller", own, theirs, fingerprint)):
         raise PeerLost("the caller does not know the token")
+    if not admit():
+        raise Disconnected("there are too many callers")
     _give(connection, _proof(token, b"called", own, theirs, fingerprint), ends)
     return PeerConnection(connection, _requests, HEADER_BYTES_MAX, timeout_s)
 
@@ -238,10 +280,12 @@ def fill(connection: Stream, room: memoryview, ends: float) -> None:
             connection.settimeout(left)
             got = connection.recv_into(room)
             if not got:
-                raise PeerLost("closed")
+                raise Disconnected("closed")
             room = room[got:]
     except (TimeoutError, ValueError) as error:
         raise PeerLost(str(error) or "too slow") from error
+    except ConnectionResetError as error:
+        raise Disconnected(str(error)) from error
     except OSError as error:
         raise error if isinstance(error, PeerLost) else PeerLost(str(error)) from error
 
@@ -270,5 +314,7 @@ def _give(connection: Stream, data: bytes, ends: float) -> None:
     try:
         connection.settimeout(max(0.001, ends - time.monotonic()))
         connection.sendall(data)
+    except (ConnectionResetError, BrokenPipeError) as error:
+        raise Disconnected(str(error)) from error
     except OSError as error:
         raise PeerLost(str(error)) from error

@@ -21,13 +21,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import msgspec
 
 from relight.arena import PAGE, SharedMapping, adopt, allocate, freeze, reading
-from relight.comm import new_threads
 from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
+from relight.comm.new_threads import ThreadTasks
 from relight.comm.proof import prove_as_caller, prove_as_listener
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
@@ -239,6 +239,7 @@ class _Borrower:
         self._sending = threading.Lock()
         self._proved = threading.Event()
         self._token, self._address, self._stall_s = token, address, stall_s
+        self._beginning = threading.Lock()
         self._hello = _HELLO.pack(rank), memory
         with LocalDirectory() as directory:
             try:
@@ -247,7 +248,20 @@ class _Borrower:
                 raise ConnectionError(str(error)) from error
 
     def begin(self) -> None:
-        """Prove to each other that both ends know the token, then send the memory, read-only. Raise ``OSError``."""
+        """Prove to each other that both ends know the token, then send the memory, read-only. Once. Raise ``OSError``."""
+        with self._beginning:
+            if not self._proved.is_set():
+                self._begin()
+
+    def refuse(self) -> None:
+        """Send that nothing is lent, unless the memory was sent. A borrower that only gets no proof waits for another."""
+        with self._beginning, contextlib.suppress(OSError):
+            if not self._proved.is_set():
+                self._hello = (self._hello[0], None)
+                self._begin()
+        self.shut()
+
+    def _begin(self) -> None:
         try:
             prove_as_caller(self.socket, self._token, self._address, self._stall_s)
         except OSError:  # the other end must not wait for a proof that does not come
@@ -299,25 +313,17 @@ class _SharedRead:
         self._lent: dict[int, int] = {}
         if self._own:
             self._prepare(doors, max(2, min(len(self._own), LENT_BYTES // len(doors) // self._size)))
-        self._pool = ThreadPoolExecutor(max(1, len(self._links) + len(self._owners)), thread_name_prefix="relight-lend")
+        self._tasks = ThreadTasks("relight-lend")
 
     def read(self) -> int:
         """Read, lend and borrow all chunks. Return the number of bytes that this rank read from the store."""
-        jobs: list[Future[None]] = []
-        try:
-            for _ in self._owners:
-                jobs.append(self._pool.submit(self._borrow))
-            for rank, link in self._links.items():
-                jobs.append(self._pool.submit(self._taken_back, rank, link))
-        except RuntimeError as error:
-            if not new_threads.is_refused(error):
-                raise
-            new_threads.report_refused("relight-lend")
-            return self._alone(jobs)
+        tasks: list[Callable[[], None]] = [self._borrow for _ in self._owners]
+        tasks += [partial(self._taken_back, rank, link) for rank, link in self._links.items()]
+        if not all(map(self._tasks.start, tasks)):
+            return self._alone()
         try:
             total = self._table.read(self._table.runs_of(self._own), self._lend) + self._table.read(self._table.rest)
-            for job in jobs:
-                job.result()
+            self._tasks.results()
             return total + self._table.read(
                 self._table.runs_of(number for number in self._table.mine if number not in self._came)
             )
@@ -325,11 +331,12 @@ class _SharedRead:
             self._fail(error)
             raise
 
-    def _alone(self, jobs: Sequence[Future[None]]) -> int:
-        """Read all that this rank needs from the store, as no thread could be started. The ranks that wait for it do the same."""
+    def _alone(self) -> int:
+        """Read all that this rank needs from the store, as a thread was refused. The ranks that wait for it do the same."""
+        self._door.close()  # first: otherwise two such ranks would wait for each other below
         for link in self._links.values():
-            link.shut()
-        wait(jobs)
+            link.refuse()
+        self._tasks.wait()
         missing = [number for number in self._table.mine if number in self._own or number not in self._came]
         return self._table.read(self._table.runs_of(missing)) + self._table.read(self._table.rest)
 
@@ -342,7 +349,7 @@ class _SharedRead:
             for connection in self._open:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-        self._pool.shutdown(wait=True)
+        self._tasks.wait()
         for link in self._links.values():
             link.socket.close()
         if self._memory is not None:
