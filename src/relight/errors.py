@@ -252,6 +252,20 @@ def is_no_memory(error: BaseException) -> bool:
     )
 
 
+_REFUSED = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
+_REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
+"""Parts of the messages of torch's allocators and of Python's threads."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the system refused memory, a descriptor, a thread or disk space. It may grant the next request."""
+    if isinstance(error, OSError):
+        return error.errno in _REFUSED
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSED_WORDS)
+    )
+
+
 def no_memory(error: BaseException, what: str, where: str = "", hint: str = LESS_MEMORY) -> NoMemory:
     """Return the error for memory that was refused. ``what`` needs it; the refusal's own words follow, by which ``relight run`` knows a
     device's memory from the machine's."""

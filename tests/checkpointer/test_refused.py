@@ -189,7 +189,7 @@ def test_no_memory_for_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ckpt.step(0)
     capture = ckpt._capture.part
 
-    def refuse(micro_step: int | None = None) -> None:
+    def refuse(micro_step: int | None = None, failed: Exception | None = None) -> None:
         raise error
 
     monkeypatch.setattr(ckpt._capture, "part", refuse)

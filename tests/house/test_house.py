@@ -20,6 +20,8 @@ BROAD_MAY_STAND = {
     "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
     "checkpointer/metric_values.py": "a metric has the script's own type, and reading it may raise anything; no save fails for it",
     "ranks/collective_errors.py": "other ranks wait for the error: it is sent to them, and raised again",
+    "ranks/gather.py": "other ranks wait for an answer, or for one to be received: the error is sent to them, or raised after that",
+    "ranks/one_writer.py": "rank 0 waits for this rank's description: the error is sent to it, and raised again",
     "ranks/several.py": "other ranks wait for the error: it is sent to them, and raised again",
     "checkpointer/leaving.py": "the caller's exception counts more than a save that fails after it: an event",
     "checkpointer/save_loop.py": "the trainer's edge: event, counter, warning",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 from typing import ClassVar
 
 from relight.comm import RankTimeout
-from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown, with_outcome
+from relight.commit.multi_rank import OthersFailed
+from relight.errors import (
+    ConfigError,
+    InternalError,
+    RelightError,
+    SaveFailed,
+    is_fault,
+    is_refusal,
+    known,
+    shown,
+    with_outcome,
+)
 from relight.observe import emit
 from relight.policy.argument_checks import whole_of
 from relight.policy.call_text import ShownAsCall
 from relight.save_reason import SaveReason
 from relight.settings.short_traceback import short_traceback
-
-_REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
-_REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
-"""Parts of the messages of torch's allocators and of Python's threads."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,13 +85,10 @@ class FailurePolicy(ShownAsCall):
 
 
 def ends_a_save(error: Exception) -> bool:
-    """Return whether an error during the capture ends only that save: other ranks are late, or the system refused
-    memory, a descriptor or a thread. Any other error is a fault in the caller's components, and is raised."""
-    if isinstance(error, (RankTimeout, MemoryError)):
-        return True
-    if isinstance(error, OSError):
-        return error.errno in _REFUSALS
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSED_WORDS)
+    """Return whether an error during the capture ends only that save: other ranks are late or have failed, or the
+    system refused memory, a descriptor or a thread. Any other error is a fault in the caller's components, and is
+    raised."""
+    return isinstance(error, (RankTimeout, OthersFailed)) or is_refusal(error)
 
 
 def may_retry(error: RelightError) -> bool:

@@ -28,8 +28,9 @@ from relight.checkpointer.options import ONE, check_writer
 from relight.checkpointer.save_writer import SaveWriter
 from relight.comm import Communicator, RankTimeout, late, new_threads
 from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit.multi_rank import abort_part
 from relight.decode import from_msgpack
-from relight.errors import ConfigError
+from relight.errors import ConfigError, RelightError, known
 from relight.keys import StoreSecurity
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
@@ -145,6 +146,25 @@ def background_of(
     if ranks.leads:
         return BackgroundForAll(ranks, attempt, components, keep, limits, on_done, on_sealed)
     return BackgroundElsewhere(ranks, attempt.place, on_done, on_sealed)
+
+
+def abort_save(ranks: RankGroup, place: CommitTarget, step: int, error: Exception) -> None:
+    """Abort the save that the ranks have agreed on, if this rank has not started it, so that no other rank waits for this
+    rank's part."""
+    if not ranks.owes_part or ranks.lost:
+        return
+    ranks.owes_part = False
+    if not isinstance(ranks, OneWriter):
+        assert ranks.seat is not None
+        with contextlib.suppress(RelightError, OSError):  # without a store, the other ranks wait for the deadline
+            abort_part(place, step, ranks.id_of(place), ranks.seat, known(error))
+        return
+    with contextlib.suppress(RankTimeout):
+        if ranks.leads:
+            ranks.end(FAILED + encode_error(error))
+            return
+        while ranks.refuse(error)[:1] == FOREGROUND:  # rank 0 gathers once more
+            pass
 
 
 class Elsewhere:
@@ -298,6 +318,7 @@ class BackgroundElsewhere:
             self._on_done(SaveOutcome(report, error))
             return self._number
         if reply[:1] == FOREGROUND:
+            self._ranks.owes_part = True  # rank 0 gathers once more
             return None
         if reply[:1] == FAILED:
             raise decode_error(reply[1:])

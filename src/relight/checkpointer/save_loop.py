@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,14 +19,13 @@ from relight.checkpointer.hooks import CommittedSave
 from relight.checkpointer.inflight import InflightSave
 from relight.checkpointer.metric_values import numbers_of
 from relight.checkpointer.options import RunOptions, numbers_for
-from relight.checkpointer.rank_0 import background_of
+from relight.checkpointer.rank_0 import abort_save, background_of
 from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_writer import SaveWriter
 from relight.checkpointer.session import RunSession
 from relight.checkpointer.signals import SignalHandlers
 from relight.checkpointer.state_capture import StateCapture
-from relight.comm import RankTimeout
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.commit.pack_writer import WriteLimits
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError
@@ -122,43 +120,50 @@ class SaveLoop:
         may_wait: bool,
     ) -> Save | None:
         """Save, and return the handle. Return None if the save was postponed because no slot is free; only if ``may_wait`` is False."""
-        writer = self.open_writer()
-        if writer is not None:
-            may_wait = may_wait or self._ranks.several  # the ranks have agreed that a slot is free
-            wait_s = self.options.limits.deadline_s if may_wait or self.options.limits.when_busy == "queue" else 0.0
-            if not wait_s and not writer.warmed:
-                self.warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
-            yields = None if self._ranks.several else self._in_flight.yields_to(step, reason)
-            if not writer.free_slot(wait_s, may_wait, yields) and not may_wait:
-                not_ready = writer.free_slots is None  # the first save: its memory is not allocated yet
-                why = "the agent is not ready yet" if not_ready else "no snapshot slot is free"
-                self.progress.due = postpone(reason, step, why)
-                self.hooks.best.postponed(numbers_for(self.options.trigger, metrics), why)
+        writer, failed = None, None
+        try:
+            writer = self.open_writer()
+            if writer is not None and self._is_postponed(writer, step, reason, metrics, may_wait):
                 return None
+        except Exception as error:  # the ranks have decided to save: the capture raises it, on all of them
+            failed = error
         self.progress.due, started = None, perf_counter()
         try:
-            state = self.capture.part(micro_step)
+            state = self.capture.part(micro_step, failed)
         except Exception as error:
+            self._abort(step, error)
             if not ends_a_save(error):
                 raise
             return self._count_failure(
                 Save(step, reason, self._report(error, step, reason, self.options.policy.retries))
             )
-        if writer is not None:
-            if (save := self._begin(writer, state, step, reason, metrics, tag, micro_step, started)) is not None:
-                return save
-            self.drain()  # this process makes this save, which must not be committed before the agent's earlier ones
-            if self.hooks.grace.over:
-                return self._count_failure(never_in_time(step, reason))
-        return self.write(state, step, reason, metrics, tag, micro_step)
+        try:
+            if writer is not None:
+                if (save := self._begin(writer, state, step, reason, metrics, tag, micro_step, started)) is not None:
+                    return save
+                self.drain()  # this process makes this save, which must not be committed before the agent's earlier ones
+                if self.hooks.grace.over:
+                    save = never_in_time(step, reason)
+                    assert save.error is not None
+                    self._abort(step, save.error)
+                    return self._count_failure(save)
+            return self.write(state, step, reason, metrics, tag, micro_step)
+        except Exception as error:
+            self._abort(step, error)
+            raise
 
     def warm_up(self) -> None:
         """Start the agent and allocate its memory in the background, after the first step that saved nothing."""
         self.warmed = True
         writer = self.open_writer()
         if writer is not None and self.options.trigger is not None:
-            with contextlib.suppress(RankTimeout, MemoryError, OSError):  # the first save reports it
+            try:
                 writer.warm_up(self.capture.part())
+            except Exception as error:
+                if not (ends_a_save(error) or isinstance(error, OSError)):  # the first save reports these
+                    raise
+            finally:
+                self._ranks.owes_part = False  # no save follows
 
     def open_writer(self) -> SaveWriter | None:
         """Return the writer of background saves, made at the first call in an attempt; None if saves are made in this process."""
@@ -198,6 +203,7 @@ class SaveLoop:
                 save.error = error
                 raise
             except Exception as error:  # outermost level: reported and counted; the policy decides what follows
+                self._abort(step, error)
                 save.error = self._report(error, save.step, reason, turn)
                 if not may_retry(save.error):
                     break
@@ -271,6 +277,28 @@ class SaveLoop:
 
     # -- inside
 
+    def _is_postponed(
+        self, writer: SaveWriter, step: int, reason: SaveReason, metrics: Mapping[str, Any], may_wait: bool
+    ) -> bool:
+        """Wait for a free slot. Return whether the save was postponed because there is none."""
+        may_wait = may_wait or self._ranks.several  # the ranks have agreed that a slot is free
+        wait_s = self.options.limits.deadline_s if may_wait or self.options.limits.when_busy == "queue" else 0.0
+        if not wait_s and not writer.warmed:
+            self.warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
+        yields = None if self._ranks.several else self._in_flight.yields_to(step, reason)
+        if writer.free_slot(wait_s, may_wait, yields) or may_wait:
+            return False
+        not_ready = writer.free_slots is None  # the first save: its memory is not allocated yet
+        why = "the agent is not ready yet" if not_ready else "no snapshot slot is free"
+        self.progress.due = postpone(reason, step, why)
+        self.hooks.best.postponed(numbers_for(self.options.trigger, metrics), why)
+        return True
+
+    def _abort(self, step: int, error: Exception) -> None:
+        """Abort a save that this rank cannot start, so that no other rank waits for its part."""
+        if self.session.attempt is not None:
+            abort_save(self._ranks, self.session.attempt.place, step, error)
+
     def _report(self, error: Exception, step: int, reason: SaveReason, turn: int) -> RelightError:
         return self.options.policy.report(error, step, turn, final=reason.is_final)
 
@@ -287,9 +315,6 @@ class SaveLoop:
     ) -> Save | None:
         """Pass the save to the writer and return its handle. Return None if the writer cannot make it."""
         save, numbers = self._new_save(step, reason), numbers_of(metrics)
-        info = self._info(
-            state, step, reason, numbers, micro_step, self._in_flight.newest_id or self.progress.parent, tag
-        )
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
@@ -298,16 +323,20 @@ class SaveLoop:
 
         number: int | None = None
         try:
+            parent = self._in_flight.newest_id or self.progress.parent
+            info = self._info(state, step, reason, numbers, micro_step, parent, tag)
             number = writer.save(state, request, self._ranks.id_of(writer.place))
         except (Fenced, IncompatibleState, ConfigError):
             raise
         except Exception as error:  # the trainer's edge, as in write()
+            self._abort(step, error)
             save.error = self._report(error, step, reason, self.options.policy.retries)
         finally:
             if number is None:
                 self._in_flight.drop(save)
         if number is None:
             return None if save.error is None else self._count_failure(save)
+        self._ranks.owes_part = False
         save._read_progress, save.bytes = (lambda: writer.progress_of(number)), writer.pack_bytes
         save.mark_requested(started, perf_counter())
         writer.began(save.timings["blocked"])
@@ -344,7 +373,9 @@ class SaveLoop:
         with progress_bar(f"saving step {step}", state.logical_bytes, leads=self.session.leads) as meter:
             request = self.request(state, step, reason, metrics, micro_step, meter)
             seat, id_ = self._ranks.seat, self._ranks.id_of(attempt.place)
-            return attempt.save(replace(request, id=id_, seat=seat, vouched=self._trusted.vouched(state)))
+            request = replace(request, id=id_, seat=seat, vouched=self._trusted.vouched(state))
+            self._ranks.owes_part = False  # save() reports its error to the other ranks
+            return attempt.save(request)
 
     def _info(
         self,

@@ -30,9 +30,14 @@ class StateCapture:
         """The last step's small state, published for the case that another rank dies."""
         self.restart_boundary()
 
-    def part(self, micro_step: int | None = None) -> Captured:
-        """Return this rank's part of the next checkpoint. Collective. Raise ``IncompatibleState`` if no restore would accept it."""
-        state = self._ranks.capture(self.components, self._plans, micro_step=micro_step, recall=self._cache)
+    def part(self, micro_step: int | None = None, failed: Exception | None = None) -> Captured:
+        """Return this rank's part of the next checkpoint. Collective. Raise ``IncompatibleState`` if no restore would accept it.
+
+        ``failed``: an error of this rank since the ranks decided to save. It is raised, on all ranks.
+        """
+        state = self._ranks.capture(
+            self.components, self._plans, micro_step=micro_step, recall=self._cache, failed=failed
+        )
         if micro_step is not None:
             self.boundary.forget()  # an older state must not be saved after this one
         return state

@@ -217,7 +217,7 @@ class _NamedRankTimeout(contextlib.AbstractContextManager[None]):
         self._started = time.monotonic()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, RuntimeError):
+        if not isinstance(error, (RuntimeError, MemoryError)):  # after either, this rank is not in step with the others
             return
         missing: list[int] = []
         seconds = time.monotonic() - self._started

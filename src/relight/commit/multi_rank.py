@@ -114,21 +114,21 @@ def save_multi_rank(
     """
     seat = request.seat
     assert seat is not None and request.id
-    if not place.store.verify_exclusive_create():
-        raise ConfigError(
-            "this store ignores 'create if absent': several ranks cannot agree in it on what is a checkpoint",
-            where=place.store.url,
-            hint='let one rank write: writer="rank 0", with RELIGHT_SINGLE_WRITER=1',
-        )
     started = time.perf_counter()
-    plan = request.plan or plan_save(
-        request.items, id=request.id, rank=seat.rank, lanes=lanes_of_rank(place.store, seat.world)
-    )
     directory = CheckpointDir(request.step, request.id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
-    timings = {"plan": time.perf_counter() - started}
     announced: list[Ready] = []
     try:
+        if not place.store.verify_exclusive_create():
+            raise ConfigError(
+                "this store ignores 'create if absent': several ranks cannot agree in it on what is a checkpoint",
+                where=place.store.url,
+                hint='let one rank write: writer="rank 0", with RELIGHT_SINGLE_WRITER=1',
+            )
+        plan = request.plan or plan_save(
+            request.items, id=request.id, rank=seat.rank, lanes=lanes_of_rank(place.store, seat.world)
+        )
+        timings = {"plan": time.perf_counter() - started}
         part, data = write_part(place, request, plan, directory, prefix, timings)
         mark = time.perf_counter()
         announced.append(_proven(place, request, directory, prefix, part, data, plan))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
-from relight.comm import RankTimeout
+from relight.comm import Communicator, RankTimeout
 from relight.commit import Attempt
 from relight.commit.save import CommitTarget
-from relight.errors import error_of, known, memory_refusals
+from relight.errors import error_of, is_refusal, known, memory_refusals
 from relight.log import History, Log
 from relight.ranks.group import RankGroup
+from relight.ranks.remote_errors import decode_failure, encode_failure, is_failure, is_fault_of_rank
 from relight.store import ByteStore
 from relight.store.retry import first_contact
 
@@ -49,6 +50,47 @@ def raise_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
         raise error
     kind, text = failed[rank]
     raise error_of(kind)(f"rank {rank}: {text}", hint="read that rank's own log for the whole error") from error
+
+
+class RankMessages:
+    """The messages of one exchange: this rank's ``message``, and after the exchange all ranks' ``answers``, by rank."""
+
+    def __init__(self) -> None:
+        self.message = b""
+        self.answers: list[bytes] = []
+
+
+@contextmanager
+def gather_from_all_ranks(world: Communicator, doing: str) -> Iterator[RankMessages]:
+    """Run the block, which sets ``message``, on every rank. Then gather the messages of all ranks.
+
+    If the block fails on any rank, that rank sends its error as its message, and all ranks raise an error after the
+    exchange. So no rank waits for an exchange that a failed rank does not reach. ``message`` is empty or an array in
+    MessagePack. Collective.
+    """
+    exchange = RankMessages()
+    error: Exception | None = None
+    try:
+        yield exchange
+    except Exception as caught:  # any error, also of the user's code: the other ranks wait for this rank's message
+        error = caught
+    exchange.answers = world.gather(exchange.message if error is None else encode_failure(error), doing)
+    raise_failures(exchange.answers, error)
+
+
+def raise_failures(answers: Sequence[bytes], error: Exception | None = None) -> None:
+    """Raise an error if one of the messages is a failure. ``error``: this rank's own.
+
+    A fault takes precedence over a refusal, so that all ranks raise it.
+    """
+    failed = [rank for rank, answer in enumerate(answers) if is_failure(answer)]
+    if not failed:
+        return
+    faults = [rank for rank in failed if is_fault_of_rank(answers[rank])]
+    if error is not None and (not faults or not is_refusal(error)):
+        raise error
+    rank = (faults or failed)[0]
+    raise decode_failure(answers[rank], rank) from error
 
 
 @contextmanager

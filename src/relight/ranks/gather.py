@@ -27,11 +27,12 @@ from relight.layout.routes import Route
 from relight.layout.shards import LocalBox, boxes_of_run, intersection, relative
 from relight.layout.sources import copy_from
 from relight.ranks.part_items import source_of
+from relight.ranks.remote_errors import decode_failure, encode_failure
 
 PIECE_BYTES = 4 << 20
 """Most bytes that one request asks for, and one answer has."""
 AHEAD = 2
-"""Number of requests that wait for an answer at the same time."""
+"""Number of requests that wait for an answer at the same time, each of another rank."""
 SMALL_BYTES = 64 << 10
 """Tensors up to this size are requested together: a request costs more than their bytes."""
 SMALL_HELD_BYTES = 8 << 20
@@ -125,6 +126,8 @@ class Rank0Exchange:
         self._held_bytes = 0
         self.lost = False
         """Whether a rank did not answer. Then nothing more can be exchanged."""
+        self.absent: set[int] = set()
+        """Ranks that have failed before this gathering, and do not wait for its end."""
 
     # -- rank 0
 
@@ -156,44 +159,66 @@ class Rank0Exchange:
         if over:
             self._offers, self._held, self._small, self._place, self._room = None, {}, [], {}, None
         if not self.lost:
-            self.send_message(_END + outcome, [rank for rank in range(self.world.size) if rank != self.world.rank])
+            others = [rank for rank in range(self.world.size) if rank != self.world.rank and rank not in self.absent]
+            self.send_message(_END + outcome, others)
 
     def _pull_small(self, at: int) -> None:
         """Request the small tensor ``at``, and later ones that will be read soon."""
         orders: list[PieceRequest] = []
+        pulled: dict[int, bytearray] = {}
         taken = 0
         for number in range(at, len(self._small)):
             length = self._small[number].length
-            if taken and (taken + length > PIECE_BYTES or self._held_bytes + length > SMALL_HELD_BYTES):
+            if taken and (taken + length > PIECE_BYTES or self._held_bytes + taken + length > SMALL_HELD_BYTES):
                 break
             if number not in self._held:
-                self._held[number] = bytearray(length)
-                self._held_bytes += length
+                pulled[number] = bytearray(length)
                 taken += length
-                orders += self._small[number].orders(0, memoryview(self._held[number]))
+                orders += self._small[number].orders(0, memoryview(pulled[number]))
         self._pull(orders)
+        self._held.update(pulled)  # after an error, the memory does not have the bytes
+        self._held_bytes += taken
 
     def _pull(self, orders: Iterable[PieceRequest]) -> None:
-        under_way: deque[tuple[int, list[PieceRequest]]] = deque()
-        for rank, batch in _batches(orders):
-            if rank == self.world.rank:
-                self._take_own(batch)
-                continue
-            if len(under_way) == AHEAD:
-                self._take(*under_way.popleft())
-            self.send_message(
-                _ASK + msgspec.msgpack.encode([(each.entry, each.piece, each.box) for each in batch]), [rank]
-            )
-            under_way.append((rank, batch))
-        while under_way:
-            self._take(*under_way.popleft())
+        """Request the bytes and receive them. If a rank answers with an error, or this rank has one, receive the other
+        answers before raising it: each was requested, and its rank waits until it is received."""
+        room, under_way = self._scratch, deque[tuple[int, list[PieceRequest]]]()  # no answer can be received without it
+        error: Exception | None = None
+        try:
+            for rank, batch in _batches(orders):
+                if rank == self.world.rank:
+                    self._take_own(batch)
+                    continue
+                # a rank that sends an answer receives nothing meanwhile: a second request to it would wait for ever
+                while len(under_way) == AHEAD or any(rank == asked for asked, _ in under_way):
+                    self._take(*under_way.popleft(), room)
+                self.send_message(
+                    _ASK + msgspec.msgpack.encode([(each.entry, each.piece, each.box) for each in batch]), [rank]
+                )
+                under_way.append((rank, batch))
+        except RankTimeout:
+            raise
+        except Exception as caught:  # any error, also another rank's
+            error = caught
+        for rank, batch in under_way:
+            try:
+                self._take(rank, batch, room)
+            except RankTimeout:
+                raise
+            except Exception as caught:
+                error = error or caught
+        if error is not None:
+            raise error
 
-    def _take(self, rank: int, batch: list[PieceRequest]) -> None:
+    def _take(self, rank: int, batch: list[PieceRequest], room: memoryview) -> None:
+        failure = self.receive_message(rank)
+        if failure:
+            raise decode_failure(failure, rank)
         memory = memory_of(batch[0].into) if len(batch) == 1 else None
         if memory is not None and not len(memory) % _ALIGN:
             self.receive(memory, rank)
             return
-        room = self._scratch[: sum(_padded(request.length) for request in batch)]
+        room = room[: sum(_padded(request.length) for request in batch)]
         self.receive(room, rank)
         offset = 0
         for request in batch:
@@ -211,22 +236,38 @@ class Rank0Exchange:
 
     # -- the others
 
-    def answer_requests(self, offers: HeldPieces) -> bytes:
+    def answer_requests(self, offers: HeldPieces | Exception) -> bytes:
         """Send the bytes that rank 0 requests, until it sends the end. Return the outcome. Raise ``RankTimeout`` if
-        rank 0 is silent."""
+        rank 0 is silent.
+
+        Each answer is an empty message and the bytes, or an error alone: one that reading the bytes has raised, or
+        ``offers``, if this rank has nothing to offer.
+        """
         try:
             while True:
                 message = self.receive_message(0)
                 if message[:1] == _END:
                     return message[1:]
-                offset = 0
-                for entry, piece, (start, size) in msgspec.msgpack.decode(message[1:]):
-                    source = offers.source(entry, piece, Box(tuple(start), tuple(size)))
-                    copy_from(source, 0, self._scratch[offset : offset + source.length])
-                    offset += _padded(source.length)
-                self.send(self._scratch[:offset], (0,))
+                data, failure = memoryview(b""), b""
+                try:
+                    if isinstance(offers, Exception):
+                        raise offers
+                    data = self._read(offers, message[1:])
+                except Exception as error:  # any error: rank 0 waits for this answer
+                    failure = encode_failure(error)
+                self.send_message(failure, (0,))
+                if not failure:
+                    self.send(data, (0,))
         finally:
             self._room = None
+
+    def _read(self, offers: HeldPieces, request: bytes) -> memoryview:
+        offset = 0
+        for entry, piece, (start, size) in msgspec.msgpack.decode(request):
+            source = offers.source(entry, piece, Box(tuple(start), tuple(size)))
+            copy_from(source, 0, self._scratch[offset : offset + source.length])
+            offset += _padded(source.length)
+        return self._scratch[:offset]
 
     # -- words
 

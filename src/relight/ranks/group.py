@@ -35,6 +35,8 @@ class RankGroup(Protocol):
     """Tensors with replicas that were equal at an earlier capture and differed at the last one; empty if none."""
     seat: Participant | None
     """This rank's place in the last capture; None in a group of one."""
+    owes_part: bool
+    """Whether the ranks have agreed on a save that this rank has neither started to write nor aborted: others wait."""
 
     @property
     def lost(self) -> bool:
@@ -69,8 +71,12 @@ class RankGroup(Protocol):
         *,
         micro_step: int | None,
         recall: CaptureCache | None,
+        failed: Exception | None = None,
     ) -> Captured:
-        """Capture this rank's part of the checkpoint. Raise ``IncompatibleState`` if it could not be restored."""
+        """Capture this rank's part of the checkpoint. Raise ``IncompatibleState`` if it could not be restored.
+
+        ``failed``: an error of this rank since the ranks decided to save. It is raised, on all ranks.
+        """
 
     def save_reason(
         self,
@@ -105,7 +111,7 @@ class RankGroup(Protocol):
 class SingleRank:
     """The group of a job of one process. Nothing is exchanged."""
 
-    several = lost = is_fully_replicated = False
+    several = lost = is_fully_replicated = owes_part = False
     acts_alone = True
     turned = ""
     seat: Participant | None = None
@@ -135,8 +141,11 @@ class SingleRank:
         *,
         micro_step: int | None,
         recall: CaptureCache | None,
+        failed: Exception | None = None,
     ) -> Captured:
         """Capture the whole state."""
+        if failed is not None:
+            raise failed
         return plans.check(components, capture(components, micro_step=micro_step, recall=recall))
 
     def save_reason(

@@ -19,9 +19,11 @@ from relight.format import decode_tree, dtype_named, encode_tree
 from relight.format.root_keys import RANKS
 from relight.layout import Bytes, Item, whole
 from relight.layout.routes import Gathering, Route, gatherings
+from relight.ranks.collective_errors import raise_failures
 from relight.ranks.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.ranks.part_items import owned
-from relight.ranks.several import SeveralRanks, TablePlan
+from relight.ranks.remote_errors import encode_failure, is_failure
+from relight.ranks.several import Agreement, SeveralRanks, TablePlan
 from relight.reader.merged_parts import merge, renumber_leaves
 from relight.reader.one_writer import OWN
 
@@ -72,7 +74,13 @@ class OneWriter(SeveralRanks):
         is silent."""
         offers = self._offers
         assert offers is not None
+        self.owes_part = False
         return self.run_exchange(lambda: self.desk.answer_requests(offers))
+
+    def refuse(self, error: Exception) -> bytes:
+        """Answer rank 0's requests with ``error``, because this rank cannot serve the last capture. Return rank 0's
+        outcome."""
+        return self.run_exchange(lambda: self.desk.answer_requests(error))
 
     def run_exchange(self, action: Callable[[], Given]) -> Given:
         """Return the result of ``action``. If a rank does not answer, mark the ranks as lost: this job then exchanges
@@ -89,6 +97,7 @@ class OneWriter(SeveralRanks):
 
     def end(self, outcome: bytes) -> None:
         """End the gathering on rank 0: the other ranks continue with ``outcome``."""
+        self.owes_part = False
         self._lost = self._lost or self.desk.lost
         if not self._lost:
             self.run_exchange(lambda: self.desk.end(outcome))
@@ -99,26 +108,41 @@ class OneWriter(SeveralRanks):
 
     # -- inside
 
-    def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
+    def _part(self, agreement: Agreement) -> Captured:
         self.seat = None
         if self.leads:
-            return self.run_exchange(lambda: self._all(common, plan, mine))
-        own = capture(mine)
-        self._offers = HeldPieces([*common.items, *own.items], common.spreads, plan.pieces)
-        metas = [_Meta(item.name, item.dtype, tuple(item.shape), item.role, item.trainable) for item in own.items]
-        word = _Word(encode_tree(own.tree), metas)
-        if plan.leads and plan.digests[self.world.rank] != plan.digests[0]:
-            word = _Word(word.own, metas, encode_tree(common.tree), [item.trainable for item in common.items])
-        self.run_exchange(lambda: self.desk.send_message(msgspec.msgpack.encode(word), [0]))
+            return self.run_exchange(lambda: self._all(agreement))
+        common, mine, plan, _ = agreement
+        try:
+            self._note_replicas(agreement)
+            own = capture(mine)
+            self._offers = HeldPieces([*common.items, *own.items], common.spreads, plan.pieces)
+            metas = [_Meta(item.name, item.dtype, tuple(item.shape), item.role, item.trainable) for item in own.items]
+            word = _Word(encode_tree(own.tree), metas)
+            if plan.leads and plan.digests[self.world.rank] != plan.digests[0]:
+                word = _Word(word.own, metas, encode_tree(common.tree), [item.trainable for item in common.items])
+            message = msgspec.msgpack.encode(word)
+        except Exception as error:  # any error, also of the user's code: rank 0 waits for this rank's description
+            failure = encode_failure(error)
+            self.run_exchange(lambda: self.desk.send_message(failure, [0]))
+            raise
+        self.run_exchange(lambda: self.desk.send_message(message, [0]))
+        self.owes_part = True
         return Captured({}, [], {**common.kinds, **own.kinds}, [*common.notes, *own.notes])
 
-    def _all(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
+    def _all(self, agreement: Agreement) -> Captured:
         """Return the whole state as one process would capture it. Other ranks' bytes are gathered when they are
         read."""
+        words = [b"", *(self.desk.receive_message(rank) for rank in range(1, self.world.size))]
+        self.owes_part = True  # the other ranks wait for requests, except those that have failed
+        self.desk.absent = {rank for rank, word in enumerate(words) if is_failure(word)}
+        self._note_replicas(agreement)
+        raise_failures(words)
+        common, mine, plan, _ = agreement
         if self._routes is None or self._routes[0] is not plan:
             self._routes = plan, gatherings(plan.roster)
         gathered = self._routes[1]
-        messages = {rank: from_msgpack(self.desk.receive_message(rank), _Word) for rank in range(1, self.world.size)}
+        messages = {rank: from_msgpack(word, _Word) for rank, word in enumerate(words) if rank}
         tree, trainable = _common_tree(common, plan, gathered, messages)
         items = [self._item(common, index, gathering, trainable) for index, gathering in enumerate(gathered)]
         own = capture(mine, preceding=items)

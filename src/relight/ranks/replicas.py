@@ -76,17 +76,24 @@ class Replicas:
 
     def choose(self) -> dict[bytes, list[CopyRange]]:
         """Return the byte ranges to compare at this save, by key: everything at first, then the next range of each
-        set's pieces."""
-        chosen = {}
-        for key, line in self._lines.items():
-            total = sum(copy.length for copy in line)
-            budget = total if self._whole else max(1, CHECKED_BYTES // len(self._lines))
-            begin = 0 if self._whole else self._next[key] % max(1, total)
-            end = min(total, begin + budget)
-            self._next[key] = end % max(1, total)
-            chosen[key] = _between(line, begin, end)
+        set's pieces. The same ranges until ``advance()``."""
+        return {key: _between(line, *self._range(key, line)) for key, line in self._lines.items()}
+
+    def advance(self) -> None:
+        """Choose later ranges from now on. Call it once all ranks have sums of these: otherwise ranks would compare
+        different ranges at the next save."""
+        self._next = {key: self._range(key, line)[1] % max(1, _length(line)) for key, line in self._lines.items()}
         self._whole = False
-        return chosen
+
+    def _range(self, key: bytes, line: Sequence[ReplicatedPiece]) -> tuple[int, int]:
+        total = _length(line)
+        budget = total if self._whole else max(1, CHECKED_BYTES // len(self._lines))
+        begin = 0 if self._whole else self._next[key] % max(1, total)
+        return begin, min(total, begin + budget)
+
+
+def _length(line: Sequence[ReplicatedPiece]) -> int:
+    return sum(copy.length for copy in line)
 
 
 def _between(line: Sequence[ReplicatedPiece], begin: int, end: int) -> list[CopyRange]:

@@ -17,7 +17,7 @@ from relight.capture.sharded import table_of
 from relight.comm import Communicator, RankTimeout
 from relight.commit.save import CommitTarget, Participant
 from relight.decode import from_msgpack
-from relight.errors import ConfigError, IncompatibleState
+from relight.errors import ConfigError
 from relight.format import Digest, encode_tree
 from relight.format.root_keys import SUSPECT
 from relight.heartbeat import heartbeat, is_supervisor_gone
@@ -27,6 +27,7 @@ from relight.layout.shards import LocalBox
 from relight.observe import emit
 from relight.policy import Trigger, TriggerInput
 from relight.policy.triggers import reason_by_step, reason_now
+from relight.ranks.collective_errors import gather_from_all_ranks
 from relight.ranks.group import Signals
 from relight.ranks.part_items import owned, part_items
 from relight.ranks.postponed import postpone
@@ -54,6 +55,17 @@ class TablePlan(NamedTuple):
     replicas: Replicas
     whole: bool
     """Whether every rank has all of the common state."""
+
+
+class Agreement(NamedTuple):
+    """What the ranks agreed on for one save."""
+
+    common: Captured
+    mine: Mapping[str, object]
+    """This rank's own components."""
+    plan: TablePlan
+    unequal: list[dict[int, bytes]]
+    """For each set of replicas that differ: the encoded names and sums of each of its ranks."""
 
 
 class Written(NamedTuple):
@@ -86,6 +98,8 @@ class SeveralRanks:
         self._put_off: SaveReason | None = None
         self.seat: Participant | None = None
         """This rank's place in the last capture."""
+        self.owes_part = False
+        """See ``RankGroup``."""
 
     def split(self, components: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
         """Return the components that all ranks have in common, and this rank's own: loaders, generators, and those in
@@ -131,12 +145,14 @@ class SeveralRanks:
         *,
         micro_step: int | None,
         recall: CaptureCache | None,
+        failed: Exception | None = None,
     ) -> Captured:
         """Capture this rank's part of the checkpoint, and agree with the other ranks on which rank writes what.
 
         Collective. Unless a rank's tensors have changed, each rank sends a 16-byte digest of its tensors and 8 bytes
         for each component. Raise ``RankTimeout`` if a rank is late, and ``IncompatibleState`` on all ranks if they
-        disagree about a tensor, or if a rank's state could not be restored.
+        disagree about a tensor, or if a rank's state could not be restored. Any other error of a rank is raised on all
+        ranks, too, until they have agreed. After that, ``owes_part`` is True, and the caller must abort the save.
         """
         if micro_step is not None:
             self.check_micro_step()
@@ -145,19 +161,16 @@ class SeveralRanks:
                 "the ranks have lost their connection", hint="nothing more can be saved by this job: start it again"
             )
         self._count += 1
-        shared, mine = self.split(components)
-        common = capture(shared, rng=False, recall=recall)
-        values = {
-            name: Digest(encode_tree(node)).digest()[:8]
-            for name, node in common.tree.items()
-            if not isinstance(shared.get(name), RankZeroComponent)
-        }
+        self.owes_part = False
         try:
-            plan = self._agree(common, values, plans.error(shared, common))
+            agreement = self._agree(components, plans, recall, failed)
         except RankTimeout:  # a later exchange would get no answer, or an answer that was meant for this one
             self._lost = True
             raise
-        return self._part(common, plan, mine)
+        except Exception:
+            self._table = None  # the ranks have not agreed on it: see is_still_fully_replicated
+            raise
+        return self._part(agreement)
 
     @property
     def lost(self) -> bool:
@@ -307,13 +320,17 @@ class SeveralRanks:
 
     # -- inside
 
-    def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
+    def _part(self, agreement: Agreement) -> Captured:
         """Return what this rank writes: its share of the common state, and its own state."""
+        common, mine, plan, _ = agreement
+        digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
+        self.seat, self.owes_part = Participant(self.world.rank, self.world.size, digest, self.timeout_s), True
+        self._note_replicas(agreement)
         written = self._write(common, plan)
         own = capture(mine, preceding=written.items)
         theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
         tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
-        state = Captured(
+        return Captured(
             tree,
             [*written.items, *theirs],
             {**common.kinds, **own.kinds},
@@ -323,65 +340,86 @@ class SeveralRanks:
             [*common.plain, *own.plain],
             written,
         )
-        digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
-        self.seat = Participant(self.world.rank, self.world.size, digest, self.timeout_s)
-        return state
 
-    def _agree(self, common: Captured, values: Mapping[str, bytes], error: IncompatibleState | None) -> TablePlan:
-        digest, table = self._own_table(common)
-        message = msgspec.msgpack.encode([digest, list(values.items()), "" if error is None else str(error)])
-        answers = [
-            msgspec.msgpack.decode(answer) for answer in self.world.gather(message, "comparing the ranks' state")
-        ]
-        for rank, (_, _, refused) in enumerate(answers):
-            if refused:
-                raise error or IncompatibleState(f"rank {rank}: {refused}")
-        digests = tuple(answer[0] for answer in answers)
-        self._compare(digests, [dict(answer[1]) for answer in answers])
-        if self._shared is None or self._shared.digests != digests:
-            self._learn(digests, digest, table)
-            numbers = {each: number for number, each in enumerate(dict.fromkeys(digests))}
-            roster = TensorOwnership([self._tables[each] for each in numbers], [numbers[each] for each in digests])
-            rank = self.world.rank
-            whole = len(numbers) == 1 and not common.spreads
-            self._shared = TablePlan(
-                digests,
-                roster,
-                roster.pieces(rank),
-                roster.work(rank),
-                roster.leads(rank),
-                Replicas(roster, rank),
-                whole,
-            )
-            self._written = None
-        self.suspect = self._compare_replicas(self._shared.replicas, common)
-        self.turned, self._were_equal = self.suspect if self._were_equal else "", self._were_equal or not self.suspect
-        return self._shared
+    def _agree(
+        self,
+        components: Mapping[str, object],
+        plans: Restorable,
+        recall: CaptureCache | None,
+        failed: Exception | None,
+    ) -> Agreement:
+        """Capture the common state, and agree on which rank writes what. Collective.
 
-    def _compare_replicas(self, replicas: Replicas, common: Captured) -> str:
-        """Return a sentence about tensors that differ between replicas; empty if all are equal. Collective."""
-        chosen = replicas.choose()
-        own_sums = {key: sums(stretches, common.items, common.spreads) for key, stretches in chosen.items()}
-        message = msgspec.msgpack.encode([(key, combined(values)) for key, values in own_sums.items()])
-        answers = [dict(msgspec.msgpack.decode(answer)) for answer in self.world.gather(message, "comparing replicas")]
-        texts: list[str] = []
-        for key in differing(answers):
-            pairs = zip(chosen.get(key, ()), own_sums.get(key, ()), strict=True)
-            mine = [(common.items[stretch.copy.item].name, value) for stretch, value in pairs]
-            details = [
-                msgspec.msgpack.decode(detail)
-                for detail in self.world.gather(msgspec.msgpack.encode(mine), "comparing replicas")
+        Work between two exchanges is done in the later one, so that an error of one rank is raised on all ranks. What
+        later captures read is changed after the comparison of replicas: on all ranks, or on none.
+        """
+        with gather_from_all_ranks(self.world, "comparing the ranks' state") as exchange:
+            if failed is not None:
+                raise failed
+            shared, mine = self.split(components)
+            common = capture(shared, rng=False, recall=recall)
+            values = [
+                (name, Digest(encode_tree(node)).digest()[:8])
+                for name, node in common.tree.items()
+                if not isinstance(shared.get(name), RankZeroComponent)
             ]
-            texts += map(
-                str, differences({rank: details[rank] for rank, answer in enumerate(answers) if key in answer})
-            )
-        if texts:
-            shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
-            if self.world.rank == 0:
-                why = "what differs by design goes into per_rank=…, else a rank computes wrongly"
-                emit("replicas.differ", f"{shown}: the checkpoint is marked as suspect; {why}", tensors=len(texts))
-            return shown
-        return ""
+            if (error := plans.error(shared, common)) is not None:
+                raise error
+            digest, table = self._own_table(common)
+            exchange.message = msgspec.msgpack.encode([digest, values])
+        states = [msgspec.msgpack.decode(answer) for answer in exchange.answers]
+        digests, plan = tuple(state[0] for state in states), self._shared
+        changed = plan is None or plan.digests != digests
+        received = self._learn(digests, digest, table) if changed else {}
+        with gather_from_all_ranks(self.world, "comparing replicas") as exchange:
+            self._compare(digests, [dict(state[1]) for state in states])
+            tables = self._tables
+            if plan is None or changed:
+                tables = {**tables, **{key: from_msgpack(encoded, Table) for key, encoded in received.items()}}
+                plan = self._plan(digests, tables, common)
+            chosen = plan.replicas.choose()
+            own_sums = {key: sums(stretches, common.items, common.spreads) for key, stretches in chosen.items()}
+            exchange.message = msgspec.msgpack.encode([(key, combined(values)) for key, values in own_sums.items()])
+        if changed:
+            self._written = None
+        self._shared, self._tables = plan, tables
+        plan.replicas.advance()
+        answers = [dict(msgspec.msgpack.decode(answer)) for answer in exchange.answers]
+        unequal = []
+        for key in differing(answers):
+            with gather_from_all_ranks(self.world, "comparing replicas") as exchange:
+                pairs = zip(chosen.get(key, ()), own_sums.get(key, ()), strict=True)
+                named = [(common.items[stretch.copy.item].name, value) for stretch, value in pairs]
+                exchange.message = msgspec.msgpack.encode(named)
+            unequal.append({rank: exchange.answers[rank] for rank, answer in enumerate(answers) if key in answer})
+        return Agreement(common, mine, plan, unequal)
+
+    def _plan(self, digests: tuple[bytes, ...], tables: Mapping[bytes, Table], common: Captured) -> TablePlan:
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(digests))}
+        roster = TensorOwnership([tables[each] for each in numbers], [numbers[each] for each in digests])
+        rank = self.world.rank
+        return TablePlan(
+            digests,
+            roster,
+            roster.pieces(rank),
+            roster.work(rank),
+            roster.leads(rank),
+            Replicas(roster, rank),
+            len(numbers) == 1 and not common.spreads,
+        )
+
+    def _note_replicas(self, agreement: Agreement) -> None:
+        """Set ``suspect`` to a sentence about tensors that differ between replicas, empty if all are equal, and report
+        them."""
+        texts: list[str] = []
+        for by_rank in agreement.unequal:
+            texts += map(str, differences({rank: msgspec.msgpack.decode(data) for rank, data in by_rank.items()}))
+        shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
+        if texts and self.world.rank == 0:
+            why = "what differs by design goes into per_rank=…, else a rank computes wrongly"
+            emit("replicas.differ", f"{shown}: the checkpoint is marked as suspect; {why}", tensors=len(texts))
+        self.suspect = shown
+        self.turned, self._were_equal = shown if self._were_equal else "", self._were_equal or not shown
 
     def _write(self, common: Captured, plan: TablePlan) -> Written:
         fixed = _all_fixed(common)
@@ -406,16 +444,16 @@ class SeveralRanks:
             self._table = key, Digest(msgspec.msgpack.encode(table)).digest()[:16], table
         return self._table[1:]
 
-    def _learn(self, digests: Sequence[bytes], own: bytes, table: Table) -> None:
-        """Receive the tables that are new to this rank, each from the lowest rank that has it. Collective."""
+    def _learn(self, digests: Sequence[bytes], own: bytes, table: Table) -> dict[bytes, bytes]:
+        """Return the encoded tables that are new to this rank, by digest, each from the lowest rank that has it.
+        Collective."""
         new = [digest for digest in dict.fromkeys(digests) if digest not in self._tables]
         if not new:
-            return
-        sends = own in new and digests.index(own) == self.world.rank
-        data = msgspec.msgpack.encode(table) if sends else b""
-        for digest, encoded in zip(digests, self.world.gather(data, "exchanging tables of tensors"), strict=True):
-            if encoded:
-                self._tables[digest] = from_msgpack(encoded, Table)
+            return {}
+        with gather_from_all_ranks(self.world, "exchanging tables of tensors") as exchange:
+            if own in new and digests.index(own) == self.world.rank:
+                exchange.message = msgspec.msgpack.encode(table)
+        return {digest: encoded for digest, encoded in zip(digests, exchange.answers, strict=True) if encoded}
 
     def _compare(self, digests: Sequence[bytes], values: Sequence[Mapping[str, bytes]]) -> None:
         """Report, once for each name, values that differ between ranks with equal tensors. The lowest rank's value is
