@@ -14,6 +14,7 @@ import relight
 BROAD_MAY_STAND = {
     "comm/new_threads.py": "what a task raises is kept for the caller that asks for its result",
     "agent/server.py": "one trainer's error is not another's: it is reported, and the process continues",
+    "peers/sender.py": "a part that cannot be sent for any reason is reported, and the next one is sent",
     "agent/slot_writer.py": "a save that fails in any way is reported to its trainer",
     "format/chunk_codecs.py": "another package's codec may raise anything when it is loaded: its name is reported if it is needed",
     "commit/nvcomp.py": "a driver's, a library's: processors code then, and the choice has the reason",
