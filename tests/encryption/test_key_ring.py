@@ -227,6 +227,20 @@ def test_re_encryption_killed_at_every_step(specs: list[str], what: str) -> None
     assert deaths > 12
 
 
+def test_a_key_that_is_not_kept_is_named(specs: list[str]) -> None:
+    """A recovery key that opens nothing any more is noticed before it is needed. The leaked key is not among them."""
+    work, recovery = specs[:2]
+    inner = encrypted(work)
+    add(inner, Keychain.from_specs(work), resolve(recovery), "recovery")
+    for plan_only in (True, False):
+        report = rekey(inner, Keychain.from_specs(work), leaked="*", plan_only=plan_only)
+        assert [name.split()[0] for name in report.dropped] == ["recovery"], report
+    add(inner, Keychain.from_specs(work), resolve(recovery), "recovery")
+    both = Keychain.from_specs([work, recovery])
+    assert rekey(inner, both, leaked="*").dropped == []
+    assert rekey(inner, both, leaked="recovery", keep=Keychain.from_specs(work)).dropped == []
+
+
 def test_only_what_a_leaked_key_could_open_is_written_again(specs: list[str]) -> None:
     """A key that was added later has a generation of its own. Files that are encrypted under it do not change."""
     first, second, third = specs[:3]

@@ -6,7 +6,7 @@ import click
 
 from relight.cli.common import engine_of, engine_options, json_option
 from relight.cli.keys import key_option, keychain_of, store_at
-from relight.cli.output import emit_json
+from relight.cli.output import emit_json, escape
 from relight.errors import ConfigError
 from relight.keys import Keychain
 from relight.observe.progress_bar import progress_bar
@@ -46,13 +46,14 @@ def command(
 ) -> int:
     """Encrypt a store again, in place: after a leak what the leaked key could open; without --leaked or --all what is not encrypted.
 
+    A key that is not kept does not open the store any more, such as a recovery key: the command names it.
     Each file is replaced atomically: after an interruption, repeat the command to continue. Stop jobs that save to the store first. If a
     process still writes with the old key, the command reports that and exits with 1.
 
     \b
     Examples:
       relight keys rekey runs
-      relight keys rekey runs --leaked 7203f59e --keep file:new.key
+      relight keys rekey runs --leaked 7203f59e --keep file:new.key --keep file:recovery.key
     """
     if leaked and everything:
         raise ConfigError("--leaked and --all: one of them")
@@ -67,7 +68,7 @@ def command(
             report = rekey(inner, chain, leaked=what, keep=keep, progress=meter, encrypt_plain=plain, engine=workers)
     if as_json:
         emit_json({"files": report.files, "bytes": report.bytes, "left": report.left, "generation": report.generation, "dry_run": dry_run,
-                   "plain": report.plain, "damaged": report.damaged})  # fmt: skip
+                   "plain": report.plain, "damaged": report.damaged, "dropped": report.dropped})  # fmt: skip
     else:
         verb = "would be encrypted" if dry_run else "encrypted"
         click.echo(
@@ -75,6 +76,9 @@ def command(
             if report.files
             else "nothing to do"
         )
+        for name in report.dropped:
+            verb = "would not open" if dry_run else "does not open"
+            click.echo(f"{escape(name)} {verb} the store any more; relight keys add {escape(path)} SPEC adds a key")
         if report.left:
             click.echo(
                 f"{count_text(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command"

@@ -79,6 +79,8 @@ class Rekeyed:
     """Unencrypted files in an encrypted store. Another program put them there, and they are left alone."""
     damaged: int = 0
     generation: int = 0
+    dropped: list[str] = field(default_factory=list)
+    """Keys other than the leaked one that do not open the store any more, because they were not kept."""
 
 
 def status(inner: ByteStore, keychain: Keychain | None) -> list[KeyStatus]:
@@ -173,6 +175,13 @@ def rekey(
             "its slots are of another store: relight.json was replaced", where=inner.url, hint="restore it from a copy"
         )
     touched = _touched(inner, leaked) if leaked else set()
+    report.dropped = [
+        _named(slot)
+        for slot in slots_in(inner)
+        if bytes.fromhex(slot.ring) in touched
+        and not _is(slot.kek, slot.label, leaked)
+        and not any(_opens(slot, provider) for provider in keep.providers)
+    ]
     if plan_only:
         for _, size in _to_do(EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain), touched, report):
             report.files, report.bytes = report.files + 1, report.bytes + size
