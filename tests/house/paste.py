@@ -67,7 +67,7 @@ VARYING = (
     (re.compile(r"\b\d+(?:\.\d+)? (?:ms|s|min|h|kB|MB)\b(?: ago)?|\bjust now\b"), "TIME"),
     (re.compile(r"\b\d+\.\d+(?:e-?\d+)?\b|\b\d{4,9}\b"), "N"),
     (re.compile(r"\b[a-z0-9]{10}\b"), "ID"),
-    (re.compile(r"\b[0-9a-f]{6}\b"), "INCIDENT"),
+    (re.compile(r"\b[0-9a-f]{6}\b"), "N"),  # of an incident; all its characters may be digits
     (re.compile(r" +"), " "),
 )
 """What differs between two runs of a whole output: times, measured numbers, ids, and the widths of columns."""

@@ -15,8 +15,6 @@ from relight.observe import file
 from relight.observe.file import make_private, tidy
 from relight.observe.own_files import OwnFiles
 from relight.prediction.trace import keep_newest
-from relight.prove.drive import ProveOptions
-from relight.prove.drive import run as prove
 from relight.settings.file import take_environment
 
 OURS = ["0000000000001-77-000001.jsonl", "1700000000000-4194304-000012.jsonl"]
@@ -154,14 +152,9 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(
     assert os.environ.pop("RELIGHT_EVENTS") == "0"
 
 
-def test_prove_and_recordings_remove_their_own_names_only(tmp_path: Path) -> None:
-    """``prove --keep DIR`` and the recordings of failures share the rule: other traces stay."""
+def test_recordings_remove_their_own_names_only(tmp_path: Path) -> None:
+    """The recordings of failures share the rule: other traces stay."""
     for name in ("straight.trace", "mine.trace", "000000000001.trace", "000000000002.trace"):
         (tmp_path / name).write_text("x")
     keep_newest(tmp_path, 1)
     assert names(tmp_path) == {"straight.trace", "mine.trace", "000000000002.trace"}
-    (tmp_path / "script.py").write_text("raise SystemExit(3)")
-    with pytest.raises(Exception):  # noqa: B017, PT011  # the script fails; what counts is what is left
-        prove(ProveOptions(str(tmp_path / "script.py"), [], n=1, k=1, keep=str(tmp_path)))
-    assert names(tmp_path) >= {"mine.trace", "000000000002.trace", "script.py"}
-    assert (tmp_path / "straight.trace").read_text(errors="replace")[:1] != "x"  # removed, and made again

@@ -19,15 +19,12 @@ import msgspec
 from relight.comm.children import child_command
 from relight.decode import from_json_bytes
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.observe.own_files import OwnFiles
 from relight.policy.compact import LOSSY
 from relight.prove.compare import FirstDifference, MetricDrift, compare, drift
 from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import read_trace
 from relight.units import duration_text
 
-TRACE_FILE = r"(straight|killed|resumed)\.trace"
-"""Names of the three recordings of a proof."""
 CLEAN_UP_S = 10.0
 """Seconds to wait for agents that still write."""
 
@@ -109,14 +106,6 @@ def remove_folder(folder: Path) -> None:
 
 def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     n, k = options.n, options.k
-    try:
-        with OwnFiles(folder, TRACE_FILE) as old:
-            for recording in list(old):
-                old.remove(recording.name)
-    except PermissionError as error:
-        raise ConfigError(
-            f"the recordings cannot be written: {error}", where=str(folder), hint="name a directory of your own"
-        ) from None
     last = n + k - 1
     options.on_stage(f"1/3 straight: {n + k} steps without interruption")
     _start(options, folder, "straight", record_from=n - 1, stop_after=last, kill=False, run="straight")
