@@ -38,9 +38,8 @@ def ends_by(signals: EndingSignals | None, error: BaseException | None) -> bool:
 
 def reason_of(signals: EndingSignals | None, error: BaseException, step: int | None) -> SaveReason:
     """Return the reason of the save before ``error`` ends the process; report an error that is part of the job's ending."""
-    if (
-        isinstance(error, SystemExit) and not error.code
-    ):  # None or 0; another code may ask a scheduler to start the job again
+    # with a code other than None or 0, a scheduler may start the job again
+    if isinstance(error, SystemExit) and not error.code:
         return END
     if signals is None or not ends_by(signals, error):
         return of_exception(error)

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -67,7 +66,7 @@ class NewestExport:
             with self._errors("making room for an export"):
                 make_dirs(self._disk, "/", os.path.join(os.path.realpath(self._parent), f".{self._name}.versions"))
                 self._lock = os.open(self._versions, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            with ExitStack() as failed:
+            with contextlib.ExitStack() as failed:
                 failed.callback(self.__exit__)
                 with self._errors("locking the directory of an export"):
                     is_free = lock_directory(self._lock)

@@ -14,9 +14,9 @@ from relight.importers.tree_builder import LEVELS_MAX, VALUES_MAX
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER, RNG, VALUE = "module", "optimizer", "scheduler", "scaler", "rng", "value"
 KEPT = "imported"
+"""The component that holds the values which belong to no other component."""
 RESERVED = ("grad", "rank", "rng", KEPT)
 """Names that no component of an imported checkpoint may have: the tree uses them for other parts."""
-"""The component that holds the values which belong to no other component."""
 _COUNTS = ("global_step", "global_steps")
 """Names of a count of the steps that are done. Under the other names, scripts save the number of the last step, counted from 0."""
 _STEPS = ("global_step", "global_steps", "step", "iteration", "iter", "steps")

@@ -84,7 +84,7 @@ def run(options: ProveOptions) -> ProveReport:
         kept.mkdir(parents=True, exist_ok=True)
         if any(kept.iterdir()):  # checkpoints of another script would be restored
             raise ConfigError("the directory of --keep is not empty", where=str(kept), hint="name a new directory")
-        return _run(options, Path(options.keep), started)
+        return _run(options, kept, started)
     folder = Path(tempfile.mkdtemp(prefix="relight-prove-"))
     try:
         return _run(options, folder, started)
