@@ -53,7 +53,8 @@ def command(
     \b
     Examples:
       relight keys rekey runs
-      relight keys rekey runs --leaked 7203f59e --keep file:new.key --keep file:recovery.key
+      relight keys rekey runs --leaked 7203f59e \\
+          --keep file:new.key --keep file:recovery.key
     """
     if leaked and everything:
         raise ConfigError("--leaked and --all: one of them")
