@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -19,6 +20,7 @@ MADE_HERE = {"format/topics.py", "format/records.py"}
 """Files that may construct a NOTE."""
 
 
+@functools.cache
 def sources() -> dict[str, ast.Module]:
     """Return the syntax tree of each file, by its path below ``relight``. Proofs write NOTEs of their own."""
     files = [file for file in SRC.rglob("*.py") if "testing" not in file.parts]

@@ -7,13 +7,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import click
 
 from relight.cli.launched import LaunchCommand
 from relight.cli.output import escape
-from relight.observe import Event, subscribe
+from relight.observe import Event, flush_events, subscribe
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -43,6 +44,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     signal.signal(signal.SIGUSR1, lambda *_: None)
     from relight.settings.environment import OTEL, text_of
     from relight.settings.file import PLACE, take_environment
+    from relight.supervise.departing import ASKING
     from relight.supervise.launch import SAVED, UNSAVED, check_script, launch, parse
     from relight.supervise.settings import read_settings
 
@@ -69,12 +71,22 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     click.echo(f"relight: {escape(ended.message)}", err=True)
     if ended.code == 1:
         click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
-    if ended.code in (SAVED, UNSAVED):  # Python takes seconds to exit after torch, and the machine may be gone by then
+    if ended.code in (SAVED, UNSAVED) or _is_in_torch(ASKING):
+        flush_events()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended.code)
     return ended.code
+
+
+def _is_in_torch(names: tuple[str, ...]) -> bool:
+    """Return whether a thread of the rendezvous may still be in torch's C++: Python's exit would end the process by SIGABRT.
+
+    After SAVED and UNSAVED nothing else may be waited for, because Python takes seconds to exit after torch, and the machine may be gone
+    by then.
+    """
+    return any(thread.name in names for thread in threading.enumerate())
 
 
 def _print_event(event: Event) -> None:

@@ -16,6 +16,9 @@ from relight.comm import new_threads
 from relight.supervise.facts import Departure
 from relight.torch_private.torchrun import Membership
 
+ASKING = ("relight-rendezvous", "relight-departing")
+"""Names of threads that call torch's store. One that still does so when Python exits ends the process by SIGABRT: torch's C++ cannot
+be left by the exception with which Python ends a thread."""
 _KEY = "relight/leaving"
 _ANSWER_S = 2.0
 """Seconds to wait for the rendezvous' store. The rest of the node's grace period is for its ranks."""
@@ -111,6 +114,6 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):
             act()
 
-    thread = threading.Thread(target=run, name="relight-departing", daemon=True)
+    thread = threading.Thread(target=run, name=ASKING[1], daemon=True)
     if new_threads.start(thread):
         thread.join(seconds)

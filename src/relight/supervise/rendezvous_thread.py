@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from relight.comm import new_threads
 from relight.observe import emit
-from relight.supervise.departing import leave
+from relight.supervise.departing import ASKING, leave
 from relight.units import duration_text
 
 LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
@@ -182,7 +182,7 @@ class _Ask(threading.Thread, Generic[T]):
     result: T
 
     def __init__(self, question: Callable[[], T]) -> None:
-        super().__init__(name="relight-rendezvous", daemon=True)
+        super().__init__(name=ASKING[0], daemon=True)
         self._question = question
         self.error: Any = None
         self.is_started = new_threads.start(self)
