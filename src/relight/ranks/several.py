@@ -280,7 +280,7 @@ class SeveralRanks:
                     if agreed[0] == _UNSUPERVISED:
                         heartbeat().ends_unsupervised()
                 else:
-                    reason = reason or reason_now(trigger, facts) or due or _ANOTHER
+                    reason = reason or reason_now(trigger, facts) or _retried(due) or _ANOTHER
             if reason is not None and reason.kind != "signal" and agreed is not None and agreed[1]:
                 if self._put_off is None:
                     self._put_off = postpone(reason, facts.step, "a rank has no free snapshot slot")
@@ -490,6 +490,12 @@ class SeveralRanks:
                             component=name,
                             ranks=[leader, rank],
                         )
+
+
+def _retried(due: SaveReason | None) -> SaveReason | None:
+    """Return the reason for a save that this rank tries again. It is no signal: other ranks have none, and all must act
+    alike."""
+    return SaveReason("trigger", due.text) if due is not None and due.kind == "signal" else due
 
 
 def _sentence(differ: Iterable[ReplicaDifference]) -> str:
