@@ -5,10 +5,12 @@ A difference is reported with its tensor and rank, and the checkpoint is suspect
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,22 @@ from relight.capture.restore_check import Restorable
 from relight.capture.tensors import TensorSource
 from relight.comm import ThreadGroup
 from relight.commit import Attempt, SaveInfo, SaveRequest
+from relight.commit.multi_rank import OthersFailed
 from relight.commit.save import CommitTarget
+from relight.errors import CorruptCheckpoint
 from relight.format import encode_tree
 from relight.format.root_keys import SUSPECT
 from relight.layout import Bytes
 from relight.log import Log
 from relight.observe import counters
+from relight.ranks import replicas
+from relight.ranks.remote_errors import encode_failure
 from relight.ranks.replicas import ReplicaDifference, differences
 from relight.ranks.replicas import _sum as sum_of
 from relight.ranks.several import SeveralRanks
 from relight.store import LocalStore
+
+Messages = tuple[str, str]
 
 
 def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -90,6 +98,89 @@ def test_what_changes_later_is_found_in_turns() -> None:
         "",
         *["model/0.weight on rank 2 is not what it is on 0, 1"] * 2,
     ]
+
+
+def captured(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, torch.nn.Module], None]) -> list[Messages]:
+    """Return what each capture found: ``suspect`` and ``turned``. A window has 1 KiB, and the state 4 KiB.
+
+    ``change(capture, rank, model)`` is called before each capture. At the third capture, the state can not be saved.
+    """
+    monkeypatch.setattr(replicas, "CHECKED_BYTES", 1 << 10)
+
+    def rank(world: ThreadGroup) -> list[Messages]:
+        ranks, model = SeveralRanks(world, (), 20.0), torch.nn.Module()
+        for number in range(8):
+            model.register_buffer(f"part{number}", torch.zeros(128))
+        found = []
+        for number in range(12):
+            change(number, world.rank, model)
+            if number == 2:
+                with pytest.raises(relight.RelightError):
+                    ranks.capture(
+                        {"model": model}, Restorable(), micro_step=None, recall=None, failed=CorruptCheckpoint("x")
+                    )
+            ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
+            found.append((ranks.suspect, ranks.turned))
+        return found
+
+    results = ThreadGroup.run(2, rank)
+    assert results[0] == results[1], "all ranks have the same result"
+    return list(results[0])
+
+
+def test_what_differs_from_the_start_is_suspect_at_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running statistics differ by design: windows without them are equal, which does not make them broken later."""
+
+    def change(number: int, rank: int, model: torch.nn.Module) -> None:
+        model.part0 += rank
+
+    found = captured(monkeypatch, change)
+    assert found == [("model/part0 is not the same on ranks 0, 1", "")] * 12
+
+
+def test_what_differs_later_has_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found within a cycle, next to what differs by design, and is suspect until it is equal again."""
+
+    def change(number: int, rank: int, model: torch.nn.Module) -> None:
+        model.part0 += rank
+        if number == 5:
+            model.part6 += rank
+        elif number == 10:
+            model.part6.zero_()
+
+    found = captured(monkeypatch, change)
+    both = [suspect for suspect, _ in found if "model/part6" in suspect]
+    assert all("model/part0" in suspect for suspect, _ in found)
+    at = [number for number, (_, turned) in enumerate(found) if turned]
+    assert len(at) == 1 and 5 <= at[0] < 9 and found[at[0]][1] == "model/part6 is not the same on ranks 0, 1", found
+    assert len(both) == 10 - at[0] and "model/part6" not in found[-1][0], found
+
+
+def test_a_failed_exchange_of_names_leaves_the_comparison_to_the_next_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first complete comparison counts once its result is known."""
+    monkeypatch.setattr(replicas, "CHECKED_BYTES", 16)
+
+    def rank(world: ThreadGroup) -> list[str]:
+        ranks, model = SeveralRanks(world, (), 20.0), model_of(world.rank, {1: "1.bias"})
+        gather, found = world.gather, []
+
+        def refused(data: bytes, doing: str) -> list[bytes]:
+            answers = gather(data, doing)
+            return (
+                [encode_failure(MemoryError("names"))] * 2
+                if len(exchanges.append(doing) or exchanges) == 4
+                else answers
+            )
+
+        exchanges: list[str] = []
+        monkeypatch.setattr(world, "gather", refused)
+        for _ in range(3):
+            with contextlib.suppress(OthersFailed):
+                ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
+                found.append(ranks.suspect)
+        return found
+
+    assert ThreadGroup.run(2, rank) == [["model/1.bias is not the same on ranks 0, 1"] * 2] * 2
 
 
 @pytest.mark.parametrize("seed", range(3))

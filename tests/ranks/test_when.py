@@ -14,6 +14,7 @@ from relight.observe import Event, counters, subscribe
 from relight.policy import TriggerInput
 from relight.policy.triggers import Trigger
 from relight.ranks.several import SeveralRanks
+from relight.save_reason import of_signal
 
 
 class AskedAt(Trigger):
@@ -134,6 +135,26 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
         return saves
 
     assert ThreadGroup.run(2, rank) == [[(5, "every 4 steps (postponed from step 3)"), (7, "every 4 steps")]] * 2
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_signal_whose_save_is_tried_again_is_no_signal(busy: bool) -> None:
+    """Only one rank remembers the failed save. All ranks act alike when it is tried again: none ends, all postpone."""
+
+    def rank(world: ThreadGroup) -> list[tuple[bool, bool]]:
+        ranks, due = SeveralRanks(world, (), 5.0), of_signal("SIGTERM") if world.rank == 0 else None
+        reasons = [
+            ranks.agree_on_save(
+                facts(step), relight.every(steps=100), None, busy and step < 2, due=due if step < 2 else None
+            )
+            for step in range(4)
+        ]
+        return [(reason is not None, reason is not None and reason.is_ending_signal) for reason in reasons]
+
+    first, second = ThreadGroup.run(2, rank)
+    assert first == second
+    assert [saves for saves, _ in first].index(True) == (3 if busy else 1), first
+    assert not any(ends for _, ends in first)
 
 
 def test_lost_ranks_stop_saves_and_not_training() -> None:

@@ -25,7 +25,7 @@ from relight.capture import Captured
 from relight.capture.tensors import TensorSource
 from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.page_locks import RUNTIMES, pin_memory
-from relight.checkpointer.slot_copy_plan import in_order
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan, in_order
 from relight.checkpointer.slot_fill import FillState, SlotFill
 from relight.checkpointer.state_shape import StateShape, layout_key
 from relight.comm import new_threads
@@ -288,12 +288,12 @@ class Background:
         if shape.layout.request + len(body) > shape.layout.size:
             self._shape = None  # the request does not fit: the next save allocates larger slots
             return None
+        self._fill = fill = SlotFill(number, checkpoint_id, index, slot, shape.layout.request, agent, self)
+        fill.frozen = (frozen, marks) if frozen is not None and marks is not None else None
         with self._changed:
             shape.busy[index] = number
         if message.seat is not None:
             self._seats[number] = message.info.step, message.seat
-        self._fill = fill = SlotFill(number, checkpoint_id, index, slot, shape.layout.request, agent, self)
-        fill.frozen = (frozen, marks) if frozen is not None and marks is not None else None
         try:
             fill.begin(body)
             if self._finishing is not None:
@@ -307,13 +307,21 @@ class Background:
                 ]
             for plan in copies:
                 plan.copy_now(slot.view, base)
+            self._copy_later(fill, copies, base)
         except BaseException as error:
-            fill.abandon()
-            self._release(fill, error)
+            self._snapshot = None  # otherwise the trainer would copy the rest of it into a slot of another save
+            is_open = fill.state in (FillState.COPYING, FillState.ARRIVING)  # else its end was reported already
+            if is_open:
+                fill.abandon()
+                self._release(fill, error)
             if not isinstance(error, RelightError):
                 raise
-            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
-            return number
+            if is_open:
+                self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
+        return number
+
+    def _copy_later(self, fill: SlotFill, copies: Sequence[SlotCopyPlan], base: int) -> None:
+        """Begin to copy what training may use meanwhile."""
         later = [plan.later for plan in copies if plan.later.slices]
         watched = (
             later[0]
@@ -322,14 +330,13 @@ class Background:
         )
         fill.started = time.perf_counter()
         self._queued = fill.devices
-        self._snapshot = Snapshot(watched.begin(), base, fill.copied, slot.set_copied)
+        self._snapshot = Snapshot(watched.begin(), base, fill.copied, fill.slot.set_copied)
         if len(watched.slices) >= FOLLOWED_FROM and not fill.devices:
-            slot.set_copied(watched.slices[0].target)
+            fill.slot.set_copied(watched.slices[0].target)
             fill.announce()
         self._copier.start(self._snapshot)
         if not watched.slices:
             self._snapshot = None
-        return number
 
     def finish_later(self, action: Callable[[list[str]], None], touched: list[str]) -> None:
         """See ``FillOwner``."""

@@ -3,13 +3,10 @@ will be kept."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from relight.log.write_probe import probe
 from relight.observe import emit
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.group import RankGroup
-from relight.ranks.one_writer import OneWriter
 from relight.store import ByteStore
 from relight.store.retry import first_contact
 from relight.units import size_text
@@ -18,9 +15,8 @@ __all__ = ["check_room", "probe", "try_store"]
 
 
 def try_store(store: ByteStore, run: str, ranks: RankGroup, rank: int, state_bytes: int, checkpoints: int) -> None:
-    """Try a write to the store and check its free space, on rank 0. If rank 0 writes for all ranks, all ranks raise its
-    error."""
-    with raise_on_all_ranks(ranks, "trying the store") if isinstance(ranks, OneWriter) else nullcontext():
+    """Try a write to the store and check its free space, on rank 0. All ranks raise its error."""
+    with raise_on_all_ranks(ranks, "trying the store"):
         if rank == 0:
             first_contact(lambda: probe(store, run))
             check_room(store, state_bytes, checkpoints)

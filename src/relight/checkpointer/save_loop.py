@@ -155,10 +155,18 @@ class SaveLoop:
     def warm_up(self) -> None:
         """Start the agent and allocate its memory in the background, after the first step that saved nothing."""
         self.warmed = True
-        writer = self.open_writer()
-        if writer is not None and self.options.trigger is not None:
+        writer, failed = None, None
+        try:
+            writer = self.open_writer()
+        except Exception as error:  # the other ranks begin the capture, which raises it on all of them
+            if not self._ranks.several:
+                raise
+            failed = error
+        if (writer is not None or failed is not None) and self.options.trigger is not None:
             try:
-                writer.warm_up(self.capture.part())
+                state = self.capture.part(failed=failed)
+                if writer is not None:
+                    writer.warm_up(state)
             except Exception as error:
                 if not (ends_a_save(error) or isinstance(error, OSError)):  # the first save reports these
                     raise

@@ -91,6 +91,8 @@ class SlotFill:
             self._end(sorted({*touched, *late}))
 
     def _end(self, touched: list[str]) -> None:
+        if self.state is FillState.FAILED:  # abandoned: another save may have the slot
+            return
         self.touched = bool(touched)
         if touched:
             self._fail(written_meanwhile(touched))

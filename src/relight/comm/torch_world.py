@@ -73,7 +73,7 @@ class TorchCommunicator:
                 dist.all_gather(
                     rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group
                 )
-        return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
+            return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
 
     def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
         """See ``Communicator``."""
@@ -90,7 +90,7 @@ class TorchCommunicator:
                 else torch.frombuffer(bytearray(data), dtype=torch.uint8)
             )
             dist.broadcast(room, src=source, group=self._group)
-        return bytes(room.numpy().tobytes())
+            return bytes(room.numpy().tobytes())
 
     def _lengths(self, length: int, doing: str) -> list[int]:
         """Return each rank's length. Each message also has a checksum of ``doing``. If these differ, raise ``RankTimeout`` on all ranks."""

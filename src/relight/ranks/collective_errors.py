@@ -10,7 +10,7 @@ import msgspec
 from relight.comm import Communicator, RankTimeout
 from relight.commit import Attempt
 from relight.commit.save import CommitTarget
-from relight.errors import error_of, is_refusal, known, memory_refusals
+from relight.errors import RelightError, SaveFailed, error_of, is_refusal, known, memory_refusals
 from relight.log import History, Log
 from relight.ranks.group import RankGroup
 from relight.ranks.remote_errors import decode_failure, encode_failure, is_failure, is_fault_of_rank
@@ -32,14 +32,13 @@ def raise_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
         yield
         return
     error: Exception | None = None
-    kind = ""
     try:
         yield
     except RankTimeout:  # no further exchange is possible
         raise
     except Exception as caught:  # any error, also of the user's code: the other ranks wait for this rank's outcome
-        error, kind = caught, known(caught).kind
-    message = b"" if error is None else msgspec.json.encode([kind, str(known(error)).splitlines()[0]])
+        error = caught
+    kind, message = ("", b"") if error is None else _kind_and_message(error)
     outcomes = [msgspec.json.decode(outcome) if outcome else None for outcome in ranks.world.gather(message, doing)]
     failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None}
     serious = next((rank for rank, outcome in failed.items() if outcome[0] not in _SKIPPABLE), None)
@@ -50,6 +49,16 @@ def raise_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
         raise error
     kind, text = failed[rank]
     raise error_of(kind)(f"rank {rank}: {text}", hint="read that rank's own log for the whole error") from error
+
+
+def _kind_and_message(error: Exception) -> tuple[str, bytes]:
+    """Return the error's kind, and its message to other ranks: its type alone if its text cannot be encoded."""
+    try:
+        described = known(error)
+        return described.kind, msgspec.json.encode([described.kind, str(described).splitlines()[0]])
+    except Exception:  # the error's own __str__, or a file name that is no UTF-8: other ranks wait
+        kind = error.kind if isinstance(error, RelightError) else SaveFailed.kind
+        return kind, msgspec.json.encode([kind, type(error).__name__])
 
 
 class RankMessages:

@@ -32,7 +32,7 @@ class RankGroup(Protocol):
     several: bool
     """Whether the group has more than one rank."""
     turned: str
-    """Tensors with replicas that were equal at an earlier capture and differed at the last one; empty if none."""
+    """Tensors with replicas that differed at the last capture, and at no earlier one; empty if none."""
     seat: Participant | None
     """This rank's place in the last capture; None in a group of one."""
     owes_part: bool

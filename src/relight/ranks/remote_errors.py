@@ -19,8 +19,11 @@ _REFUSAL, _FAULT = b"-", b"!"
 
 def encode_error(error: BaseException) -> bytes:
     """Return the error's kind and texts as bytes."""
-    fields: ErrorFields = words_of(error)
-    return msgspec.msgpack.encode(fields)
+    try:
+        fields: ErrorFields = words_of(error)
+        return msgspec.msgpack.encode(fields)
+    except Exception:  # the error's own __str__, or a file name that is no UTF-8: other ranks wait
+        return msgspec.msgpack.encode(("save_failed", type(error).__name__, "", "", False, []))
 
 
 def decode_error(word: bytes, rank: int = 0) -> RelightError:

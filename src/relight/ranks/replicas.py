@@ -2,8 +2,9 @@
 unnoticed.
 
 Each save compares checksums over a part of the replicated tensors, in turn, which keeps the cost low. The first save
-with a layout compares all of them. The checksums are sums of 64-bit words: any single change alters them, for every
-dtype.
+with a layout compares all of them. What differed is compared at each save until it is equal again.
+
+The checksums are sums of 64-bit words: any single change alters them, for every dtype.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from relight.capture.sharded import ShardingOf
 from relight.capture.tensors import TensorSource
+from relight.decode import from_msgpack
 from relight.format import Digest
 from relight.layout import Item
 from relight.layout.rank_tables import TensorOwnership
@@ -59,6 +61,14 @@ class ReplicaDifference(NamedTuple):
         return f"{self.name} on rank {odd} is not what it is on {', '.join(map(str, rest[:8]))}"
 
 
+class Comparison(NamedTuple):
+    """The ranges that one save compared, by key. ``unequal``: for each set of ranks that differ, the encoded names and sums
+    of each rank."""
+
+    chosen: Mapping[bytes, Sequence[CopyRange]]
+    unequal: Mapping[bytes, Mapping[int, bytes]]
+
+
 class Replicas:
     """The pieces that one rank shares with other ranks, by set of ranks. All ranks of a set compute the same 8-byte key
     for it."""
@@ -73,17 +83,39 @@ class Replicas:
             self._lines[keys[holders]].append(ReplicatedPiece(index, piece, piece.box.elements * entries[index].weight))
         self._next: dict[bytes, int] = dict.fromkeys(self._lines, 0)
         self._whole = True
+        self._unequal: dict[bytes, list[CopyRange]] = {}
+        """Ranges that differed when they were last compared."""
+        self._compared: Comparison | None = None
+        """The last comparison, until the next ranges are chosen by it."""
 
     def choose(self) -> dict[bytes, list[CopyRange]]:
-        """Return the byte ranges to compare at this save, by key: everything at first, then the next range of each
-        set's pieces. The same ranges until ``advance()``."""
-        return {key: _between(line, *self._range(key, line)) for key, line in self._lines.items()}
+        """Return the byte ranges to compare at this save, by key: everything at first. Later, the ranges that differed
+        at the save before, and the next range of each set's pieces. The same ranges until ``advance()``."""
+        if self._compared is not None:
+            self._next, self._unequal = self._after(self._compared)
+            self._whole, self._compared = False, None
+        chosen = {}
+        for key, line in self._lines.items():
+            known = self._unequal.get(key, [])
+            following = _between(line, *self._range(key, line))
+            chosen[key] = [*known, *(each for each in following if not any(_covers(wide, each) for wide in known))]
+        return chosen
 
-    def advance(self) -> None:
-        """Choose later ranges from now on. Call it once all ranks have sums of these: otherwise ranks would compare
-        different ranges at the next save."""
-        self._next = {key: self._range(key, line)[1] % max(1, _length(line)) for key, line in self._lines.items()}
-        self._whole = False
+    def advance(self, comparison: Comparison) -> None:
+        """Choose later ranges from now on. Call it once all ranks have the sums of these: otherwise ranks would compare
+        different ranges at the next save. It only keeps a reference, so that it cannot fail on one rank."""
+        self._compared = comparison
+
+    def _after(self, comparison: Comparison) -> tuple[dict[bytes, int], dict[bytes, list[CopyRange]]]:
+        """Return where the next ranges begin, and the ranges that differed."""
+        begins = {key: self._range(key, line)[1] % max(1, _length(line)) for key, line in self._lines.items()}
+        unequal = {}
+        for key, by_rank in comparison.unequal.items():
+            if key in comparison.chosen:
+                places = zip(*(named_sums(data) for data in by_rank.values()), strict=True)
+                differs = [len({value for _, value in place}) > 1 for place in places]
+                unequal[key] = [each for each, odd in zip(comparison.chosen[key], differs, strict=True) if odd]
+        return begins, unequal
 
     def _range(self, key: bytes, line: Sequence[ReplicatedPiece]) -> tuple[int, int]:
         total = _length(line)
@@ -104,6 +136,15 @@ def _between(line: Sequence[ReplicatedPiece], begin: int, end: int) -> list[Copy
             ranges.append(CopyRange(copy, first, last))
         offset += copy.length
     return ranges
+
+
+def _covers(wide: CopyRange, narrow: CopyRange) -> bool:
+    return wide.copy is narrow.copy and wide.start <= narrow.start and narrow.end <= wide.end
+
+
+def named_sums(data: bytes) -> list[tuple[str, int]]:
+    """Return the names and sums of the ranges that a rank compared, from its message."""
+    return from_msgpack(data, list[tuple[str, int]])
 
 
 def sums(stretches: Sequence[CopyRange], items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> list[int]:

@@ -4,7 +4,7 @@ change."""
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,7 +32,16 @@ from relight.ranks.group import Signals
 from relight.ranks.part_items import owned, part_items
 from relight.ranks.postponed import postpone
 from relight.ranks.remote_errors import decode_error, encode_error
-from relight.ranks.replicas import Replicas, combined, differences, differing, sums
+from relight.ranks.replicas import (
+    Comparison,
+    ReplicaDifference,
+    Replicas,
+    combined,
+    differences,
+    differing,
+    named_sums,
+    sums,
+)
 from relight.save_reason import SaveReason, of_signal
 
 _DIGITS = string.digits + string.ascii_lowercase
@@ -64,8 +73,7 @@ class Agreement(NamedTuple):
     mine: Mapping[str, object]
     """This rank's own components."""
     plan: TablePlan
-    unequal: list[dict[int, bytes]]
-    """For each set of replicas that differ: the encoded names and sums of each of its ranks."""
+    compared: Comparison
 
 
 class Written(NamedTuple):
@@ -91,9 +99,12 @@ class SeveralRanks:
         self.suspect = ""
         """Why the last capture is suspect: replicas that are not equal. The same text on every rank."""
         self.turned = ""
-        """``suspect``, but only if replicas were equal before: state that differs by design differs from the first save
-        on."""
-        self._were_equal = False
+        """As ``suspect``, but only the tensors that have never differed before: state that differs by design differs from
+        the first complete comparison on."""
+        self._compared: tuple[TablePlan | None, frozenset[str]] = (None, frozenset())
+        """The last plan with a complete comparison, and the names of all tensors in such plans."""
+        self._differed: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+        """Names and ranks of the tensors that have differed."""
         self._lost = False
         self._put_off: SaveReason | None = None
         self.seat: Participant | None = None
@@ -269,7 +280,7 @@ class SeveralRanks:
                     if agreed[0] == _UNSUPERVISED:
                         heartbeat().ends_unsupervised()
                 else:
-                    reason = reason or reason_now(trigger, facts) or due or _ANOTHER
+                    reason = reason or reason_now(trigger, facts) or _retried(due) or _ANOTHER
             if reason is not None and reason.kind != "signal" and agreed is not None and agreed[1]:
                 if self._put_off is None:
                     self._put_off = postpone(reason, facts.step, "a rank has no free snapshot slot")
@@ -383,16 +394,17 @@ class SeveralRanks:
         if changed:
             self._written = None
         self._shared, self._tables = plan, tables
-        plan.replicas.advance()
         answers = [dict(msgspec.msgpack.decode(answer)) for answer in exchange.answers]
-        unequal = []
+        unequal = {}
         for key in differing(answers):
             with gather_from_all_ranks(self.world, "comparing replicas") as exchange:
                 pairs = zip(chosen.get(key, ()), own_sums.get(key, ()), strict=True)
                 named = [(common.items[stretch.copy.item].name, value) for stretch, value in pairs]
                 exchange.message = msgspec.msgpack.encode(named)
-            unequal.append({rank: exchange.answers[rank] for rank, answer in enumerate(answers) if key in answer})
-        return Agreement(common, mine, plan, unequal)
+            unequal[key] = {rank: exchange.answers[rank] for rank, answer in enumerate(answers) if key in answer}
+        compared = Comparison(chosen, unequal)
+        plan.replicas.advance(compared)  # only now: after a failed exchange, the next save compares the same ranges
+        return Agreement(common, mine, plan, compared)
 
     def _plan(self, digests: tuple[bytes, ...], tables: Mapping[bytes, Table], common: Captured) -> TablePlan:
         numbers = {each: number for number, each in enumerate(dict.fromkeys(digests))}
@@ -411,15 +423,21 @@ class SeveralRanks:
     def _note_replicas(self, agreement: Agreement) -> None:
         """Set ``suspect`` to a sentence about tensors that differ between replicas, empty if all are equal, and report
         them."""
-        texts: list[str] = []
-        for by_rank in agreement.unequal:
-            texts += map(str, differences({rank: msgspec.msgpack.decode(data) for rank, data in by_rank.items()}))
-        shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
-        if texts and self.world.rank == 0:
+        plan, differ = agreement.plan, dict[ReplicaDifference, None]()
+        for by_rank in agreement.compared.unequal.values():
+            differ |= dict.fromkeys(differences({rank: named_sums(data) for rank, data in by_rank.items()}))
+        suspect = _sentence(differ)
+        if differ and self.world.rank == 0:
             why = "what differs by design goes into per_rank=…, else a rank computes wrongly"
-            emit("replicas.differ", f"{shown}: the checkpoint is marked as suspect; {why}", tensors=len(texts))
-        self.suspect = shown
-        self.turned, self._were_equal = shown if self._were_equal else "", self._were_equal or not shown
+            emit("replicas.differ", f"{suspect}: the checkpoint is marked as suspect; {why}", tensors=len(differ))
+        last, names = self._compared
+        odd = {each: (each.name, each.ranks) for each in differ}
+        turned = [each for each, key in odd.items() if each.name in names and key not in self._differed]
+        self.suspect, self.turned = suspect, _sentence(turned)
+        self._differed |= frozenset(odd.values())
+        if last is not plan:
+            added = (entry.name for table in plan.roster.tables for entry in table.entries)
+            self._compared = plan, names.union(added)
 
     def _write(self, common: Captured, plan: TablePlan) -> Written:
         fixed = _all_fixed(common)
@@ -472,6 +490,18 @@ class SeveralRanks:
                             component=name,
                             ranks=[leader, rank],
                         )
+
+
+def _retried(due: SaveReason | None) -> SaveReason | None:
+    """Return the reason for a save that this rank tries again. It is no signal: other ranks have none, and all must act
+    alike."""
+    return SaveReason("trigger", due.text) if due is not None and due.kind == "signal" else due
+
+
+def _sentence(differ: Iterable[ReplicaDifference]) -> str:
+    """Return a sentence about the first of the differences; empty if there are none."""
+    texts = list(map(str, differ))
+    return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
 def _all_fixed(common: Captured) -> object | None:
