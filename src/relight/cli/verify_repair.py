@@ -47,7 +47,8 @@ def command(
     """Read every byte of a run again, in all of its tiers, and repair damage in one tier from another.
 
     Repaired bytes are checked against the committed hashes; nothing else of the run changes. Exit code 1 if bytes are damaged in all tiers,
-    were not repaired because of --dry-run, or could not be read. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its drives are rebuilt.
+    were not repaired because of --dry-run, or could not be read. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its
+    drives are rebuilt.
 
     \b
     Examples:

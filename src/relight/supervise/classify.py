@@ -94,13 +94,79 @@ _KERNEL = (
     (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
     (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
     (
-        re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"),
+        re.compile(
+            r"NVRM: Xid|(?i:uncorrect|fatal machine check|context corrupt|hardware memory corruption)|Machine Check Exception"
+            r"|EDAC .*UE|PCIe Bus Error|fallen off the bus"
+        ),
+        "hardware",
+        85,
+    ),
+    (
+        r"\bEMFILE\b|Too many open files",
+        "user",
+        86,
+    ),  # a limit of the process, also if a store reports it: waiting does not raise it
+    (r"No space left on device|Disk quota exceeded|\b(NoSpace|StoreUnavailable|LeaseHeld|SaveFailed): ", "storage", 85),
+    (r"Stale file handle|Read-only file system|Input/output error|Transport endpoint is not connected", "storage", 80),
+    (r"\b(CorruptCheckpoint|CheckpointNotFound|WrongKey|UnsafeContent): ", "storage", 80),
+    (r"DataLoader worker .* (exited unexpectedly|is killed)|Caught \w+ in DataLoader worker", "data", 80),
+    (r"JSONDecodeError|UnicodeDecodeError", "data", 80),
+    (
+        r"UnidentifiedImageError|UnpicklingError|zipfile\.BadZipFile|corrupt(ed)? (sample|record|image|shard)",
+        "data",
+        80,
+    ),
+    (
+        r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)",
+        "network",
+        60,
+    ),
+    (
+        r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host",
+        "network",
+        40,
+    ),
+    (r"\bRankTimeout: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
+    (r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b", "killed", 50),
+    (r"^usage: |error: (unrecognized|the following) arguments", "user", 80),
+    (r"\b(Syntax|Indentation|Import|ModuleNotFound|Name|Attribute|Type|NotImplemented)Error: ", "user", 75),
+    (r"\b(Key|Index|Value|Assertion|FileNotFound|Permission|IsADirectory|NotADirectory)Error: ", "user", 60),
+    (r"\b\w+(Error|Exception): ", "user", 30),
+)
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\bOSError\((\d{1,3}),")
+_BY_ERRNO: dict[int, tuple[str, int]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("storage", 85)),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN), ("storage", 80),
+    ),
+    errno.ENOMEM: ("memory", 85),
+    **dict.fromkeys(
+        (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH,
+         errno.ENETDOWN), ("network", 40),
+    ),
+}  # fmt: skip
+"""Kind and weight by errno, which is the same in every language of the message."""
+_PATTERNS = tuple((re.compile(pattern), kind, weight) for pattern, kind, weight in _WORDS)
+_SIGNALS = {
+    signal.SIGSEGV: ("crash", 50), signal.SIGABRT: ("crash", 45), signal.SIGILL: ("crash", 60), signal.SIGFPE: ("crash", 60),
+    signal.SIGBUS: ("memory", 55), signal.SIGKILL: ("killed", 50), signal.SIGTERM: ("preemption", 50), signal.SIGINT: ("preemption", 50),
+    signal.SIGHUP: ("preemption", 50), signal.SIGQUIT: ("preemption", 45), signal.SIGXCPU: ("preemption", 60),
+}  # fmt: skip
+_KERNEL = (
+    (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
+    (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
+    (
+        re.compile(
+            r"NVRM: Xid|(?i:uncorrect)|Machine Check Exception|(?i:fatal machine check)|context corrupt|EDAC .*UE|PCIe Bus Error|fallen off the bus"
+        ),
         "hardware",
         85,
     ),
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
+_CORRECTED = re.compile(r"severity=Correct(ed|able)|\bCorrect(ed|able) error|EDAC .*\bCE\b")
+"""Lines of errors that the hardware corrected. They occur on healthy machines, and end no process."""
 _FOLLOWS = 5
 """Largest weight of a clue from a rank that ended after another one. It may only have noticed the first failure."""
 _ASIDE = re.compile(r"\s*frame #\d+: |(\[rank\d+\]:)?\[?W\d{4} \d\d:")
@@ -141,7 +207,13 @@ def is_a_loss(words: str) -> bool:
 
 def kernel_kind(line: str) -> str | None:
     """Return the kind of failure that a line of the kernel's log reports; None if it reports none."""
-    return next((kind for pattern, kind, _ in _KERNEL if pattern.search(line)), None)
+    return next((kind for kind, _ in _kernel_matches(line)), None)
+
+
+def _kernel_matches(line: str) -> list[tuple[str, int]]:
+    if _CORRECTED.search(line):
+        return []
+    return [(kind, weight) for pattern, kind, weight in _KERNEL if pattern.search(line)]
 
 
 def alike(words: str) -> str:
@@ -163,10 +235,8 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
             "memory", 90, f"the kernel killed {facts.oom_kills} of its processes for lack of memory", _killed(facts)
         )
     for line in facts.kernel:
-        for pattern, kind, weight in _KERNEL:
-            if pattern.search(line):
-                yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
-                break
+        for kind, weight in _kernel_matches(line)[:1]:
+            yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
     for full_path in facts.full:
         yield Clue("storage", 30, f"{full_path} is full")
     first = _first(facts)
