@@ -93,75 +93,9 @@ _SIGNALS = {
 _KERNEL = (
     (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
     (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
-    (
-        re.compile(
-            r"NVRM: Xid|(?i:uncorrect|fatal machine check|context corrupt|hardware memory corruption)|Machine Check Exception"
-            r"|EDAC .*UE|PCIe Bus Error|fallen off the bus"
-        ),
-        "hardware",
-        85,
-    ),
-    (
-        r"\bEMFILE\b|Too many open files",
-        "user",
-        86,
-    ),  # a limit of the process, also if a store reports it: waiting does not raise it
-    (r"No space left on device|Disk quota exceeded|\b(NoSpace|StoreUnavailable|LeaseHeld|SaveFailed): ", "storage", 85),
-    (r"Stale file handle|Read-only file system|Input/output error|Transport endpoint is not connected", "storage", 80),
-    (r"\b(CorruptCheckpoint|CheckpointNotFound|WrongKey|UnsafeContent): ", "storage", 80),
-    (r"DataLoader worker .* (exited unexpectedly|is killed)|Caught \w+ in DataLoader worker", "data", 80),
-    (r"JSONDecodeError|UnicodeDecodeError", "data", 80),
-    (
-        r"UnidentifiedImageError|UnpicklingError|zipfile\.BadZipFile|corrupt(ed)? (sample|record|image|shard)",
-        "data",
-        80,
-    ),
-    (
-        r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)",
-        "network",
-        60,
-    ),
-    (
-        r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host",
-        "network",
-        40,
-    ),
-    (r"\bRankTimeout: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
-    (r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b", "killed", 50),
-    (r"^usage: |error: (unrecognized|the following) arguments", "user", 80),
-    (r"\b(Syntax|Indentation|Import|ModuleNotFound|Name|Attribute|Type|NotImplemented)Error: ", "user", 75),
-    (r"\b(Key|Index|Value|Assertion|FileNotFound|Permission|IsADirectory|NotADirectory)Error: ", "user", 60),
-    (r"\b\w+(Error|Exception): ", "user", 30),
-)
-_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\bOSError\((\d{1,3}),")
-_BY_ERRNO: dict[int, tuple[str, int]] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("storage", 85)),
-    **dict.fromkeys(
-        (errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN), ("storage", 80),
-    ),
-    errno.ENOMEM: ("memory", 85),
-    **dict.fromkeys(
-        (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH,
-         errno.ENETDOWN), ("network", 40),
-    ),
-}  # fmt: skip
-"""Kind and weight by errno, which is the same in every language of the message."""
-_PATTERNS = tuple((re.compile(pattern), kind, weight) for pattern, kind, weight in _WORDS)
-_SIGNALS = {
-    signal.SIGSEGV: ("crash", 50), signal.SIGABRT: ("crash", 45), signal.SIGILL: ("crash", 60), signal.SIGFPE: ("crash", 60),
-    signal.SIGBUS: ("memory", 55), signal.SIGKILL: ("killed", 50), signal.SIGTERM: ("preemption", 50), signal.SIGINT: ("preemption", 50),
-    signal.SIGHUP: ("preemption", 50), signal.SIGQUIT: ("preemption", 45), signal.SIGXCPU: ("preemption", 60),
-}  # fmt: skip
-_KERNEL = (
-    (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
-    (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
-    (
-        re.compile(
-            r"NVRM: Xid|(?i:uncorrect)|Machine Check Exception|(?i:fatal machine check)|context corrupt|EDAC .*UE|PCIe Bus Error|fallen off the bus"
-        ),
-        "hardware",
-        85,
-    ),
+    (re.compile(r"NVRM: Xid|EDAC .*UE|PCIe Bus Error|fallen off the bus"), "hardware", 85),
+    (re.compile(r"(?i)uncorrect|fatal machine check|machine check exception|context corrupt"), "hardware", 85),
+    (re.compile(r"hardware memory corruption"), "hardware", 85),
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
