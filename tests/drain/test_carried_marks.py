@@ -189,6 +189,38 @@ def test_an_interrupted_carry_deletes_nothing(tmp_path: Path, monkeypatch: pytes
     assert [Log(LocalStore(tmp_path / name), "run").read().head for name in ("near", "far")] == heads
 
 
+def test_a_tag_that_moves_while_the_far_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The far tag still is on the earlier checkpoint, and counts as carried: it moves at the next drain, and is cleared."""
+    attempt = begin(tmp_path)
+    ids = []
+    for step in range(3):
+        ids.append(save(attempt, step))
+        drain(attempt.store, "run")
+    near = near_run(attempt)
+    near.tag("top", ids[0])
+    drain(attempt.store, "run")
+    assert tags(tmp_path) == {"top": 0}
+
+    def fails(*arguments: object) -> tuple[object, int]:
+        raise StoreUnavailable("no answer", where="far")
+
+    def drain_without_far() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(carried_marks, "_by_owner", fails)
+            drain(attempt.store, "run")
+
+    near.tag("top", ids[1])
+    drain_without_far()
+    assert tags(tmp_path) == {"top": 0}
+    drain(attempt.store, "run")
+    assert tags(tmp_path) == {"top": 1}
+    near.tag("top", ids[2])
+    drain_without_far()
+    near.tag("top", None)
+    drain(attempt.store, "run")
+    assert tags(tmp_path) == {}
+
+
 def test_a_tag_that_comes_while_the_plan_is_made_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far retention reads a whole checkpoint first. A tag from that time protects."""
     attempt = begin(tmp_path, far={"far": keep(last=1)})

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.commit.test_smaller import request, state
 
 from relight.catalog import Run
 from relight.catalog.tiers import announce, tiers_of
+from relight.cli import cli
 from relight.commit import Attempt
 from relight.drain import drain, scrub
 from relight.errors import Fenced, StoreUnavailable
@@ -20,8 +24,12 @@ from relight.observe import subscribe
 from relight.policy import Tiers, keep
 from relight.reader import verify_checkpoint
 from relight.reclaim import execute, plan_prune
-from relight.store import LocalStore
+from relight.run_records.verification import checked, record_checked
+from relight.store import Disk, LocalStore
 from relight.store.durable import Replacement
+from relight.store.mirror_state import DOUBTED
+from relight.store.mirrored import MirroredStore
+from relight.store.urls import open_bytes, split_run
 from relight.testing.scenario import RUN, state_of
 from relight.testing.scenario import save as save_state
 
@@ -235,3 +243,88 @@ def test_copies_damaged_in_different_chunks_repair_each_other(tmp_path: Path) ->
     report = scrub(attempt.store, RUN)
     assert [damage.repaired_from for damage in report.damage] == ["warm", "hot", "hot"]
     assert [path.read_bytes() == whole for path in packs] == [True] * 3
+
+
+class BadSectors:
+    """Patch ``Disk``: reads of some files fail with EIO, until they are written again."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *paths: Path) -> None:
+        inodes, read = {path.stat().st_ino for path in paths}, Disk.preadv
+
+        def preadv(disk: Disk, fd: int, into: memoryview, offset: int) -> int:
+            if os.fstat(fd).st_ino in inodes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(disk, fd, into, offset)
+
+        patch.setattr(Disk, "preadv", preadv)
+
+
+def run_repair(url: Path | str, *options: str) -> tuple[int, str]:
+    """Return exit code and output of ``relight verify --repair``."""
+    done = CliRunner().invoke(cli, ["verify", "--repair", str(url), *options], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done.return_value or 0, done.output
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_recorded_as_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pack gives EIO in both tiers: it is listed as unread, exit code 1, and an earlier damage record stays."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (checkpoint,) = attempt.history().live
+    record_checked(attempt.store, RUN, {checkpoint.id: "pack: chunk 3 is damaged"}, "test")
+    with monkeypatch.context() as patch:
+        BadSectors(patch, *tmp_path.rglob("pack*"))
+        code, text = run_repair(tmp_path / "hot" / RUN)
+        assert code == 1 and "UNREAD" in text and "could not be read" in text and "to the byte" not in text
+        code, text = run_repair(tmp_path / "hot" / RUN, "--json")
+        found = json.loads(text)
+        assert code == 1 and not found["ok"] and found["damage"] == []
+        assert {row["tier"] for row in found["unread"]} == set(TIERS)
+    for name in TIERS:
+        results = checked(Run(LocalStore(tmp_path / name), RUN).history())
+        assert all(result.damage for result in results.values()), name
+    assert checked(attempt.history())[checkpoint.id].damage == "pack: chunk 3 is damaged"
+
+
+def test_a_file_with_bad_sectors_is_repaired_from_another_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack that gives EIO in one tier is written again from the next tier."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (pack, *_) = sorted((tmp_path / "hot").rglob("pack*"))
+    with monkeypatch.context() as patch:
+        BadSectors(patch, pack)
+        code, text = run_repair(tmp_path / "hot" / RUN)
+        assert code == 0 and "REPAIRED" in text and "UNREAD" not in text
+    assert sound(tmp_path)
+
+
+@pytest.mark.parametrize("in_both", [False, True])
+def test_bad_sectors_of_a_mirrored_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_both: bool) -> None:
+    """A file that gives EIO on one drive is written again from the other. If both give EIO, a new drive stays doubted."""
+    drives = [tmp_path / name for name in ("n0", "n1")]
+    url = f"stripe:mirrors=2,{drives[0]},{drives[1]},/demo"
+    attempt = Attempt.begin(open_bytes(split_run(url)[0]), RUN)
+    list(save_state(attempt, "scrub/0", 0))
+    url = f"stripe:mirrors=2,{drives[0]},{drives[1]},/{RUN}"
+    (first, *_) = sorted(drives[0].rglob("pack*"))
+    packs = [drive / first.relative_to(drives[0]) for drive in drives]
+    mirrored = open_bytes(split_run(url)[0])
+    assert isinstance(mirrored, MirroredStore)
+    mirrored.change({1: DOUBTED}, "test")
+    with monkeypatch.context() as patch:
+        BadSectors(patch, *packs[0 if in_both else 1 :])
+        code, text = run_repair(url)
+    again = open_bytes(split_run(url)[0])
+    assert isinstance(again, MirroredStore)
+    if in_both:
+        assert code == 1 and "UNREAD" in text
+        assert [drive.status for drive in again.statuses()] == ["good", "doubted"]
+        assert not any(not result.damage for result in checked(attempt.history()).values())
+    else:
+        assert code == 0 and "REPAIRED" in text
+        assert packs[0].read_bytes() == packs[1].read_bytes()
+        assert [drive.status for drive in again.statuses()] == ["good", "good"]

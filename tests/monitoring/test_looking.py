@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,24 @@ from msgspec.structs import replace
 from watched import RUN, add_commits, commit, id_of, keep_events, make_run, stamp, values
 
 from relight import monitoring
+from relight.errors import StoreUnavailable
 from relight.format.records import FenceBody
 from relight.format.topics import COPIED, TIER_PACE, TIERS, CopiedNote
-from relight.log import Log
-from relight.monitoring import Watcher
+from relight.log import Log, fold
+from relight.monitoring import RunSeen, Watcher
 from relight.monitoring.event_metrics import LABEL_VALUES_MAX
 from relight.monitoring.files import EventFiles
+from relight.monitoring.loop import AlertLoop
 from relight.monitoring.overview import MADE_HERE, OVER_S, recoveries_of
 from relight.monitoring.rules import judge, usual_rules
+from relight.observe import subscribe
 from relight.observe.file import LINE_BYTES_MAX
 from relight.observe.metrics import GAUGE, METRICS
 from relight.policy.tiers import Tier, encode_tiers
+from relight.run_records.verification import checked, record_checked, still_damaged
 from relight.store.local import LocalStore
+from relight.store.mirror_drives import DriveStatus
+from relight.store.mirrored import MirroredStore
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
 
@@ -317,3 +324,83 @@ def test_each_log_is_read_once_a_poll(tmp_path: Path) -> None:
     finally:
         Log.read = log
     assert len(calls) == 8
+
+
+def test_an_incident_that_could_not_be_read_once_is_read_at_the_next_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that fails is no result: the next poll has the incident, and then reads it no more."""
+    url = make_run(tmp_path / "runs", 2)
+    book = IncidentLog(tmp_path / "book")
+    book.at(LocalStore(url), RUN)
+    book.write(Incident("1700000000000-a", "", "h", "job", 1, "killed", "", 0, 1, 1, "", "resume", "", 0.0, {}, [], []))
+    read, tries = LocalStore.get, list[str]()
+
+    def get(store: LocalStore, key: str, limit: int | None = None) -> bytes:
+        if key.endswith("1700000000000-a.json"):
+            tries.append(key)
+            if len(tries) == 1:
+                raise StoreUnavailable("no answer", where=key)
+        return read(store, key, limit)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LocalStore, "get", get)
+    watcher = Watcher([url], events=tmp_path / "events")
+    incidents = [len(watcher.poll(BEGAN + 200.0 + number)[0].incidents) for number in range(3)]
+    assert incidents == [0, 1, 1] and len(tries) == 2
+
+
+def test_a_mirrored_store_that_does_not_answer_has_unknown_drives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of the drives cannot be read: the poll has the run nevertheless."""
+    url = f"stripe:mirrors=2,{tmp_path}/n0,{tmp_path}/n1,/runs"
+    make_run(url, 1)  # type: ignore[arg-type]
+
+    def fails(store: MirroredStore) -> list[DriveStatus]:
+        raise StoreUnavailable("no answer", where=url)
+
+    monkeypatch.setattr(MirroredStore, "statuses", fails)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
+    assert (seen.step, seen.drives) == (100, None)
+
+
+def test_a_poll_that_fails_ends_no_later_poll(tmp_path: Path) -> None:
+    """An unexpected error is reported once; the thread polls again."""
+    url, events = make_run(tmp_path / "runs", 1), list[str]()
+
+    class Failing(Watcher):
+        polls = 0
+
+        def poll(self, now: float) -> list[RunSeen]:
+            self.polls += 1
+            if self.polls < 4:
+                raise ZeroDivisionError("a fault")
+            return super().poll(now)
+
+    undo = subscribe(lambda event: events.append(event.name))
+    loop = AlertLoop(Failing([url], events=tmp_path / "events"), every_s=0.02, clock=lambda: BEGAN + 200.0)
+    try:
+        until = time.monotonic() + 20.0
+        while not loop.seen and time.monotonic() < until:
+            time.sleep(0.02)
+        assert [seen.run for seen in loop.seen] == [RUN]
+    finally:
+        loop.stop()
+        undo()
+    assert events.count("alert.unsent") == 1
+
+
+def test_damage_that_an_event_reported_ends_with_a_later_result(tmp_path: Path) -> None:
+    """``verify --repair`` records the checkpoint as whole: the event from before counts no more. A later event counts."""
+    url = make_run(tmp_path / "runs", 2)
+    keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(1), "message": "a hash differs"})
+    watcher = Watcher([url], events=tmp_path / "events")
+    (seen,) = watcher.poll(BEGAN + 200.0)
+    assert seen.damaged == 1 and seen.good_step == 100
+    record_checked(LocalStore(url), RUN, {id_of(1): ""}, "relight verify --repair")
+    (seen,) = watcher.poll(BEGAN + 215.0)
+    assert seen.damaged == 0 and seen.good_step == 200
+    history = fold(Log(LocalStore(url), RUN).read())
+    assert still_damaged({id_of(1): ("a hash differs", time.time() + 60.0)}, checked(history)) == {
+        id_of(1): "a hash differs"
+    }

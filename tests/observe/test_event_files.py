@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -260,3 +261,23 @@ def test_the_setting_names_the_directory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert events_directory() is None
     monkeypatch.delenv("RELIGHT_EVENTS")
     assert str(events_directory()).endswith(f"relight-{os.getuid()}/events")
+
+
+def test_a_full_disk_at_the_first_line_loses_no_later_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head cannot be written. The next file begins with it, so that readers know the run of its events."""
+    write, fails = os.write, [True]
+
+    def full(fd: int, data: bytes) -> int:
+        if fails and bytes(data).startswith(b'{"relight"'):
+            fails.pop()
+            raise OSError(errno.ENOSPC, "full")
+        return write(fd, data)
+
+    monkeypatch.setattr("relight.observe.file.os.write", full)
+    writer = EventWriter(tmp_path / "events")
+    writer.names({"store": "s", "run": "r", "rank": 0, "role": "trainer"})
+    writer.flush(5.0)
+    emit("save.failed", "later")
+    writer.close()
+    heads = [path.read_bytes()[:10] for path in (tmp_path / "events").iterdir() if path.stat().st_size]
+    assert not fails and heads == [b'{"relight"']

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from relight.heartbeat import Heartbeat
-from relight.supervise.classify import alike, classify
-from relight.supervise.facts import KINDS, FailureEvidence, Worker
+from relight.supervise.classify import alike, classify, kernel_kind
+from relight.supervise.facts import KINDS, Departure, FailureEvidence, Worker
 
 WELL = Heartbeat(steps=10, step=109, restored=99, durable=104, phase="training")
 NEW = Heartbeat(phase="starting")
@@ -183,3 +183,40 @@ def test_a_warning_is_not_what_a_rank_ended_with() -> None:
     )  # fmt: skip
     failure = classify(FailureEvidence((Worker(0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", warned, WELL))))
     assert (failure.kind, failure.rank, failure.why) == ("unknown", 1, "rank 1 ended with exit code 3")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pcieport 0000:00:01.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)",
+        "nvme 0000:01:00.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)",
+        "mce: [Hardware Error]: Machine check events logged",
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+    ],
+)
+def test_an_error_that_the_hardware_corrected_is_no_clue(line: str) -> None:
+    """The machine is healthy: the script's error, or the request to leave, is the cause."""
+    assert kernel_kind(line) is None
+    worker = Worker(0, 1, 5.0, "ValueError: the batch size must divide 8", beat=WELL)
+    assert classify(FailureEvidence((worker,), kernel=(line,))).kind == "user"
+    leaving = FailureEvidence((worker,), kernel=(line,), departure=Departure("node b (SIGTERM came)", 1, 1))
+    assert classify(leaving).kind == "preemption"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+        "pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+        "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 7: be00000000800400",
+        "Kernel panic - not syncing: Fatal machine check",
+        "mce: [Hardware Error]: Processor context corrupt",
+        "mce: Uncorrected hardware memory error in user-access at 1f2e3d000",
+        "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+    ],
+)
+def test_an_uncorrected_error_is_the_hardware_s(line: str) -> None:
+    """An error that the hardware could not correct explains the end better than the script's message."""
+    assert kernel_kind(line) == "hardware"
+    worker = Worker(0, 1, 5.0, "ValueError: the batch size must divide 8", beat=WELL)
+    assert classify(FailureEvidence((worker,), kernel=(line,))).kind == "hardware"

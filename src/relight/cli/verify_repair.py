@@ -47,7 +47,8 @@ def command(
     """Read every byte of a run again, in all of its tiers, and repair damage in one tier from another.
 
     Repaired bytes are checked against the committed hashes; nothing else of the run changes. Exit code 1 if bytes are damaged in all tiers,
-    or were not repaired because of --dry-run. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its drives are rebuilt.
+    were not repaired because of --dry-run, or could not be read. Of a mirrored store (stripe:mirrors=2,…) both copies are read, and its
+    drives are rebuilt.
 
     \b
     Examples:
@@ -85,25 +86,29 @@ def command(
             engine=workers,
         )
     lost = [damage for damage in report.damage if not damage.repaired_from]
+    is_ok = not lost and not report.unread
     if as_json:
         silent = {name: {"kind": error.kind, "detail": error.what} for name, error in report.silent.items()}
         rows = [damage._asdict() for damage in report.damage]
         mirrors = {name: _rebuilt_json(rebuilt) for name, rebuilt in report.mirrors.items()}
         emit_json(
             {
-                "ok": not lost,
+                "ok": is_ok,
                 "checkpoints": report.checkpoints,
                 "bytes": report.bytes,
                 "damage": rows,
+                "unread": [unread._asdict() for unread in report.unread],
                 "silent": silent,
                 "mirrors": mirrors,
             }
         )
-        return 1 if lost else 0
+        return 0 if is_ok else 1
     for damage in report.damage:
         word = paint("REPAIRED", "yellow") if damage.repaired_from else paint("DAMAGED", "red")
         source = f"; from {damage.repaired_from}" if damage.repaired_from else ""
         click.echo(f"{word}  {damage.tier}: {escape(damage.file)}: {escape(damage.detail)}{source}")
+    for unread in report.unread:
+        click.echo(f"{paint('UNREAD', 'yellow')}  {unread.tier}: {escape(unread.file)}: {escape(unread.detail)}")
     for name, error in report.silent.items():
         click.echo(f"{paint('SILENT', 'yellow')}  {name}: {escape(error.what)}")
     for rebuilt in report.mirrors.values():
@@ -111,13 +116,10 @@ def command(
             click.echo(line)
     scope = f"{count_text(report.checkpoints, 'checkpoint')} in all tiers, {size_text(report.bytes)}"
     repaired = len(report.damage) - len(lost)
-    outcome = (
-        f"{count_text(repaired, 'file')} repaired, {len(lost)} damaged"
-        if report.damage
-        else "as committed, to the byte"
-    )
-    click.echo(f"{scope}: {outcome}")
-    return 1 if lost else 0
+    outcomes = [f"{count_text(repaired, 'file')} repaired, {len(lost)} damaged"] if report.damage else []
+    outcomes += [f"{count_text(len(report.unread), 'file')} could not be read"] if report.unread else []
+    click.echo(f"{scope}: {', '.join(outcomes) or 'as committed, to the byte'}")
+    return 0 if is_ok else 1
 
 
 def _rebuilt_json(rebuilt: RebuiltDrives) -> dict[str, Any]:

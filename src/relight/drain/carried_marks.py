@@ -56,7 +56,12 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
     def write(body: Body) -> None:
         far_log.append(partial(_by_owner, body, epoch, far_log.run))
 
-    carried = _carried(near, tier)
+    carried, ever = _carried(near, tier)
+
+    def is_carried(mark: str, present: str) -> bool:
+        """Return whether the far mark came from here. A write that failed may have left it on an earlier checkpoint."""
+        return any(copy_of(target) == present for target in ever.get(mark, ()))
+
     wanted = {mark: target for mark, target in marked_in(near).items() if copy_of(target) is not None}
     for mark, target in {} if near_view.faults else {**carried}.items():
         if mark in wanted:
@@ -65,7 +70,7 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
         if mark.startswith(_HELD):
             if copy in holds_of(far):
                 write(RELEASE.note(HoldNote(id=copy)))
-        elif copy is not None and far_marks.get(mark) == copy:
+        elif mark in far_marks and is_carried(mark, far_marks[mark]):
             last = tags.get(mark, TagBody(name=mark, id=None))
             write(msgspec.structs.replace(last, id=None))
         record(mark, "")
@@ -74,7 +79,7 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
         assert copy is not None
         is_hold = mark.startswith(_HELD)
         present = (copy if copy in holds_of(far) else None) if is_hold else far_marks.get(mark)
-        if present == copy or (present is not None and present != copy_of(carried.get(mark))):
+        if present == copy or (present is not None and not is_carried(mark, present)):
             continue  # a user's own tag or hold on that tier is not taken over, and so never removed from here
         if carried.get(mark) != target:
             record(mark, target)
@@ -86,13 +91,19 @@ def _copies(far: History) -> dict[str, str]:
     return {copy.original_id: copy.id for copy in far.live}
 
 
-def _carried(near: History, tier: str) -> dict[str, str]:
-    """Return the ids of the checkpoints with marks that were carried to a tier, by mark, as the nearest log records them."""
+def _carried(near: History, tier: str) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Return the ids of the checkpoints with marks that were carried to a tier, by mark, as the nearest log records them.
+
+    The second dict has all ids that each mark ever had there.
+    """
     carried: dict[str, str] = {}
+    ever: dict[str, set[str]] = {}
     for _, note in CARRIED.among(near.notes):
         if note.tier == tier:
             carried[note.mark] = note.id
-    return {mark: target for mark, target in carried.items() if target}
+            if note.id:
+                ever.setdefault(note.mark, set()).add(note.id)
+    return {mark: target for mark, target in carried.items() if target}, ever
 
 
 def _by_owner(body: Body, epoch: int, run: str, view: LogView) -> tuple[Body, int]:

@@ -81,7 +81,7 @@ class MirrorScrub:
         return [name for name in list_runs(self.store) if name != self.run] if self._doubted else []
 
     def verify(self, view: LogView, checkpoint: Checkpoint) -> list[VerifyFinding]:
-        """Verify both copies of a checkpoint, and repair each from the other. Return the damage that is left."""
+        """Verify both copies of a checkpoint, and repair each from the other. Return the findings that are left."""
         for _ in range(4):  # root, then parts, then packs: each has the hashes of the next
             damaged = [self._damaged(copy, view, checkpoint) for copy in range(COPIES)]
             repaired = [
@@ -89,7 +89,8 @@ class MirrorScrub:
             ]
             if not any(repaired):
                 break
-        self._verified.add(checkpoint.directory_in(view.run))
+        if not any(finding.is_unknown for findings in damaged for finding in findings.values()):
+            self._verified.add(checkpoint.directory_in(view.run))  # else its files are compared with each other
         self._is_uneven |= damaged[0].keys() != damaged[1].keys()
         return list({file: finding for findings in damaged for file, finding in findings.items()}.values())
 
@@ -128,9 +129,7 @@ class MirrorScrub:
 
     def _is_away(self, copy: int, finding: VerifyFinding) -> bool:
         """Return whether nothing can be known about a copy, because its drive is away."""
-        return (
-            finding.is_unknown or self.mirrored.statuses()[self.mirrored.copies_of(finding.file)[copy]].status == "away"
-        )
+        return self.mirrored.statuses()[self.mirrored.copies_of(finding.file)[copy]].status == "away"
 
     def _one_copy(self, copy: int) -> ByteStore:
         return rewrapped(self.store, OneCopy(self.mirrored, copy))

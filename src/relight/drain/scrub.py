@@ -22,7 +22,7 @@ from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, rea
 from relight.drain.mirror_scrub import MirrorScrub, RebuiltDrives, report_repairs
 from relight.drain.outwards import Notify
 from relight.engines import IN_PROCESS, Engine
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.chunk_codecs import FEATURE
 from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, Ways, adopt_part, is_storing
@@ -59,6 +59,8 @@ class Scrubbed:
     checkpoints: int = 0
     bytes: int = 0
     damage: list[Damage] = field(default_factory=list)
+    unread: list[Damage] = field(default_factory=list)
+    """Files that could not be read or decoded: nothing is known about their bytes."""
     silent: dict[str, RelightError] = field(default_factory=dict)
     """Tiers that did not answer."""
     mirrors: dict[str, RebuiltDrives] = field(default_factory=dict)
@@ -108,7 +110,9 @@ def scrub(
                 _record(reach, repaired, results)
                 return report
             known = len(report.damage)
-            results[target.checkpoint.id] = _scrub_one(target, next(damage), report, pace, repair, notify)
+            result = _scrub_one(target, next(damage), report, pace, repair, notify)
+            if result is not None:
+                results[target.checkpoint.id] = result
             for each in report.damage[known:]:
                 if each.repaired_from:
                     repaired[each.id] = f"{each.file}: {each.detail}; it was repaired from {each.repaired_from}"
@@ -215,10 +219,10 @@ def _scrub_one(
     pace: _ScrubPace,
     repair: bool,
     notify: Notify,
-) -> str:
+) -> str | None:
     """Repair what can be repaired of ``findings``, a checkpoint's damage.
 
-    Return the first remaining damage as text; empty if there is none.
+    Return the first remaining damage as text; empty if there is none. None if no damage is known, but some files could not be read.
     """
     report.checkpoints += 1
     report.bytes = pace.read
@@ -226,7 +230,11 @@ def _scrub_one(
         damaged = {finding.file: finding for finding in findings}
         if not damaged:
             return ""
-        repaired = {file: source for file in damaged if repair and (source := _repair(target, file))}
+        repaired = {
+            file: source
+            for file, finding in damaged.items()
+            if repair and _is_repairable(finding) and (source := _repair(target, file))
+        }
         for file, source in repaired.items():
             damage = Damage(target.here.name, target.checkpoint.id, file, damaged[file].detail, source)
             report.damage.append(damage)
@@ -235,6 +243,10 @@ def _scrub_one(
         if not repaired:
             break
         findings = _verify(target, pace)
+    unread = [finding for finding in findings if finding.is_unknown]
+    findings = [finding for finding in findings if not finding.is_unknown]
+    for file, finding in {finding.file: finding for finding in unread}.items():
+        report.unread.append(Damage(target.here.name, target.checkpoint.id, file, finding.detail))
     for file, finding in {finding.file: finding for finding in findings}.items():
         lost = Damage(target.here.name, target.checkpoint.id, file, finding.detail)
         report.damage.append(lost)
@@ -243,13 +255,18 @@ def _scrub_one(
             f"{target.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole",
             lost._asdict(),
         )
-    return (
-        f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}" if findings else ""
-    )
+    if findings:
+        return f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}"
+    return None if unread else ""
+
+
+def _is_repairable(finding: VerifyFinding) -> bool:
+    """Return whether writing the file again can help: it is damaged, or its store cannot read it, for example a bad sector."""
+    return not finding.is_unknown or issubclass(error_of(finding.kind), StoreUnavailable)
 
 
 def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
-    """Return the damage of a checkpoint; none if retention has retired it meanwhile."""
+    """Return all findings of a checkpoint; none if retention has retired it meanwhile."""
     view = target.here.view
     assert view is not None
     if target.mirror is not None:
@@ -261,7 +278,7 @@ def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
         and read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None
     ):
         return []
-    return [finding for finding in findings if not finding.is_unknown]
+    return findings
 
 
 def _repair(target: _TierCheckpoint, file: str) -> str:

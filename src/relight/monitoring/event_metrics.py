@@ -54,7 +54,7 @@ class Tally:
     saves: deque[DurableSave] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
     recent: deque[FileEvent] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     """Events of level info and above, oldest first."""
-    damaged: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Checkpoints that are not good, and why."""
     risk: tuple[float, float, str] = (0.0, 0.0, "")
     """The latest alarm: its time, score and reason."""
@@ -138,7 +138,7 @@ class Tally:
         elif name == "save.failed":
             self.failed_since = (self.failed_since[0] + 1, event.time_s)
         elif name in SKIPPED and fields.get("id"):
-            self.damaged[str(fields["id"])[:40]] = str(fields.get("message") or name)[:500]
+            self.damaged[str(fields["id"])[:40]] = str(fields.get("message") or name)[:500], event.time_s
             while len(self.damaged) > TIMES_MAX:
                 del self.damaged[next(iter(self.damaged))]
         elif name == "verify.done":

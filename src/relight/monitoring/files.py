@@ -100,7 +100,7 @@ class EventFiles:
             names = []
         except OSError as error:
             self.why = str(error)
-            names = []
+            return []  # the tails stay: read again from the start, the files' events would count twice
         self._tails = {name: tail for name, tail in self._tails.items() if name in set(names)}
         return names
 

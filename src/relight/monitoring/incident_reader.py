@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from relight.decode import from_json_bytes
-from relight.errors import CheckpointNotFound, RelightError
+from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.run_records.incident_sync import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
@@ -38,10 +37,12 @@ class Diary:
         self._afters: dict[str, RecoveryRecord | None] = {}
         self._accounts: dict[str, Account | None] = {}
         self.names: tuple[str, ...] = ()
-        """Names of the files at the last read. While they are unchanged, the result is unchanged."""
+        """Names of the files that were read last. While they are unchanged, the result is unchanged."""
 
     def read(self, *, every: bool = False) -> tuple[list[Incident], list[Account]]:
-        """Return the incidents and the accounts, oldest first, without unreadable ones, which are not tried again.
+        """Return the incidents and the accounts, oldest first, without those that cannot be decoded, which are not tried again.
+
+        A file that the store did not answer for is missing once, and read again at the next call.
 
         If several machines recorded one failure, return only the first machine's incidents; with ``every``, all.
         """
@@ -56,11 +57,11 @@ class Diary:
             return [], []
         names = names[-FILES_MAX:]
         self.names = tuple(names)
-        self._accounts = {name: self._get(self._accounts, name, Account) for name in newest_accounts(names).values()}
+        self._accounts = self._read_all(self._accounts, newest_accounts(names).values(), Account)
         afters = [name for name in names if name.endswith(_AFTER)]
-        self._afters = {name: self._get(self._afters, name, RecoveryRecord) for name in afters}
+        self._afters = self._read_all(self._afters, afters, RecoveryRecord)
         incidents = [name for name in names if not name.endswith((ACCOUNT, _AFTER))]
-        self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
+        self._incidents = self._read_all(self._incidents, incidents, Incident)
         read = [self._joined(name, incident) for name, incident in self._incidents.items() if incident is not None]
         accounts = once_each_job([account for account in self._accounts.values() if account is not None])
         return read if every else once_each(read), accounts
@@ -69,10 +70,17 @@ class Diary:
         after = self._afters.get(name.removesuffix(_JSON) + _AFTER)
         return incident if after is None else msgspec.structs.replace(incident, after=after)
 
-    def _get(self, known: dict[str, Any], name: str, kind: type[T]) -> T | None:
-        if name in known:
-            value: T | None = known[name]
-            return value
-        with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            return from_json_bytes(self._store.get(f"{self._prefix}/{name}", FILE_BYTES_MAX), kind)
-        return None
+    def _read_all(self, known: Mapping[str, T | None], names: Iterable[str], kind: type[T]) -> dict[str, T | None]:
+        """Return the files' contents; None for those that cannot be decoded. Files that the store did not answer for are absent."""
+        found: dict[str, T | None] = {}
+        for name in names:
+            if name in known:
+                found[name] = known[name]
+                continue
+            try:
+                found[name] = from_json_bytes(self._store.get(f"{self._prefix}/{name}", FILE_BYTES_MAX), kind)
+            except StoreUnavailable:
+                self.names = tuple(other for other in self.names if other != name)  # the next read tries again
+            except (RelightError, msgspec.MsgspecError):
+                found[name] = None
+        return found

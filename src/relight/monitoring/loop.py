@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from relight.monitoring.notify import Alarms
 from relight.monitoring.overview import RunSeen, Watcher
+from relight.observe import emit
 
 EVERY_S = 15.0
 
@@ -28,6 +29,7 @@ class AlertLoop:
         self._watcher, self._alarms, self._every_s, self._clock = watcher, alarms, every_s, clock
         self._stop = stop or threading.Event()
         self.seen: list[RunSeen] = []
+        self._failed = False
         self._thread = threading.Thread(target=self._work, name="relight-watch", daemon=True)
         self._thread.start()
 
@@ -38,11 +40,25 @@ class AlertLoop:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            now = self._clock()
-            runs = self._watcher.poll(now)
-            if self._stop.is_set():
-                return
-            self.seen = runs
-            if self._alarms is not None:
-                self._alarms.update(self.seen, now)
+            try:
+                self._poll(self._clock())
+            except Exception as error:  # noqa: BLE001 (one failed poll must not end all later alerts)
+                self._report(f"{type(error).__name__}: {error}")
+            else:
+                self._failed = False
             self._stop.wait(self._every_s)
+
+    def _poll(self, now: float) -> None:
+        runs = self._watcher.poll(now)
+        if self._stop.is_set():
+            return
+        self.seen = runs
+        if self._alarms is not None:
+            self._alarms.update(self.seen, now)
+
+    def _report(self, why: str) -> None:
+        """Report the first of consecutive failed polls."""
+        if not self._failed:
+            self._failed = True
+            message = f"polling the runs failed: {why}; no alert is sent until a poll succeeds"
+            emit("alert.unsent", message, target="", why=why)

@@ -20,7 +20,7 @@ from relight.monitoring.incident_reader import Diary, recent_failures
 from relight.monitoring.outcomes import Outcomes, outcomes_of
 from relight.observe.metrics import BY_NAME, METRICS
 from relight.run_records.run_end import has_ended
-from relight.run_records.verification import VerificationResult, checked
+from relight.run_records.verification import VerificationResult, checked, still_damaged
 from relight.store import ByteStore
 from relight.store.mirror_rebuild import mirrored_in
 from relight.store.mirror_state import GOOD
@@ -257,12 +257,13 @@ def seen_of(
     """Return a run's state at ``now``, from its log, incidents, accounts and events."""
     live, checks = history.live, checked(history)
     newest = live[-1] if live else None
-    bad = {checkpoint.id: why for checkpoint in live if (why := _why_bad(checkpoint, history, checks, tally))}
+    met = still_damaged(tally.damaged, checks)
+    bad = {checkpoint.id: why for checkpoint in live if (why := _why_bad(checkpoint, history, checks, met))}
     good = next((checkpoint for checkpoint in reversed(live) if checkpoint.id not in bad), None)
     account = merged(list(accounts)) if accounts else None
     risk_at, risk, risk_why = tally.risk
     begun = seconds_since_epoch(history.fences[-1].time) if history.fences else None
-    damaged = sum(checkpoint.body.suspect or bool(_damage(checkpoint, checks, tally)) for checkpoint in live)
+    damaged = sum(checkpoint.body.suspect or bool(_damage(checkpoint, checks, met)) for checkpoint in live)
     seen = RunSeen(
         store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
         damaged=damaged, saving=_saving(tally, newest), tiers=tuple(_tiers(store, history, now)),
@@ -293,20 +294,22 @@ def seen_of(
     return seen._replace(unprotected_s=unprotected, has_ended=ended, active=not ended and now - latest < OVER_S)
 
 
-def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], met: Mapping[str, str]) -> str:
     """Return a checkpoint's damage from the run's log, or from this machine's events; empty without damage."""
     verified = known.get(checkpoint.id)
     if verified is not None and verified.damage:
         return f"damaged: {verified.damage} (found by {verified.by})"
-    return tally.damaged.get(checkpoint.id, "")
+    return met.get(checkpoint.id, "")
 
 
-def _why_bad(checkpoint: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+def _why_bad(
+    checkpoint: Checkpoint, history: History, known: Mapping[str, VerificationResult], met: Mapping[str, str]
+) -> str:
     if checkpoint.body.suspect:
         return SUSPECT_WORDS
     if checkpoint.id in history.rolled_back_ids:
         return ROLLED_BACK_WORDS
-    return _damage(checkpoint, known, tally)
+    return _damage(checkpoint, known, met)
 
 
 def _age(time_s: float | None, now: float) -> float | None:
@@ -369,10 +372,15 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
 
 
 def _drives(store: ByteStore) -> tuple[tuple[str, str], ...] | None:
+    """Return the drives that are not good, each with the reason; None if the store is not mirrored, or they are unknown."""
     mirrored = mirrored_in(store)
     if mirrored is None:
         return None
-    return tuple((drive.path, f"{drive.status}: {drive.why}") for drive in mirrored.statuses() if drive.status != GOOD)
+    try:
+        statuses = mirrored.statuses()
+    except RelightError:
+        return None
+    return tuple((drive.path, f"{drive.status}: {drive.why}") for drive in statuses if drive.status != GOOD)
 
 
 def _room(url: str) -> int | None:

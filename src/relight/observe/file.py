@@ -167,18 +167,22 @@ class EventWriter:
         return bytearray(_json(self._head))
 
     def _append(self, lines: bytearray) -> None:
-        """Write lines to the file. Lines that cannot be written are dropped; the next batch tries again."""
+        """Write lines to the file. Lines that cannot be written are dropped; the next batch tries again, in a new file."""
         if not lines:
             return
-        with contextlib.suppress(OSError):
+        try:
             if self._fd < 0 or self._size + len(lines) > FILE_BYTES_MAX:
-                self._next_file()
+                head = self._next_file()
+                lines = lines if lines.startswith(head) else bytearray(head + lines)
             written = os.write(self._fd, lines)
             self._size += written
             if written < len(lines):  # a full disk: the next line must not be appended to half a line
                 self._close_file()
+        except OSError:
+            self._close_file()
 
-    def _next_file(self) -> None:
+    def _next_file(self) -> bytes:
+        """Open a new file. Return its first line: without it, readers drop all others."""
         self._close_file()
         make_private(self._directory)
         self._number += 1
@@ -189,8 +193,7 @@ class EventWriter:
         self._size = 0
         with contextlib.suppress(OSError):
             self._path(self._number - FILES_KEPT).unlink(missing_ok=True)
-        if self._number > 1:
-            self._size += os.write(self._fd, _json(self._head))
+        return _json(self._head) if self._head else b""
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, -1

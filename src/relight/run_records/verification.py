@@ -16,6 +16,7 @@ from relight.format.records import Body
 from relight.format.signed import apart
 from relight.format.topics import VERIFIED, VerificationNote
 from relight.log import History, Log, LogView, fold
+from relight.log.identity import seconds_since_epoch
 from relight.log.listing import Folders
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
@@ -57,6 +58,17 @@ def damage(history: History) -> dict[str, VerificationResult]:
         checkpoint_id: result
         for checkpoint_id, result in checked(history).items()
         if result.damage and history.find(checkpoint_id) is not None
+    }
+
+
+def still_damaged(met: Mapping[str, tuple[str, float]], results: Mapping[str, VerificationResult]) -> dict[str, str]:
+    """Return the damage of ``met``, ``{id: (damage, time)}``, of the checkpoints that were not found whole after that time."""
+    return {
+        checkpoint_id: what
+        for checkpoint_id, (what, time_s) in met.items()
+        if (result := results.get(checkpoint_id)) is None
+        or result.damage
+        or (seconds_since_epoch(result.at) or 0.0) <= time_s
     }
 
 

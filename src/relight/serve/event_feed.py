@@ -113,10 +113,12 @@ class EventFeed:
         seen = self._seen(store, run)
         return dict(seen.bad) if seen is not None else {}
 
-    def over(self, store: str, run: str) -> bool:
-        """Return whether the run's process reported that it ended, or was silent for a day."""
+    def over(self, store: str, run: str) -> str:
+        """Return why the run is over: its process reported its end, or was silent for a day. Empty if it is not over."""
         seen = self._seen(store, run)
-        return seen is not None and seen.last_event_at is not None and not seen.active
+        if seen is None or seen.last_event_at is None or seen.active:
+            return ""
+        return "the run has ended" if seen.has_ended else "no event and no checkpoint for a day"
 
     def life(self, store: str, run: str) -> tuple[float | None, float | None]:
         """Return when the run's last attempt here reported its normal end, and when a process of its job emitted the last event."""

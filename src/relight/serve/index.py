@@ -24,7 +24,7 @@ from relight.reader.opened import Opened, open_checkpoint
 from relight.reader.storage_stats import stored_of
 from relight.run_names import dir_of
 from relight.run_records.holds import holds_of
-from relight.run_records.verification import checked, damage
+from relight.run_records.verification import checked, damage, still_damaged
 from relight.serve.curves import Curves, merged_series, newest_points
 from relight.serve.event_feed import EventFeed
 from relight.serve.index_rows import (
@@ -118,8 +118,8 @@ class Index:
         self._tokens, self._audited, self._around, self._clock = tokens, audited, around, clock
         self.verified: dict[tuple[str, str, str], float] = {}
         """When this server last verified every byte of a checkpoint successfully, by store, run and checkpoint id."""
-        self.damaged: dict[tuple[str, str, str], str] = {}
-        """Damage that this server met when it read checkpoints for pages, with the same keys."""
+        self.damaged: dict[tuple[str, str, str], tuple[str, float]] = {}
+        """Damage that this server met when it read checkpoints for pages, and when, with the same keys."""
         self._series: dict[tuple[str, str], tuple[RunState, int, dict[str, SeriesDetail]]] = {}
 
     def reader(self, store: str) -> StoreFollower:
@@ -343,7 +343,7 @@ class Index:
         except CorruptCheckpoint as error:
             for store, state, checkpoint in sides:
                 if error.where.startswith(f"{checkpoint.directory_in(state.name)}/"):
-                    self.damaged[store, state.name, checkpoint.id] = error.what
+                    self.damaged[store, state.name, checkpoint.id] = error.what, self._clock()
             raise
         # another caller may have started this job and named the checkpoints differently
         return (
@@ -504,9 +504,9 @@ class Index:
         if (
             health == "late"
             and self._around is not None
-            and self._around.over(self._readers[store].store.url, state.name)
+            and (ended := self._around.over(self._readers[store].store.url, state.name))
         ):
-            return "idle", "the run has ended"
+            return "idle", ended
         return health, why
 
     def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
@@ -517,10 +517,8 @@ class Index:
             checkpoint_row(checkpoint, tags.get(checkpoint.id, ()), set_aside, damaged.get(checkpoint.id))
             for checkpoint in chosen
         ]
-        url, bad = (
-            self._readers[store].store.url,
-            {id_: why for (*place, id_), why in self.damaged.items() if place == [store, dir_of(run)]},
-        )
+        met = {id_: seen for (*place, id_), seen in self.damaged.items() if place == [store, dir_of(run)]}
+        url, bad = self._readers[store].store.url, still_damaged(met, checked(history))
         bad |= self._around.damage(url, run) if self._around is not None else {}
         for number, row in enumerate(rows):
             if row.good and row.id in bad:
@@ -608,7 +606,7 @@ class Index:
         try:
             yield
         except CorruptCheckpoint as error:
-            self.damaged[store, state.name, checkpoint.id] = error.what
+            self.damaged[store, state.name, checkpoint.id] = error.what, self._clock()
             raise
 
     def _opened(

@@ -66,7 +66,10 @@ def verify(task: ServerTask, run: Run, checkpoint: Checkpoint, verified: Callabl
     if not result.is_unknown:
         record_checked(run.store, run.name, {checkpoint.id: lines[0] if lines else ""}, "relight serve")
     verified(not result.count)
-    summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
+    if result.is_unknown:
+        summary = "some files could not be read; nothing was recorded"
+    else:
+        summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
     return ActionOutcome(not result.count, summary, "\n".join(lines))
 
 

@@ -231,6 +231,8 @@ def _right(store: MirroredStore, key: str) -> int | None:
             sealed += [number] if is_sealed(store.drive(number).place.get(key, SEALED_BYTES_MAX)) else []
         except RelightError:
             continue
+    if not readable:
+        return None
     rows = store.statuses()
     good = [number for number in copies if rows[number].status == GOOD]
     return next((those[0] for those in (sealed, readable, good) if len(those) == 1), None)

@@ -93,14 +93,14 @@ _SIGNALS = {
 _KERNEL = (
     (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
     (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
-    (
-        re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"),
-        "hardware",
-        85,
-    ),
+    (re.compile(r"NVRM: Xid|EDAC .*UE|PCIe Bus Error|fallen off the bus"), "hardware", 85),
+    (re.compile(r"(?i)uncorrect|fatal machine check|machine check exception|context corrupt"), "hardware", 85),
+    (re.compile(r"hardware memory corruption"), "hardware", 85),
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
+_CORRECTED = re.compile(r"severity=Correct(ed|able)|\bCorrect(ed|able) error|EDAC .*\bCE\b")
+"""Lines of errors that the hardware corrected. They occur on healthy machines, and end no process."""
 _FOLLOWS = 5
 """Largest weight of a clue from a rank that ended after another one. It may only have noticed the first failure."""
 _ASIDE = re.compile(r"\s*frame #\d+: |(\[rank\d+\]:)?\[?W\d{4} \d\d:")
@@ -141,7 +141,13 @@ def is_a_loss(words: str) -> bool:
 
 def kernel_kind(line: str) -> str | None:
     """Return the kind of failure that a line of the kernel's log reports; None if it reports none."""
-    return next((kind for pattern, kind, _ in _KERNEL if pattern.search(line)), None)
+    return next((kind for kind, _ in _kernel_matches(line)), None)
+
+
+def _kernel_matches(line: str) -> list[tuple[str, int]]:
+    if _CORRECTED.search(line):
+        return []
+    return [(kind, weight) for pattern, kind, weight in _KERNEL if pattern.search(line)]
 
 
 def alike(words: str) -> str:
@@ -163,10 +169,8 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
             "memory", 90, f"the kernel killed {facts.oom_kills} of its processes for lack of memory", _killed(facts)
         )
     for line in facts.kernel:
-        for pattern, kind, weight in _KERNEL:
-            if pattern.search(line):
-                yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
-                break
+        for kind, weight in _kernel_matches(line)[:1]:
+            yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
     for full_path in facts.full:
         yield Clue("storage", 30, f"{full_path} is full")
     first = _first(facts)
