@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.commit.test_derived import Mixed
-from tests.commit.test_smaller import body_of, check, eager, request, state, weights
+from tests.commit.test_smaller import State, body_of, check, eager, request, state, weights
 
 import relight
 from relight.catalog import Run
@@ -18,12 +19,13 @@ from relight.commit import Attempt
 from relight.drain import drain, scrub
 from relight.errors import CorruptCheckpoint, LeaseHeld, SaveFailed, StoreUnavailable
 from relight.format.chunk_locations import OWN
+from relight.format.names import CheckpointDir
 from relight.format.records import RetireBody
 from relight.log import Log, fold
 from relight.policy import Tiers, tier
 from relight.reader import Opened, verify_checkpoint
 from relight.reader.pack_reader import open_pack
-from relight.reclaim import execute_sweep, plan_sweep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.base import Writer
 from relight.store.wrapper import StoreWrapper
@@ -369,6 +371,49 @@ def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pyt
     copy = copying.copy_one(other.open(newest), far, Log(far, "r"), None)
     check(far, "r", copy, contents)
     assert body_of(far, "r", copy).requires == [] and source.history().live
+
+
+def repacked_tier(folder: Path) -> tuple[Attempt, State, LocalStore]:
+    """Copy two incremental saves, and make a third. At the target, repack the newest copy and retire its donor. Return the target
+    and what the third contains."""
+    attempt, smaller = Attempt.begin(LocalStore(folder / "near"), "r"), eager()
+    tiers = Tiers(near=str(folder / "near" / "r"), far=str(folder / "far" / "r"))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
+    for step in range(2):
+        attempt.save(request(step, {**state(), "adapter": weights(0.25, 100 + step)}, smaller))
+        assert not drain(attempt.store, "r").errors
+    contents = {**state(), "adapter": weights(0.25, 102)}
+    attempt.save(request(2, contents, smaller))
+    far = LocalStore(folder / "far")
+    execute_repack(plan_repack(Run(far, "r")))
+    execute(plan_prune(far, "r", relight.keep(last=1)), far)
+    assert [checkpoint.step for checkpoint in Run(far, "r").history().live] == [1]
+    return attempt, contents, far
+
+
+@pytest.mark.parametrize("how", ["alone", "together", "drain", "begun before"])
+def test_copies_continue_after_a_repack_at_the_target(tmp_path: Path, how: str) -> None:
+    """A repacked copy's former donors may be retired. Later incremental copies take no chunk from it, and are committed."""
+    attempt, contents, far = repacked_tier(tmp_path)
+    newest, log = Run(attempt.store, "r").history().live[-1], Log(far, "r")
+    opened = Run(attempt.store, "r").open(newest)
+    assert newest.requires
+    epoch = fold(log.read()).epoch
+    if how == "alone":
+        copying.copy_one(opened, far, log, None)
+    elif how == "drain":
+        assert not drain(attempt.store, "r").errors
+    else:
+        if how == "begun before":
+            directory = CheckpointDir(newest.step, newest.id, epoch)
+            donor = fold(log.read()).live[-1].id
+            draft = copying.CopyDraft(newest.original_id, donor, True, [])
+            put(far, f"r/{directory}/draft.json", msgspec.json.encode(draft))
+        copy_together(opened, far, log, epoch)
+    (copy,) = (checkpoint for checkpoint in Run(far, "r").history().live if checkpoint.step == 2)
+    assert not copy.requires
+    check(far, "r", copy.id, contents)
+    assert len(list((tmp_path / "far" / "r").glob("0000000002-*"))) == 1 + (how == "begun before")
 
 
 @pytest.mark.parametrize("codecs", ["always", "never"])

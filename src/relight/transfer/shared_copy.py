@@ -206,7 +206,9 @@ class _Copy:
             known: Chunks = {}
             if draft.donor:
                 donor = history.find(draft.donor)
-                if donor is None:  # it was retired: no copy with this draft can be committed
+                if (
+                    donor is None or donor.self_contained
+                ):  # its donors or itself may be retired: no copy could be committed
                     continue
                 known = chunks_there(Run(self._store, view.run), donor)
             self._enter(view, directory, draft, known)
