@@ -399,12 +399,14 @@ def _touched(inner: ByteStore, leaked: str) -> set[bytes]:
     known = [(slot.kek, slot.label, slot.ring) for slot in slots_in(inner)] + [
         (slot.kek, slot.label, slot.ring) for slot in revoked_in(inner)
     ]
-    rings = {bytes.fromhex(ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)}
-    if not rings:
+    fitting = [(kek, ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)]
+    if not fitting:
         raise CheckpointNotFound(
             f"no key {leaked!r} has, or had, a slot here", where=inner.url, hint="relight keys status STORE"
         )
-    return rings
+    if leaked != "*":
+        _refuse_several(inner, {kek for kek, _ in fitting}, leaked)
+    return {bytes.fromhex(ring) for _, ring in fitting}
 
 
 def _rings(inner: ByteStore) -> dict[tuple[int, str], list[KeySlot]]:
@@ -422,11 +424,16 @@ def _slots_of(inner: ByteStore, name: str) -> list[KeySlot]:
     mine = [slot for slot in slots_in(inner) if _is(slot.kek, slot.label, name)]
     if not mine:
         raise CheckpointNotFound(f"no key {name!r} has a slot here", where=inner.url, hint="relight keys status STORE")
-    if len({slot.kek for slot in mine}) > 1:
+    _refuse_several(inner, {slot.kek for slot in mine}, name)
+    return mine
+
+
+def _refuse_several(inner: ByteStore, keks: set[str], name: str) -> None:
+    """Raise ``ConfigError`` if a name fits several keys: another key than the intended one would be treated like it."""
+    if len(keks) > 1:
         raise ConfigError(
             f"several keys are called {name!r}", where=inner.url, hint="give the id that relight keys status shows"
         )
-    return mine
 
 
 def _is(kek: str, label: str, name: str) -> bool:
