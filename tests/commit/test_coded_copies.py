@@ -6,26 +6,32 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.commit.test_derived import Mixed
-from tests.commit.test_smaller import body_of, check, eager, request, state, weights
+from tests.commit.test_smaller import State, body_of, check, eager, request, state, weights
 
 import relight
 from relight.catalog import Run
 from relight.catalog.tiers import announce, drained_bytes
 from relight.commit import Attempt
 from relight.drain import drain, scrub
-from relight.errors import CorruptCheckpoint, LeaseHeld
+from relight.errors import CorruptCheckpoint, LeaseHeld, SaveFailed, StoreUnavailable
 from relight.format.chunk_locations import OWN
+from relight.format.names import CheckpointDir
 from relight.format.records import RetireBody
 from relight.log import Log, fold
 from relight.policy import Tiers, tier
-from relight.reader import verify_checkpoint
+from relight.reader import Opened, verify_checkpoint
 from relight.reader.pack_reader import open_pack
-from relight.reclaim import execute_sweep, plan_sweep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
+from relight.store.base import Writer
+from relight.store.wrapper import StoreWrapper
 from relight.transfer import copying, execute_copy, plan_copy
+from relight.transfer.repack import execute_repack, plan_repack
+from relight.transfer.shared_copy import copy_together
 
 
 def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
@@ -150,6 +156,94 @@ def test_a_pack_repaired_as_a_file_is_copied_as_a_file() -> None:
     copy = copied(run, saved.id, target)
     check(target, "r", copy, state())
     assert body_of(target, "r", copy).stored_bytes > body_of(store, "r", saved.id).stored_bytes
+
+
+class FailsOnce(StoreWrapper):
+    """Refuses the first pack."""
+
+    failed = False
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``."""
+        self._refuse(key)
+        return super().rewrite(key, size)
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        self._refuse(key)
+        return super().write(key, size)
+
+    def _refuse(self, key: str) -> None:
+        if "/pack-" in key and not self.failed:
+            self.failed = True
+            raise StoreUnavailable("the connection broke", where=key)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_repack_between_draft_and_copy_changes_no_byte(tmp_path: Path, damaged: bool) -> None:
+    """A draft says that chunks stay coded. A repack of the original before the copy does not change what the copy stores, and if the
+    stored chunks are damaged by then, another draft copies the plain file."""
+    source = LocalStore(tmp_path / "s")
+    attempt, smaller = Attempt.begin(source, "r"), eager()
+    attempt.save(request(0, state(), smaller))
+    contents = {**state(), "base/a": weights(9, 7)}
+    attempt.save(request(1, contents, smaller))
+    run, target = Run(source, "r"), LocalStore(tmp_path / "t")
+    newest = run.history().live[-1]
+    assert newest.requires
+    log = Log(target, "r")
+    log.start()
+    with pytest.raises(StoreUnavailable, match="connection broke"):
+        copy_together(run.open(newest), FailsOnce(target), log, fold(log.read()).epoch, command=True)
+    (draft,) = (tmp_path / "t" / "r").glob("0*/draft.json")
+    assert b'"coded":true' in draft.read_bytes()
+    assert execute_repack(plan_repack(run, [newest.id])).repacked == [newest.id]
+    if damaged:
+        (chunks,) = (tmp_path / "s" / "r").glob("0000000001-*/*.chunks")
+        data = bytearray(chunks.read_bytes())
+        data[len(data) // 2] ^= 1
+        chunks.write_bytes(data)
+    opened = run.open(run.history().live[-1])
+    copy = copy_together(opened, target, log, fold(log.read()).epoch, command=True).id
+    there = Run(target, "r")
+    checkpoint = there.history().find(copy)
+    assert checkpoint is not None and checkpoint.body.new_bytes > 1 << 20
+    assert verify_checkpoint(target, there.view(), checkpoint) == []
+    check(target, "r", copy, contents)
+
+
+def test_a_repack_during_a_copy_by_one_process_makes_another_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the original is repacked and its stored chunks are lost after the draft, the copy begins again, and is whole."""
+    source = LocalStore(tmp_path / "s")
+    attempt, smaller = Attempt.begin(source, "r"), eager()
+    attempt.save(request(0, state(), smaller))
+    contents = {**state(), "base/a": weights(9, 7)}
+    attempt.save(request(1, contents, smaller))
+    run, target, real = Run(source, "r"), LocalStore(tmp_path / "t"), copying.stays_coded
+
+    def then_repacked(opened: Opened) -> bool:
+        coded = real(opened)
+        if coded:
+            execute_repack(plan_repack(run))
+            (chunks,) = (tmp_path / "s" / "r").glob("0000000001-*/*.chunks")
+            chunks.unlink()
+        return coded
+
+    monkeypatch.setattr(copying, "stays_coded", then_repacked)
+    copy = copied(run, run.history().live[-1].id, target)
+    check(target, "r", copy, contents)
+    assert len(list((tmp_path / "t" / "r").glob("0*"))) == 1
+
+
+def test_a_pack_of_another_length_is_not_finished(tmp_path: Path) -> None:
+    """A pack that gets more or fewer bytes than announced is an error, in stores that would cut or pad it, too."""
+    for store in (LocalStore(tmp_path / "t"), LocalStore(tmp_path / "u", direct=False), MemoryStore()):
+        for size in (1 << 20, 3 << 20):
+            with pytest.raises(SaveFailed, match="announced"):
+                copying.write_pack_from(store.write("r/pack", size), iter([memoryview(bytes(2 << 20))]), size, "r/pack")
+        assert [entry.name for entry in store.list("r")] == []
 
 
 def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
@@ -277,6 +371,49 @@ def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pyt
     copy = copying.copy_one(other.open(newest), far, Log(far, "r"), None)
     check(far, "r", copy, contents)
     assert body_of(far, "r", copy).requires == [] and source.history().live
+
+
+def repacked_tier(folder: Path) -> tuple[Attempt, State, LocalStore]:
+    """Copy two incremental saves, and make a third. At the target, repack the newest copy and retire its donor. Return the target
+    and what the third contains."""
+    attempt, smaller = Attempt.begin(LocalStore(folder / "near"), "r"), eager()
+    tiers = Tiers(near=str(folder / "near" / "r"), far=str(folder / "far" / "r"))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
+    for step in range(2):
+        attempt.save(request(step, {**state(), "adapter": weights(0.25, 100 + step)}, smaller))
+        assert not drain(attempt.store, "r").errors
+    contents = {**state(), "adapter": weights(0.25, 102)}
+    attempt.save(request(2, contents, smaller))
+    far = LocalStore(folder / "far")
+    execute_repack(plan_repack(Run(far, "r")))
+    execute(plan_prune(far, "r", relight.keep(last=1)), far)
+    assert [checkpoint.step for checkpoint in Run(far, "r").history().live] == [1]
+    return attempt, contents, far
+
+
+@pytest.mark.parametrize("how", ["alone", "together", "drain", "begun before"])
+def test_copies_continue_after_a_repack_at_the_target(tmp_path: Path, how: str) -> None:
+    """A repacked copy's former donors may be retired. Later incremental copies take no chunk from it, and are committed."""
+    attempt, contents, far = repacked_tier(tmp_path)
+    newest, log = Run(attempt.store, "r").history().live[-1], Log(far, "r")
+    opened = Run(attempt.store, "r").open(newest)
+    assert newest.requires
+    epoch = fold(log.read()).epoch
+    if how == "alone":
+        copying.copy_one(opened, far, log, None)
+    elif how == "drain":
+        assert not drain(attempt.store, "r").errors
+    else:
+        if how == "begun before":
+            directory = CheckpointDir(newest.step, newest.id, epoch)
+            donor = fold(log.read()).live[-1].id
+            draft = copying.CopyDraft(newest.original_id, donor, True, [])
+            put(far, f"r/{directory}/draft.json", msgspec.json.encode(draft))
+        copy_together(opened, far, log, epoch)
+    (copy,) = (checkpoint for checkpoint in Run(far, "r").history().live if checkpoint.step == 2)
+    assert not copy.requires
+    check(far, "r", copy.id, contents)
+    assert len(list((tmp_path / "far" / "r").glob("0000000002-*"))) == 1 + (how == "begun before")
 
 
 @pytest.mark.parametrize("codecs", ["always", "never"])

@@ -241,6 +241,27 @@ def test_a_key_that_is_not_kept_is_named(specs: list[str]) -> None:
     assert rekey(inner, both, leaked="recovery", keep=Keychain.from_specs(work)).dropped == []
 
 
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_leaked_key_is_one_key(specs: list[str], revoked: bool) -> None:
+    """A label that several keys have, or had, is refused before anything changes. The id selects one, and the other key is named."""
+    work, recovery, new = specs[:3]
+    inner = encrypted(work)
+    add(inner, Keychain.from_specs(work), resolve(recovery))
+    assert {slot.label for slot in slots_in(inner)} == {"file"}
+    if revoked:
+        revoke(inner, Keychain.from_specs(recovery), kek(work))
+    at_hand, kept = Keychain.from_specs([recovery, new]), Keychain.from_specs(new)
+    files = {key: bytes(data) for key, data in files_of(inner).items()}
+    for plan_only in (True, False):
+        error = refuses(
+            ConfigError, lambda only=plan_only: rekey(inner, at_hand, leaked="file", keep=kept, plan_only=only)
+        )  # type: ignore[misc]
+        assert "several keys" in error.what and "keys status" in error.hint
+    assert {key: bytes(data) for key, data in files_of(inner).items()} == files
+    report = rekey(inner, at_hand, leaked=kek(work), keep=kept)
+    assert [name.split()[1].strip("(),") for name in report.dropped] == [kek(recovery)[:8]]
+
+
 def test_only_what_a_leaked_key_could_open_is_written_again(specs: list[str]) -> None:
     """A key that was added later has a generation of its own. Files that are encrypted under it do not change."""
     first, second, third = specs[:3]

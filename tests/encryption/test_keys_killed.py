@@ -18,16 +18,19 @@ from tests.encryption.test_key_ring import kek, save, sound
 
 from relight.errors import WrongKey
 from relight.keys import Keychain, write_key_file
-from relight.store import LocalStore
+from relight.store import Disk, LocalStore
 from relight.store.encrypted import EncryptedStore
 from relight.store.keyring import slots_in
+from relight.store.mirrored import MirroredStore
+from relight.testing.killable_store import Killed
 from relight.testing.store_suite import refuses
+from relight.transfer.keys import rekey
 
 TRIALS = int(os.environ.get("KEY_KILLS", "30"))
 WORKER = """
 import os, signal, sys, time
 from relight.keys import Keychain, resolve
-from relight.store import LocalStore
+from relight.store import Disk, LocalStore
 from relight.transfer.keys import rekey, rotate
 old, new, what = sys.argv[1:4]
 def work(where):
@@ -109,3 +112,55 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
     finally:
         workers.end()
     assert killed >= TRIALS // 3, killed
+
+
+class DyingDisk(Disk):
+    """Dies before a rename."""
+
+    def __init__(self, renames: int) -> None:
+        self.renames = renames
+
+    def replace(self, source: str, target: str) -> None:
+        """See ``Disk``."""
+        if not self.renames:
+            raise Killed
+        self.renames -= 1
+        super().replace(source, target)
+
+
+@pytest.mark.parametrize("faster", [0, 1])
+def test_a_mirrored_store_is_completed_on_both_drives(tmp_path: Path, faster: int) -> None:
+    """If a process dies between the renames on two drives, a repetition leaves no copy under the old ring key, whichever drive is read."""
+    for name in ("old", "new"):
+        write_key_file(str(tmp_path / name))
+    old, new = (f"file:{tmp_path / name}" for name in ("old", "new"))
+
+    def drives(where: Path) -> list[Path]:
+        return [where / "n0", where / "n1"]
+
+    save(EncryptedStore(MirroredStore(drives(tmp_path / "whole")), Keychain.from_specs(old)), 1)
+    both, kept = Keychain.from_specs([old, new]), Keychain.from_specs(new)
+    for renames in range(1, 100, 2):
+        where = tmp_path / f"{renames}"
+        shutil.copytree(tmp_path / "whole", where)
+        dying = MirroredStore(drives(where), disk=DyingDisk(renames), threads=False)
+        try:
+            rekey(dying, both, leaked=kek(old), keep=kept)
+        except Killed:
+            pass
+        else:
+            break
+        store = MirroredStore(drives(where))
+        store.drive(faster).rate_bps *= 1000
+        report = rekey(store, both, leaked=kek(old), keep=kept)
+        assert report.damaged == 0 and report.files > 0 and report.left == 0
+        assert [drive.status for drive in store.statuses()] == ["good", "good"]
+        assert sound(store, new) == 1
+        refuses(WrongKey, lambda store=store: sound(store, old))  # type: ignore[misc]
+        ring = {bytes.fromhex(slot.ring) for slot in slots_in(store)}
+        assert len(ring) == 1
+        for drive in drives(where):
+            one = EncryptedStore(LocalStore(drive), kept)
+            keys = [path.relative_to(drive).as_posix() for path in (drive / "run").rglob("*") if path.is_file()]
+            assert {one.ring_of(key) for key in keys if not one.is_empty(key)} == ring
+    assert renames > 10

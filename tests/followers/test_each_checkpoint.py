@@ -10,6 +10,7 @@ import pytest
 
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.followers import followed_log
 from relight.followers.each_checkpoint import Ending, Selection, each_checkpoint, is_finished, waiting
 from relight.followers.followed_log import FollowedLog
 from relight.format import encode_tree
@@ -281,3 +282,23 @@ def test_a_damaged_record_is_read_once(trainer: Trainer, monkeypatch: pytest.Mon
         log.read()
     trainer.save(7)
     assert log.read().head > head and made == []
+
+
+def test_a_damaged_newest_record_is_not_another_run(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison with the store does not read the whole log again, although the newest record is damaged."""
+    monkeypatch.setattr(followed_log, "COMPARE_S", 0.0)
+    path = sorted(each for each in Path(trainer.store.url, "run", "log").rglob("*") if each.is_file())[-1]
+    path.write_bytes(b"{" + path.read_bytes())
+    log = FollowedLog(trainer.store, "run")
+    for _ in range(2):
+        log.read()
+    made, begin = list[str](), Log.__init__
+
+    def counted(self: Log, *given: object, **options: object) -> None:
+        made.append("log")
+        begin(self, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Log, "__init__", counted)
+    for _ in range(5):
+        assert log.read().faults
+    assert made == []

@@ -20,16 +20,27 @@ from old_ones import check_arrived, make, state
 import relight
 from relight.catalog import Run
 from relight.cli import cli
+from relight.commit import Attempt, SaveInfo, SaveRequest
+from relight.commit.chunk_index import IncrementalState
 from relight.engines import IN_PROCESS
 from relight.errors import CheckpointNotFound, ConfigError, LeaseHeld
+from relight.format import encode_tree
+from relight.format.records import RetireBody
 from relight.keys import write_key_file
+from relight.layout import Bytes, Item
+from relight.log import Log, fold
 from relight.migrate import MigrateReport, execute_migration, plan_migration, roll_back
 from relight.migrate.execute import _run
 from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import place_of
 from relight.migrate.work import MigrationTask, work
+from relight.policy.compact import Compact, Experience
+from relight.reader import verify_checkpoint
+from relight.reclaim import recall
 from relight.store import open_bytes
 from relight.store.durable import TMP_PREFIX, temporary_of
+from relight.transfer.repack import execute_repack, plan_repack
+from relight.versions.branching import branch
 
 
 def migrate(tmp_path: Path, *, check: float = 0.1, **more: Any) -> MigrateReport:
@@ -116,6 +127,44 @@ def test_what_is_on_hold_is_not_taken_back(tmp_path: Path) -> None:
     report = roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
     assert [checkpoint_id for checkpoint_id, _ in report.kept] == [kept_id] and "incident 42" in report.kept[0][1]
     assert [checkpoint.id for checkpoint in first.history().live] == [kept_id]
+
+
+@pytest.mark.parametrize("how", ["live", "retired", "repacked with a branch"])
+def test_what_another_checkpoint_needs_is_not_taken_back(tmp_path: Path, how: str) -> None:
+    """An imported checkpoint stays while another one needs its bytes, also one that can be undeleted, or that a branch uses."""
+    (tmp_path / "old" / "first").mkdir(parents=True)
+    weights = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1))
+    torch.save({"model": {"w": weights}, "step": 0}, tmp_path / "old" / "first" / "ckpt_0.pt")
+    migrate(tmp_path)
+    store, old = open_bytes(tmp_path / "new"), str(tmp_path / "old")
+    run = Run(store, "first")
+    (imported,) = run.history().live
+    attempt = Attempt.begin(store, "first")
+    frozen = Item("model/w", "float32", weights.shape, "param", Bytes(weights.numpy().tobytes()))
+    adapter = Item("adapter", "float32", (4,), "param", Bytes(bytes(16)), trainable=True)
+    smaller = IncrementalState(Compact(codecs="never"), Experience(equal=1.0))
+    later = attempt.save(
+        SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=[frozen, adapter], smaller=smaller)
+    ).id
+    assert run.history().live[-1].requires == [imported.id]
+    log = Log(store, "first")
+    if how == "retired":
+        attempt.save(SaveRequest(SaveInfo(step=2), tree=encode_tree({}), items=[adapter]))
+        log.read()
+        log.append(lambda view: (RetireBody(ids=[later], reason="retention", undo_s=3600.0), fold(view).epoch))
+    elif how == "repacked with a branch":
+        branch(run, run.history().live[-1], "side")
+        execute_repack(plan_repack(run))
+        assert run.history().live[-1].requires == []
+    report = roll_back(old, str(tmp_path / "new"))
+    assert report.kept == [(imported.id, "a later checkpoint needs it")] and not report.gone
+    if how == "retired":
+        recall(store, "first", [later])
+    restored = run.history().find(later)
+    assert restored is not None and verify_checkpoint(store, run.view(), restored) == []
+    if how == "repacked with a branch":
+        side = Run(store, "side")
+        assert verify_checkpoint(store, side.view(), side.history().live[-1]) == []
 
 
 def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,21 @@ import torch
 from click.testing import CliRunner
 
 import relight
+from relight.catalog import Run
 from relight.cli import cli
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.doctor.checks_store import _mirror
 from relight.doctor.facts import DoctorFacts
 from relight.doctor.facts_store import collect_store
+from relight.format import encode_tree
+from relight.layout import Bytes, Item
 from relight.monitoring.overview import Watcher
+from relight.reader import verify_checkpoint
+from relight.store import Disk
+from relight.store.base import Uncertain
 from relight.store.mirror_calls import Drive
 from relight.store.mirror_files import MirrorReader
+from relight.store.mirrored import MirroredStore
 from relight.store.urls import open_bytes, split_run
 
 
@@ -79,6 +89,51 @@ def test_training_continues_without_a_drive_and_the_drive_is_rebuilt(
 
 def save(url: str, step: int) -> None:
     relight.save(url, {"x": torch.full((300_000,), float(step)), "y": torch.arange(step + 9)}, step=step)
+
+
+class SlowLinks(Disk):
+    """A link of the log that takes ``seconds``, and then succeeds."""
+
+    seconds = 0.0
+    late = threading.Event()
+
+    def link(self, source: str, target: str) -> None:
+        """See ``Disk``."""
+        if self.seconds and "/log/" in target:
+            time.sleep(self.seconds)
+            super().link(source, target)
+            self.late.set()
+            return
+        super().link(source, target)
+
+
+@pytest.mark.parametrize("away", ["n0", "n1"])
+def test_a_record_that_arrives_late_has_its_files(tmp_path: Path, away: str) -> None:
+    """If the only drive for a record is too slow, the record may still arrive: the save's files stay."""
+    roots = [tmp_path / name for name in ("n0", "n1", "n2")]
+    disk = SlowLinks()
+    disk.late = threading.Event()
+    store = MirroredStore(roots, disk=disk, wait_s=0.3)
+    attempt = Attempt.begin(store, "demo")
+    item = Item("x", "uint8", (1 << 16,), "param", Bytes(bytes(range(256)) * 256))
+
+    def save_step(step: int) -> None:
+        attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=[item]))
+
+    save_step(1)
+    (tmp_path / away).rename(tmp_path / "away")
+    save_step(2)
+    disk.seconds = 3.0
+    with pytest.raises(Uncertain, match="may have been created"):
+        save_step(3)
+    assert disk.late.wait(30)
+    disk.seconds = 0.0
+    time.sleep(0.2)
+    now = MirroredStore(roots)
+    run = Run(now, "demo")
+    assert [checkpoint.step for checkpoint in run.history().live] == [1, 2, 3]
+    for checkpoint in run.history().live:
+        assert verify_checkpoint(now, run.view(), checkpoint) == []
 
 
 def test_scrub_of_a_new_drive(url: str, tmp_path: Path) -> None:

@@ -428,7 +428,9 @@ def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:
             pass
         key = f"{target.prefix}/{file}"
         _still_live(target)
-        write_pack_from(rewrites(target.here.store).rewrite(key, pack.size), _chunks(pack, readers, used))
+        write_pack_from(
+            rewrites(target.here.store).rewrite(key, pack.size), _chunks(pack, readers, used), pack.size, key
+        )
         target.here.store.sync(target.prefix)
         return ", ".join(sorted(used - {target.here.name}) or sorted(used))
 

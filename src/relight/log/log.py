@@ -121,8 +121,13 @@ class Log:
 
     def is_in_store(self, view: LogView) -> bool:
         """Return False if the store has another record in the place of the newest valid one of ``view``. Cost: one read."""
-        slot = self._load(view.newer[-1].seq if view.newer else view.base)
-        return slot.unreadable or slot.file_hash == view.head_hash
+        # not head_hash: the record at the head may be damaged
+        if view.newer:
+            seq, known = view.newer[-1].seq, view.newer[-1].file_hash
+        else:
+            seq, known = view.base, view.summary.hash if view.summary is not None else view.head_hash
+        slot = self._load(seq)
+        return slot.unreadable or slot.file_hash == known
 
     def _no_run(self) -> CheckpointNotFound:
         if (hint := hint_for_store(self._store, self._run)) is not None:

@@ -15,6 +15,7 @@ from relight.log.truncated import refuse_truncated
 from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import REASON, place_of
 from relight.reclaim import execute_sweep, plan_sweep
+from relight.reclaim.needs import not_needed
 from relight.reclaim.sweep import delete_checkpoints
 from relight.run_records.holds import holds_of
 from relight.store import ByteStore, open_bytes
@@ -33,8 +34,9 @@ class RollBackReport:
 def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
     """Retire and delete the checkpoints imported from ``old``, and nothing else.
 
-    A checkpoint that is on hold or tagged, or that a later one needs, is kept. The runs' logs record the rollback. After an
-    interruption, call it again to continue. Raise ``CheckpointNotFound`` if nothing was imported.
+    A checkpoint that is on hold or tagged is kept, as is one that another checkpoint needs, even if that other one can only be undeleted.
+    The runs' logs record the rollback. After an interruption, call it again to continue. Raise ``CheckpointNotFound`` if nothing was
+    imported.
     """
     store = open_bytes(url)
     journal = MigrationJournal(store, place_of(old))
@@ -61,14 +63,8 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
             kept: dict[str, str] = kept,
         ) -> tuple[Body, int] | None:
             history = fold(view)
-            needed = {
-                donor
-                for checkpoint in history.live
-                if checkpoint.id not in imported_ids
-                for donor in checkpoint.requires
-            }
             holds = holds_of(history)
-            going.clear()
+            free: list[str] = []
             kept.clear()
             for checkpoint in history.live:
                 if checkpoint.id in imported_ids:
@@ -77,10 +73,13 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
                         kept[checkpoint.id] = f"on hold: {holds[checkpoint.id]}"
                     elif tags:
                         kept[checkpoint.id] = f"tagged {', '.join(tags)}"
-                    elif checkpoint.id in needed:
-                        kept[checkpoint.id] = "a later checkpoint needs it"
                     else:
-                        going.append(checkpoint.id)
+                        free.append(checkpoint.id)
+            together = not_needed(history, free)
+            going[:] = [checkpoint_id for checkpoint_id in free if checkpoint_id in together]
+            kept |= {
+                checkpoint_id: "a later checkpoint needs it" for checkpoint_id in free if checkpoint_id not in together
+            }
             return (
                 (RetireBody(ids=list(going), reason="migration taken back"), history.epoch)
                 if going and not dry_run

@@ -27,7 +27,7 @@ from relight.format.names import is_record_key
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.store.base import Entry, Reader, Uncertain, Writer, check_key, write_whole
 from relight.store.disk import Disk
-from relight.store.mirror_calls import CallBuffers, Drive, Outcome, run_on
+from relight.store.mirror_calls import CallBuffers, Drive, DriveTooSlow, Outcome, run_on
 from relight.store.mirror_drives import CHANGING, COPIES, TRIES, DriveStates, MirrorView, is_own
 from relight.store.mirror_files import MirrorReader, MirrorWriter, copy_bytes_of
 from relight.store.mirror_state import AWAY, DOUBTED, GOOD, is_sealed
@@ -71,16 +71,28 @@ class MirroredStore(DriveStates):
         """See ``ByteStore``. Its creation at the last good place decides."""
         self._at(key)
         self._make()
-        made_at: set[int] = set()
-        for _ in range(TRIES):
-            view = self.view(writing=True)
-            content, order = self._create(view, key, data, made_at)
-            if self.view(writing=True).number == view.number and order:
-                return order[0] in made_at and content == data
-        raise StoreUnavailable(CHANGING, where=self.url)
+        made_at, sent_to = set[int](), set[int]()
+        try:
+            for _ in range(TRIES):
+                view = self.view(writing=True)
+                content, order = self._create(view, key, data, made_at, sent_to)
+                if self.view(writing=True).number == view.number and order:
+                    return order[0] in made_at and content == data
+            raise StoreUnavailable(CHANGING, where=self.url)
+        except Uncertain:
+            raise
+        except RelightError as error:
+            if sent_to:
+                raise Uncertain(f"it may have been created: {error.what}", where=key) from error
+            raise
 
-    def _create(self, view: MirrorView, key: str, data: bytes, made_at: set[int]) -> tuple[bytes, Sequence[int]]:
-        """Create ``key`` in its places. Return what it holds, and the places; none if the state of the drives changed meanwhile."""
+    def _create(
+        self, view: MirrorView, key: str, data: bytes, made_at: set[int], sent_to: set[int]
+    ) -> tuple[bytes, Sequence[int]]:
+        """Create ``key`` in its places. Return what it holds, and the places; none if the state of the drives changed meanwhile.
+
+        ``made_at`` gets the places that this call has created it at, ``sent_to`` also those where a late call may still create it.
+        """
         content, order = data, self._order(view, key)
         for index, number in enumerate(order):
             drive, contents = self._drives[number], content
@@ -94,6 +106,8 @@ class MirroredStore(DriveStates):
 
             outcome = run_on([drive], create, self._witnesses(view))[number]
             if isinstance(outcome, RelightError):
+                if isinstance(outcome, (Uncertain, DriveTooSlow)):
+                    sent_to.add(number)
                 try:
                     self.failed(number, outcome)
                 except RelightError as error:
@@ -103,6 +117,7 @@ class MirroredStore(DriveStates):
                 return content, []
             if outcome is None:
                 made_at.add(number)
+                sent_to.add(number)
             elif outcome != content:
                 if index and self.view().number != view.number:
                     return content, []

@@ -26,6 +26,7 @@ from relight.errors import (
     CorruptCheckpoint,
     LeaseHeld,
     RelightError,
+    SaveFailed,
     UnsafeContent,
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
@@ -50,6 +51,10 @@ FORCE_HINT = "copy to a run of its own, or pass --force: then the copy becomes i
 Progress = Callable[[int], None]
 Check = Callable[[History], None]
 """Raises if a copy must not be committed after the destination's present history."""
+
+
+class GivenUp(SaveFailed):
+    """A checkpoint cannot be copied in this directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +270,8 @@ def copy_one(
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
                 delete_directory(store, writer.prefix)
+        if isinstance(error, GivenUp):  # the next draft describes the original as it is stored now
+            return copy_one(opened, store, log, progress, checks=checks)
         raise
     return directory.id
 
@@ -409,12 +416,14 @@ class CopyWriter:
         """Read, verify and write a pack."""
         if after.stored is None:
             with contextlib.closing(sound_chunks(self._opened, pack, progress)) as chunks:
-                write_pack_from(self._writer(f"{self.prefix}/{pack.file}", pack.size, again), self._sent(chunks))
+                key = f"{self.prefix}/{pack.file}"
+                write_pack_from(self._writer(key, pack.size, again), self._sent(chunks), pack.size, key)
             return
         with contextlib.closing(_stored_chunks(self._opened, pack, after.stored, progress)) as chunks:
             if after.stored.size:
                 key = f"{self.prefix}/{stored_file(pack.file)}"
-                write_pack_from(self._writer(key, after.stored.size, again), self._sent(chunks))
+                size = after.stored.size
+                write_pack_from(self._writer(key, size, again), self._sent(chunks), size, key)
             else:
                 for _ in chunks:  # no chunk is written: iterating only reports the progress
                     pass
@@ -431,14 +440,18 @@ def write_pack_of(pack: Pack, store: ByteStore, key: str, chunks: Iterator[memor
 
     Each chunk must be valid only until the next is requested. Memory: a buffer of ``BUFFER_BYTES`` if the store needs aligned pieces.
     """
-    write_pack_from(store.write(key, pack.size), chunks)
+    write_pack_from(store.write(key, pack.size), chunks, pack.size, key)
 
 
-def write_pack_from(writer: Writer, chunks: Iterator[memoryview]) -> None:
-    """Write adjacent chunks with ``writer`` and finish it; abort it if the iterator raises."""
+def write_pack_from(writer: Writer, chunks: Iterator[memoryview], size: int, key: str) -> None:
+    """Write adjacent chunks with ``writer`` and finish it. Abort it if the iterator raises, or if the chunks do not have ``size`` bytes."""
+    written = 0
     try:
         for offset, length, data in poured(chunks) if writer.align > 1 else _placed(chunks):
             writer.write_at(offset, data[: -(-length // writer.align) * writer.align])
+            written = offset + length
+        if written != size:  # a store cuts a longer file to the announced size, so nothing later would detect it
+            raise SaveFailed(f"{written} bytes were written, {size} were announced", where=key)
         writer.finish()
     except BaseException:
         writer.abort()
@@ -461,14 +474,33 @@ def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -
 def _stored_chunks(
     opened: Opened, pack: Pack, after: PackChunks, progress: Progress | None
 ) -> Generator[memoryview, None, None]:
-    """Yield the bytes that a copy stores of each chunk. Coded chunks are decoded to verify them. Chunks already there are not read."""
+    """Yield the bytes that a copy stores of each chunk. Coded chunks are decoded to verify them. Chunks already there are not read.
+
+    Coded bytes come from the stored chunks, even if a repair or repack has put the pack next to them as one plain file. Raise ``GivenUp``
+    if such a file is there and the stored chunks are damaged: another draft can copy from that file.
+    """
     own = [number for number, piece in enumerate(after.pieces) if piece.home == OWN]
     mine = set(own)
-    with _reader(opened, pack) as reader:
-        for number, data in zip(own, _sound_chunks(opened, pack, reader, progress, mine.__contains__), strict=True):
-            yield reader.stored(number) if after.pieces[number].coded and isinstance(reader, StoredReader) else data
+    coded = any(after.pieces[number].coded for number in own)
+    try:
+        with _stored_reader(opened, pack) if coded else _reader(opened, pack) as reader:
+            for number, data in zip(own, _sound_chunks(opened, pack, reader, progress, mine.__contains__), strict=True):
+                yield reader.stored(number) if isinstance(reader, StoredReader) and after.pieces[number].coded else data
+    except CorruptCheckpoint as error:
+        if not coded or stays_coded(opened):
+            raise
+        raise GivenUp(
+            f"the original was repacked or repaired, and {error.what}", where=f"{opened.prefix}/{pack.file}"
+        ) from error
     if progress is not None:
         progress(sum(length for number, (length, _) in enumerate(pack.chunks) if number not in mine))
+
+
+@contextlib.contextmanager
+def _stored_reader(opened: Opened, pack: Pack) -> Iterator[Reader]:
+    """Open the stored chunks of a pack, not a plain file next to them."""
+    with contextlib.closing(StoredReader(opened.store, opened.prefix, pack)) as reader:
+        yield reader
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ store that opens with the old key, the new key, or both.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.engines import IN_PROCESS, Engine
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, WrongKey
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, WrongKey
 from relight.format.cipher import KEY_BYTES, Secret, ring_id
 from relight.format.keyring import KEYS_DIR, KeySlot
 from relight.format.names import STORE_FILE
@@ -38,6 +39,9 @@ from relight.store.keyring import (
     slots_in,
     store_id_of,
 )
+from relight.store.mirror_drives import COPIES
+from relight.store.mirror_rebuild import OneCopy, mirrored_in
+from relight.store.mirror_state import AWAY
 from relight.store.wrapper import unwrap
 
 COPY_BYTES = 16 << 20
@@ -215,19 +219,58 @@ def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed) -> Itera
     """Yield the files to encrypt again, with their lengths. Count unencrypted files that are left alone in ``report.plain``."""
     for key in _files(store, ""):
         try:
-            ring = store.ring_of(key)
-            if ring is None and not store.takes_plain:
+            rings = _rings_of(store, key)
+            if None in rings and not store.takes_plain:
                 report.plain += not store.is_empty(key)
                 continue
-            if ring is not None and ring not in touched:
+            if None not in rings and rings.isdisjoint(touched):
                 continue
-            reader = store.open(key)
+            size = _size_of(_sources(store, key, rings), key)
         except (CheckpointNotFound, CorruptCheckpoint):  # swept meanwhile, or damaged: it cannot be encrypted again
             continue
-        size = reader.size
-        reader.close()
         if size:
             yield key, size
+
+
+def _rings_of(store: EncryptedStore, key: str) -> set[bytes | None]:
+    """Return the ids of the ring keys that encrypt the file, None for plaintext.
+
+    In a mirrored store, a process that is killed between the renames on two drives leaves copies under different ring keys.
+    """
+    rings: set[bytes | None] = set()
+    copies = _copies(store, key)
+    for copy in copies if len(copies) > 1 else ():
+        with contextlib.suppress(RelightError):
+            rings.add(copy.ring_of(key))
+    return rings or {store.ring_of(key)}
+
+
+def _copies(store: EncryptedStore, key: str) -> list[EncryptedStore]:
+    """Return a store for each copy of a file in a mirrored store. A drive that is away is left out: a rebuild replaces its files."""
+    mirrored = mirrored_in(store.inner)
+    if mirrored is None:
+        return [store]
+    statuses = [drive.status for drive in mirrored.statuses()]
+    copies = [OneCopy(mirrored, number) for number in range(COPIES)]
+    return [
+        EncryptedStore(copy, store.keychain, takes_plain=store.takes_plain)
+        for copy in copies
+        if statuses[copy.place_of(key)] != AWAY
+    ]
+
+
+def _sources(store: EncryptedStore, key: str, rings: set[bytes | None]) -> list[EncryptedStore]:
+    """Return the stores to read a file from. Copies under different ring keys are read one by one: their bytes do not fit together."""
+    return [store] if len(rings) == 1 else _copies(store, key)
+
+
+def _size_of(sources: list[EncryptedStore], key: str) -> int:
+    """Return a file's length, by the first source that opens it."""
+    for source in sources[:-1]:
+        with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint), contextlib.closing(source.open(key)) as reader:
+            return reader.size
+    with contextlib.closing(sources[-1].open(key)) as reader:
+        return reader.size
 
 
 def _files(store: EncryptedStore, prefix: str) -> Iterator[str]:
@@ -290,17 +333,29 @@ def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int
 
     Return None if another process has deleted it meanwhile, as retention does.
     """
+    missing = True
     try:
-        _rewrite_whole(store, key, size, progress)
-    except CorruptCheckpoint:
-        return False
+        sources = _sources(store, key, _rings_of(store, key))
     except CheckpointNotFound:
         return None
-    return True
+    except CorruptCheckpoint:
+        return False
+    for source in sources:
+        try:
+            _rewrite_whole(source, store, key, size, progress)
+        except CorruptCheckpoint:
+            missing = False
+        except CheckpointNotFound:
+            pass
+        else:
+            return True
+    return None if missing else False
 
 
-def _rewrite_whole(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> None:
-    reader = store.open(key)
+def _rewrite_whole(
+    source: EncryptedStore, store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]
+) -> None:
+    reader = source.open(key)
     try:
         writer = store.rewrite(key, size)
         try:
@@ -344,12 +399,14 @@ def _touched(inner: ByteStore, leaked: str) -> set[bytes]:
     known = [(slot.kek, slot.label, slot.ring) for slot in slots_in(inner)] + [
         (slot.kek, slot.label, slot.ring) for slot in revoked_in(inner)
     ]
-    rings = {bytes.fromhex(ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)}
-    if not rings:
+    fitting = [(kek, ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)]
+    if not fitting:
         raise CheckpointNotFound(
             f"no key {leaked!r} has, or had, a slot here", where=inner.url, hint="relight keys status STORE"
         )
-    return rings
+    if leaked != "*":
+        _refuse_several(inner, {kek for kek, _ in fitting}, leaked)
+    return {bytes.fromhex(ring) for _, ring in fitting}
 
 
 def _rings(inner: ByteStore) -> dict[tuple[int, str], list[KeySlot]]:
@@ -367,11 +424,16 @@ def _slots_of(inner: ByteStore, name: str) -> list[KeySlot]:
     mine = [slot for slot in slots_in(inner) if _is(slot.kek, slot.label, name)]
     if not mine:
         raise CheckpointNotFound(f"no key {name!r} has a slot here", where=inner.url, hint="relight keys status STORE")
-    if len({slot.kek for slot in mine}) > 1:
+    _refuse_several(inner, {slot.kek for slot in mine}, name)
+    return mine
+
+
+def _refuse_several(inner: ByteStore, keks: set[str], name: str) -> None:
+    """Raise ``ConfigError`` if a name fits several keys: another key than the intended one would be treated like it."""
+    if len(keks) > 1:
         raise ConfigError(
             f"several keys are called {name!r}", where=inner.url, hint="give the id that relight keys status shows"
         )
-    return mine
 
 
 def _is(kek: str, label: str, name: str) -> bool:

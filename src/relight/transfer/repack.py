@@ -102,7 +102,7 @@ def _write(opened: Opened, pack: Pack, progress: Callable[[int], None] | None) -
     if _is_whole(opened, pack, key):
         return 0
     with contextlib.closing(sound_chunks(opened, pack, progress)) as chunks:
-        write_pack_from(rewrites(opened.store).rewrite(key, pack.size), chunks)
+        write_pack_from(rewrites(opened.store).rewrite(key, pack.size), chunks, pack.size, key)
     if not _is_whole(opened, pack, key):
         raise CheckpointNotFound(
             "the file just written reads back differently", where=key, hint="check the disk; nothing else was changed"

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -74,6 +74,7 @@ from relight.transfer.copying import (
     CopyPlan,
     CopyReport,
     CopyWriter,
+    GivenUp,
     copied_body,
     copy_one,
     execute_with,
@@ -96,10 +97,6 @@ LATE_DOUBLINGS_MAX = 5
 """A part that another node copies counts as abandoned after ``LATE_AFTER_S``, plus ``LATE_FACTOR`` times the time that this node would
 take at the speed of its own parts; at ``LATE_BYTES_PER_S`` if it has copied none. The time doubles with each attempt, at most
 ``LATE_DOUBLINGS_MAX`` times."""
-
-
-class GivenUp(SaveFailed):
-    """A checkpoint cannot be copied in this directory."""
 
 
 class Shared(NamedTuple):
@@ -209,7 +206,9 @@ class _Copy:
             known: Chunks = {}
             if draft.donor:
                 donor = history.find(draft.donor)
-                if donor is None:  # it was retired: no copy with this draft can be committed
+                if (
+                    donor is None or donor.self_contained
+                ):  # its donors or itself may be retired: no copy could be committed
                     continue
                 known = chunks_there(Run(self._store, view.run), donor)
             self._enter(view, directory, draft, known)
@@ -344,6 +343,8 @@ class _Copy:
             if not self._give_up_part(number, error):
                 return
             raise
+        except GivenUp as error:
+            self._give_up(error.what)
         except BaseException:
             with contextlib.suppress(RelightError):
                 self._announce(freed_file(number, attempt))
@@ -402,6 +403,8 @@ class _Copy:
         except (CorruptCheckpoint, UnsafeContent) as error:
             if self._give_up_part(min(waiting, default=0), error):
                 raise
+        except GivenUp as error:
+            self._give_up(error.what)
         except BaseException:
             with contextlib.suppress(RelightError):
                 for number in waiting:
@@ -516,7 +519,7 @@ class _Copy:
                 self._store.delete(f"{self._ready}/{name}")
             self._store.delete_dir(self._ready)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str) -> NoReturn:
         """Use this directory no more."""
         self._useless.add(self._writer.directory.id)
         self._leave()

@@ -50,10 +50,12 @@ def _stored(pack: Pack, there: Chunks, *, coded: bool) -> PackChunks | None:
 def there_already(run: Run, history: History) -> tuple[str, Chunks]:
     """Return the id of the destination's newest checkpoint, and its chunks, wherever they are stored.
 
-    Empty if it cannot be read, needs too many donors, or was ever found damaged, as was a donor. Cost: reads its root and parts.
+    Empty if it cannot be read, was repacked, needs too many donors, or was ever found damaged, as was a donor. Cost: reads its root and
+    parts. A repacked checkpoint's parts still name donors that may be retired, so a copy that took chunks from there could not be
+    committed.
     """
     newest = history.live[-1] if history.live else None
-    if newest is None or newest.body.home or len(newest.requires) >= DONORS_MAX:
+    if newest is None or newest.body.home or newest.self_contained or len(newest.requires) >= DONORS_MAX:
         return "", {}
     if not once_damaged(history).isdisjoint([newest.id, *newest.requires]):
         return "", {}
