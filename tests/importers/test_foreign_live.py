@@ -199,9 +199,7 @@ def test_dcp(tmp_path: Path, flat: bool) -> None:
     ids=lambda further: next(iter(further)),
 )
 @pytest.mark.parametrize("loose", [False, True], ids=["components", "loose tensors"])
-def test_dcp_keeps_an_entry_that_contains_a_second_model(
-    tmp_path: Path, loose: bool, further: dict[str, Any]
-) -> None:
+def test_dcp_keeps_an_entry_that_contains_a_second_model(tmp_path: Path, loose: bool, further: dict[str, Any]) -> None:
     """A dict with a second model next to the taken components (EMA, gradients) is kept as values; none is lost."""
     model, optimizer, scheduler = script()
     train(model, optimizer, scheduler, 2, 0)
