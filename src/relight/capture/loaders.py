@@ -503,7 +503,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     reset, watch.reset = watch.reset, False
     watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
     watch.earlier, watch.pace, watch.resumed_at, watch.strict, watch.instead = None, LoaderPace(), 0, strict, None
-    watch.passes = OpenPasses()
+    watch.passes, watch.interleaved = OpenPasses(), False
     watch.pace.rate = counted.get("rate")
     watch.pending = counted if counted["active"] else None
     watch.base, watch.age = counted["workers"]
