@@ -14,7 +14,7 @@ from tests.serve.made_server import Server, serving
 from tests.serve.made_stores import make_store
 
 import relight
-from relight.audit import AuditEntry, AuditLog
+from relight.audit import AuditEntry, AuditLog, facts
 from relight.audit.effects import ACTIONS, EFFECTS
 from relight.audit.facts import FIELDS, VALUE_MAX, ActionFacts
 from relight.catalog.run import Run
@@ -321,3 +321,11 @@ def test_secrets_of_a_command_line_are_masked() -> None:
     given = ActionFacts(given={"command_line": line}).record()["given.command_line"]
     assert "sk-123" not in given and "words" not in given
     assert given.startswith("python eval.py --api-key ") and "--data /big" in given
+
+
+def test_a_text_is_rewritten_only_if_something_is_masked() -> None:
+    """Mask a secret in a command line without options, and leave other texts unchanged, also with a word such as "-"."""
+    command = "env WANDB_API_KEY=abc123 python eval.py {checkpoint}"
+    reason = 'kept - "best"  so far'
+    record = facts.ActionFacts(given={"run": command, "reason": reason}).record()
+    assert "abc123" not in record["given.run"] and record["given.reason"] == reason

@@ -189,6 +189,29 @@ def test_dcp(tmp_path: Path, flat: bool) -> None:
     assert train(*parts, 2, 7) == wanted
 
 
+@pytest.mark.parametrize(
+    "further",
+    [
+        {"ema": {"model": {"weight": torch.full((3,), 7.0)}, "decay": 0.999}},
+        {"grad": {"model": {"weight": torch.full((3,), 7.0)}}},
+        {"rank": {"0": {"model": {"weight": torch.full((3,), 7.0)}}}},
+    ],
+    ids=lambda further: next(iter(further)),
+)
+@pytest.mark.parametrize("loose", [False, True], ids=["components", "loose tensors"])
+def test_dcp_keeps_an_entry_that_contains_a_second_model(tmp_path: Path, loose: bool, further: dict[str, Any]) -> None:
+    """A dict with a second model next to the taken components (EMA, gradients) is kept as values; none is lost."""
+    model, optimizer, scheduler = script()
+    train(model, optimizer, scheduler, 2, 0)
+    entries = {"model": dict(model.state_dict()), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    more = {"scale": torch.arange(4.0)} if loose else {}
+    dcp.save({**entries, **more, **further}, checkpoint_id=tmp_path / "dcp")
+    _, _, state = imported(tmp_path / "dcp", tmp_path)
+    assert same(state["model"], dict(model.state_dict()))
+    assert same({name: state["imported"][name] for name in further}, further)
+    assert not loose or same(state["imported"]["tensors"], more)
+
+
 def test_dcp_of_a_modules_own_state(tmp_path: Path) -> None:
     """A module's state dict becomes the component ``model``."""
     model, _, _ = script()

@@ -18,9 +18,11 @@ from relight.integrations.frameworks import (
     needed,
     numbers,
     read_as_file,
+    remove_as_file,
     save_options,
     write_as_file,
 )
+from relight.store import open_bytes
 
 PLUGINS = {
     "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate", "deepspeed_engine": "deepspeed",
@@ -131,3 +133,23 @@ def test_dcp_takes_a_step_as_people_have_it(tmp_path: Path) -> None:
     for wrong in ({"step": 7.0}, {"step": -1}, {"step": 7, "metrics": {"loss": "x"}}):
         with pytest.raises(ConfigError):
             StorageWriter(tmp_path / "run", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "memory"])
+def test_a_framework_removes_its_checkpoint_at_a_path_or_a_url(kind, tmp_path) -> None:
+    """``remove_as_file`` deletes what ``write_as_file`` wrote, in every kind of store, and leaves anything else."""
+    place = {"path": f"{tmp_path}/x", "file": f"file://{tmp_path}/x", "memory": f"memory://{tmp_path.name}-x"}[kind]
+    write_as_file(place, {"a": torch.ones(3)}, 2, {})
+    write_as_file(place, {"a": torch.ones(3)}, 4, {})
+    remove_as_file(place)
+    assert not list(open_bytes(place).list("")) and not (tmp_path / "x").exists()
+    for another in (place, f"{place}-none"):
+        with pytest.raises(CheckpointNotFound):
+            remove_as_file(another)
+    open_bytes(place).put_once("thesis.txt", b"years")
+    with pytest.raises(CheckpointNotFound):
+        remove_as_file(place)
+    relight.save(f"{place}/other", {"a": torch.ones(3)}, step=1)
+    with pytest.raises(CheckpointNotFound):
+        remove_as_file(place)
+    assert open_bytes(place).get("thesis.txt", 9) == b"years" and list(relight.load(f"{place}/other")) == ["a"]

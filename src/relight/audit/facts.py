@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relight.format import hexdigest
-from relight.observe.masking import MASK, is_secret, mask_arguments, mask_users
+from relight.observe.masking import LENGTH_MAX, MASK, is_secret, mask_arguments, mask_users
 
 VALUE_MAX, GIVEN_MAX = 2000, 40
 """Characters of one value, and arguments of one action."""
@@ -73,4 +73,7 @@ def _text(value: object) -> str:
         words = shlex.split(text)
     except ValueError:  # an open quote
         words = text.split()
-    return shlex.join(mask_arguments(words)) if any(word.startswith("-") for word in words[1:]) else text
+    masked = mask_arguments(words)
+    # a long word is shortened, too; "cut" does that again, with its length and hash
+    whole = [word if len(word) <= LENGTH_MAX else f"{word[:LENGTH_MAX]}{MASK}" for word in words]
+    return text if masked == whole else shlex.join(masked)

@@ -79,6 +79,10 @@ class LoaderPass:
     """``WatchedLoader.epochs`` during it."""
     selects_iterator: Callable[[], None]
     """Makes the loader's own ``state_dict`` describe this pass."""
+    delivered_at: int = -1
+    """``WatchedLoader.reports`` at its last batch."""
+    assumed: bool = False
+    """Whether it was taken for the loop's pass before it had steps, and has delivered no batch since."""
 
 
 class OpenPasses(NotShared):
@@ -94,17 +98,22 @@ class OpenPasses(NotShared):
         """Add a pass that begins."""
         self._passes = [*map(ref, self._open()), ref(new)]
 
-    def outer_of(self, epoch: Epoch) -> LoaderPass | None:
+    def outer_of(self, epoch: Epoch, reports: int) -> LoaderPass | None:
         """Return the pass that continues if the pass of ``epoch`` has ended; else None.
 
-        It is the last one in which steps were reported, or, before any report, the last one that has delivered a batch.
+        It is the last one in which steps were reported, or else the last one that has delivered a batch since the last
+        report or save, number ``reports``. An iterator that is only kept alive delivers none.
         """
         if self.has(epoch):
             return None
         passes = self._open()
-        reported = (each for each in reversed(passes) if each.pace.has_steps)
-        delivered = (each for each in reversed(passes) if each.epoch.delivered)
+        reported = (each for each in reversed(passes) if each.pace.has_steps and not each.assumed)
+        delivered = (each for each in reversed(passes) if each.delivered_at == reports)
         return next(reported, None) or next(delivered, None)
+
+    def is_assumed(self, epoch: Epoch | None) -> bool:
+        """Return whether the pass of ``epoch`` was only taken for the loop's pass."""
+        return any(each.assumed for each in self._open() if each.epoch is epoch)
 
     def has(self, epoch: Epoch | None) -> bool:
         """Return whether the pass of ``epoch`` has not ended."""
@@ -217,6 +226,8 @@ class WatchedLoader:
     passes: OpenPasses = field(default_factory=OpenPasses)
     interleaved: bool = False
     """Whether two passes that have not ended have delivered batches by turns."""
+    reports: int = 0
+    """Reports of steps and saves so far."""
     kept_s: float = float("inf")
     """Shortest time in seconds that the loader's ``state_dict`` took."""
     kept: deque[Any] | None = None
@@ -226,8 +237,9 @@ class WatchedLoader:
         """If a pass within another one has ended, and the loop reported no step during it, count from the outer one again."""
         if self.epoch is None or self.pending is not None or self.pace.has_steps:
             return
-        outer = self.passes.outer_of(self.epoch)
+        outer = self.passes.outer_of(self.epoch, self.reports)
         if outer is not None:
+            outer.assumed = not outer.pace.has_steps
             self.resume_pass(outer)
 
     def resume_pass(self, begun: LoaderPass) -> None:

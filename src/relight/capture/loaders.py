@@ -123,6 +123,7 @@ class _Batches:
             watch.interleaved = watch.interleaved or watch.passes.has(watch.epoch)
             watch.resume_pass(self.loader_pass)
         epoch.delivered += 1
+        self.loader_pass.delivered_at, self.loader_pass.assumed = watch.reports, False
         position = epoch.position
         if position is not None and self._own is None:
             if self._queue is None:  # a generator creates the iterator at its first batch
@@ -217,7 +218,7 @@ def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any]
 
 def _next(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any], Epoch]:
     """Return the next iterator: of a new epoch, of the interrupted epoch, or of these ranks' shard of its rest."""
-    watch.unknown = False
+    watch.unknown = watch.interleaved = False
     earlier, watch.earlier = watch.epoch, None
     watch.pace = LoaderPace(watch.pace)
     if watch.pace.owed:
@@ -343,6 +344,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
             continue
         with watch.lock:
             watch.resume_outer()
+            watch.reports += 1
             watch.pace.report(steps)
         if not watch.pace.owed:
             watch.earlier = None
@@ -395,6 +397,7 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     watch.resume_outer()
+    watch.reports += 1
     counted = _counted(loader, watch)
     if not is_stateful(loader):
         return {"counted": counted}
@@ -500,7 +503,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     reset, watch.reset = watch.reset, False
     watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
     watch.earlier, watch.pace, watch.resumed_at, watch.strict, watch.instead = None, LoaderPace(), 0, strict, None
-    watch.passes = OpenPasses()
+    watch.passes, watch.interleaved = OpenPasses(), False
     watch.pace.rate = counted.get("rate")
     watch.pending = counted if counted["active"] else None
     watch.base, watch.age = counted["workers"]
@@ -672,6 +675,10 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
     if watch is not None and watch.interleaved:
         doubts.append(
             f"{name}: two of its iterators deliver batches by turns, and a save has the position of one of them"
+        )
+    if watch is not None and watch.passes.is_assumed(watch.epoch):
+        doubts.append(
+            f"{name}: a pass has ended while an older iterator of it is kept; the save has the older position"
         )
     if watch is not None and watch.unknown and not is_stateful(loader):
         doubts.append(

@@ -50,8 +50,12 @@ class Content:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, entries: Mapping[Any, Any]) -> None:
-        """Take the entries of a script's own dict. Modules, optimizers, schedulers and so on are recognised by content."""
+    def take(self, entries: Mapping[Any, Any], *, unwrap: bool = True) -> None:
+        """Take the entries of a script's own dict. Modules, optimizers, schedulers and so on are recognised by content.
+
+        ``unwrap``: if there is a single entry that contains a module or an optimizer, take that entry's content. False
+        if other entries of the dict were taken before: unwrapping would replace them.
+        """
         objects = {key: pickled_module(value) for key, value in entries.items()}
         entries = {key: value if objects[key] is None else objects[key] for key, value in entries.items()}
         self.notes += [
@@ -74,7 +78,7 @@ class Content:
                 self.components[name] = ImportedComponent(OPTIMIZER, optimizer_of(value))
             else:
                 self.components[name] = ImportedComponent(kind, value)
-        if not modules and not any(kind == OPTIMIZER for kind in kinds.values()) and len(entries) == 1:
+        if unwrap and not modules and OPTIMIZER not in kinds.values() and len(entries) == 1:
             (inner,) = entries.values()
             if isinstance(inner, dict) and any(kind_of(value) in (MODULE, OPTIMIZER) for value in inner.values()):
                 self.components = {name: part for name, part in self.components.items() if part.kind == RNG}

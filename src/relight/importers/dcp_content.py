@@ -130,7 +130,7 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
     elif loose:
         content.kept["tensors"] = loose
     components = dict(content.components)
-    content.take(rest)
+    content.take(rest, unwrap=not components and not loose)
     content.components = {**content.components, **components}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -15,13 +16,17 @@ import torch
 from relight.api import Store, load, save
 from relight.checkpointer import Checkpointer
 from relight.checkpointer.option_names import refuse_slip
-from relight.errors import ConfigError, IncompatibleState, shown
+from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, shown
+from relight.format.names import STORE_FILE
 from relight.policy import keep
+from relight.store import ByteStore, Entry, open_bytes
 
 OPTIONS = frozenset(inspect.signature(Checkpointer).parameters) - {"path", "components"}
 """A Checkpointer's options by name."""
 _RESERVED = frozenset({"step", "samples", "micro_step"})
 """Names of ``Checkpointer.step``'s own arguments, which no metric can have."""
+_RUN = "run"
+"""Name of the run that stands for a framework's file."""
 
 
 def needed(module: str, install: str) -> Any:
@@ -119,9 +124,32 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
     return content["file"]
 
 
+def remove_as_file(path: str | os.PathLike[str]) -> None:
+    """Delete what ``write_as_file`` wrote. Raise ``CheckpointNotFound``, and delete nothing, if ``path`` is anything else."""
+    place = os.fspath(path)
+    store = open_bytes(place)
+    if not {Entry(STORE_FILE, is_dir=False), Entry(_RUN, is_dir=True)} <= set(store.list("")):
+        raise CheckpointNotFound("this plug-in did not write this checkpoint: nothing is removed", where=place)
+    if "://" not in place:
+        shutil.rmtree(place)
+        return
+    _delete_below(store, "")
+
+
+def _delete_below(store: ByteStore, prefix: str) -> None:
+    """Delete everything below ``prefix``. The store's record is last, so that an interrupted removal can be repeated."""
+    for entry in sorted(store.list(prefix), key=lambda entry: entry.name == STORE_FILE):
+        key = f"{prefix}/{entry.name}".lstrip("/")
+        if entry.is_dir:
+            _delete_below(store, key)
+        else:
+            store.delete(key)
+    store.delete_dir(prefix)
+
+
 def _run_in(path: str | os.PathLike[str]) -> str:
     """Return the run for a framework's path, which may be a URL: ``Path`` would make ``s3:/`` of ``s3://``."""
-    return f"{os.fspath(path).rstrip('/')}/run"
+    return f"{os.fspath(path).rstrip('/')}/{_RUN}"
 
 
 class StateFunctions:

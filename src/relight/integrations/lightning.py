@@ -7,9 +7,7 @@ installed. Tested with 2.6.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,7 @@ import torch
 
 from relight.capture import leave_epoch
 from relight.checkpointer import Checkpointer
-from relight.errors import CheckpointNotFound, ConfigError
-from relight.format.names import STORE_FILE
+from relight.errors import ConfigError
 from relight.integrations.frameworks import (
     StateFunctions,
     checkpointer_options,
@@ -26,6 +23,7 @@ from relight.integrations.frameworks import (
     needed,
     numbers,
     read_as_file,
+    remove_as_file,
     save_options,
     write_as_file,
 )
@@ -245,8 +243,4 @@ class RelightCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint of this class; raise ``CheckpointNotFound`` for anything else."""
-        if not (Path(path) / STORE_FILE).is_file():
-            raise CheckpointNotFound(
-                "not a checkpoint of RelightCheckpointIO: nothing is removed", where=os.fspath(path)
-            )
-        shutil.rmtree(path)
+        remove_as_file(path)

@@ -60,7 +60,7 @@ class CheckpointManager(BaseCheckpointManager):
         optims = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(optimizers)}
         rest = {"schedulers": lr_schedulers, "dataloader": dataloader, **states}
         self._ckpt = Checkpointer(
-            os.path.join(base_folder, config.folder, "run"),
+            os.path.join("" if "://" in config.folder else base_folder, config.folder, "run"),
             state={**parts, **optims, **{name: value for name, value in rest.items() if value is not None}},
             first_step=1,
             save=None,  # torchtitan calls save() at its own interval

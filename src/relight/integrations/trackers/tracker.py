@@ -22,6 +22,7 @@ from relight.integrations.trackers.reported_facts import ReportedFacts
 from relight.integrations.trackers.row_queue import RowQueue, WaitingRow
 from relight.integrations.trackers.rows import CheckpointLink, RelightNumbers, StepRow, decode_rows
 from relight.observe import Event, emit, subscribe
+from relight.observe.masking import mask_users
 
 INTERVAL_S, PAUSE_S_MAX = 1.0, 60.0
 """Seconds between two hand-overs to the tracker, and the longest pause after failures."""
@@ -284,7 +285,7 @@ class Tracker(RankZeroComponent):
         self._rows.failures += 1
         if self._rows.failures in (1, 10, 100):
             dropped = f"; {self._rows.dropped} rows were dropped, as too many wait" if self._rows.dropped else ""
-            text = f"{type(error).__name__}: {str(error)[:200]}"
+            text = f"{type(error).__name__}: {mask_users(str(error))[:200]}"
             sentence = f"{self.name} does not accept rows ({text}); they are kept and written later{dropped}"
             emit("tracker.failed", sentence, tracker=self.name, error=text)
 
