@@ -181,7 +181,7 @@ class FailsOnce(StoreWrapper):
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_repack_between_draft_and_copy_changes_no_byte(tmp_path: Path, damaged: bool) -> None:
-    """A draft says that chunks stay coded. A repack of the original before the copy does not change what the copy stores, and if the
+    """A draft has chunks that stay coded. A repack of the original before the copy does not change what the copy stores, and if the
     stored chunks are damaged by then, another draft copies the plain file."""
     source = LocalStore(tmp_path / "s")
     attempt, smaller = Attempt.begin(source, "r"), eager()
@@ -205,10 +205,10 @@ def test_a_repack_between_draft_and_copy_changes_no_byte(tmp_path: Path, damaged
         chunks.write_bytes(data)
     opened = run.open(run.history().live[-1])
     copy = copy_together(opened, target, log, fold(log.read()).epoch, command=True).id
-    there = Run(target, "r")
-    checkpoint = there.history().find(copy)
+    copied = Run(target, "r")
+    checkpoint = copied.history().find(copy)
     assert checkpoint is not None and checkpoint.body.new_bytes > 1 << 20
-    assert verify_checkpoint(target, there.view(), checkpoint) == []
+    assert verify_checkpoint(target, copied.view(), checkpoint) == []
     check(target, "r", copy, contents)
 
 

@@ -280,9 +280,9 @@ def test_a_checkpoint_that_cannot_be_read_is_not_recorded_as_whole(
         code, text = run_repair(tmp_path / "hot" / RUN)
         assert code == 1 and "UNREAD" in text and "could not be read" in text and "to the byte" not in text
         code, text = run_repair(tmp_path / "hot" / RUN, "--json")
-        found = json.loads(text)
-        assert code == 1 and not found["ok"] and found["damage"] == []
-        assert {row["tier"] for row in found["unread"]} == set(TIERS)
+        report = json.loads(text)
+        assert code == 1 and not report["ok"] and report["damage"] == []
+        assert {row["tier"] for row in report["unread"]} == set(TIERS)
     for name in TIERS:
         results = checked(Run(LocalStore(tmp_path / name), RUN).history())
         assert all(result.damage for result in results.values()), name

@@ -160,7 +160,7 @@ def test_a_mirrored_store_is_completed_on_both_drives(tmp_path: Path, faster: in
         ring = {bytes.fromhex(slot.ring) for slot in slots_in(store)}
         assert len(ring) == 1
         for drive in drives(where):
-            one = EncryptedStore(LocalStore(drive), kept)
+            copy = EncryptedStore(LocalStore(drive), kept)
             keys = [path.relative_to(drive).as_posix() for path in (drive / "run").rglob("*") if path.is_file()]
-            assert {one.ring_of(key) for key in keys if not one.is_empty(key)} == ring
+            assert {copy.ring_of(key) for key in keys if not copy.is_empty(key)} == ring
     assert renames > 10

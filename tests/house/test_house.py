@@ -21,6 +21,8 @@ BROAD_MAY_STAND = {
     "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
     "checkpointer/metric_values.py": "a metric has the script's own type, and reading it may raise anything; no save fails for it",
     "ranks/collective_errors.py": "other ranks wait for the error: it is sent to them, and raised again",
+    "ranks/remote_errors.py": "other ranks wait for the error, which cannot be encoded: its type is sent",
+    "monitoring/loop.py": "one failed poll must not end all later alerts: it is reported",
     "ranks/gather.py": "other ranks wait for an answer, or for one to be received: the error is sent to them, or raised after that",
     "ranks/one_writer.py": "rank 0 waits for this rank's description: the error is sent to it, and raised again",
     "ranks/several.py": "other ranks wait for the error: it is sent to them, and raised again",

@@ -1,4 +1,4 @@
-"""An error whose text cannot be encoded is raised on all ranks all the same."""
+"""An error with a text that cannot be encoded is raised on all ranks all the same."""
 
 from __future__ import annotations
 

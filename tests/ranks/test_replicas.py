@@ -101,7 +101,7 @@ def test_what_changes_later_is_found_in_turns() -> None:
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, torch.nn.Module], None]) -> list[Messages]:
-    """Return what each capture found: ``suspect`` and ``turned``. A window has 1 KiB, and the state 4 KiB.
+    """Return what each capture gives: ``suspect`` and ``turned``. A window has 1 KiB, and the state 4 KiB.
 
     ``change(capture, rank, model)`` is called before each capture. At the third capture, the state can not be saved.
     """
@@ -111,7 +111,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, torch.
         ranks, model = SeveralRanks(world, (), 20.0), torch.nn.Module()
         for number in range(8):
             model.register_buffer(f"part{number}", torch.zeros(128))
-        found = []
+        results = []
         for number in range(12):
             change(number, world.rank, model)
             if number == 2:
@@ -120,8 +120,8 @@ def captured(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, torch.
                         {"model": model}, Restorable(), micro_step=None, recall=None, failed=CorruptCheckpoint("x")
                     )
             ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
-            found.append((ranks.suspect, ranks.turned))
-        return found
+            results.append((ranks.suspect, ranks.turned))
+        return results
 
     results = ThreadGroup.run(2, rank)
     assert results[0] == results[1], "all ranks have the same result"
@@ -134,8 +134,8 @@ def test_what_differs_from_the_start_is_suspect_at_each_save(monkeypatch: pytest
     def change(number: int, rank: int, model: torch.nn.Module) -> None:
         model.part0 += rank
 
-    found = captured(monkeypatch, change)
-    assert found == [("model/part0 is not the same on ranks 0, 1", "")] * 12
+    results = captured(monkeypatch, change)
+    assert results == [("model/part0 is not the same on ranks 0, 1", "")] * 12
 
 
 def test_what_differs_later_has_turned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +148,14 @@ def test_what_differs_later_has_turned(monkeypatch: pytest.MonkeyPatch) -> None:
         elif number == 10:
             model.part6.zero_()
 
-    found = captured(monkeypatch, change)
-    both = [suspect for suspect, _ in found if "model/part6" in suspect]
-    assert all("model/part0" in suspect for suspect, _ in found)
-    at = [number for number, (_, turned) in enumerate(found) if turned]
-    assert len(at) == 1 and 5 <= at[0] < 9 and found[at[0]][1] == "model/part6 is not the same on ranks 0, 1", found
-    assert len(both) == 10 - at[0] and "model/part6" not in found[-1][0], found
+    results = captured(monkeypatch, change)
+    both = [suspect for suspect, _ in results if "model/part6" in suspect]
+    assert all("model/part0" in suspect for suspect, _ in results)
+    turns = [number for number, (_, turned) in enumerate(results) if turned]
+    assert (
+        len(turns) == 1 and 5 <= turns[0] < 9 and results[turns[0]][1] == "model/part6 is not the same on ranks 0, 1"
+    ), results
+    assert len(both) == 10 - turns[0] and "model/part6" not in results[-1][0], results
 
 
 def test_a_failed_exchange_of_names_leaves_the_comparison_to_the_next_save(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_a_failed_exchange_of_names_leaves_the_comparison_to_the_next_save(monke
 
     def rank(world: ThreadGroup) -> list[str]:
         ranks, model = SeveralRanks(world, (), 20.0), model_of(world.rank, {1: "1.bias"})
-        gather, found = world.gather, []
+        gather, results = world.gather, []
 
         def refused(data: bytes, doing: str) -> list[bytes]:
             answers = gather(data, doing)
@@ -177,8 +179,8 @@ def test_a_failed_exchange_of_names_leaves_the_comparison_to_the_next_save(monke
         for _ in range(3):
             with contextlib.suppress(OthersFailed):
                 ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
-                found.append(ranks.suspect)
-        return found
+                results.append(ranks.suspect)
+        return results
 
     assert ThreadGroup.run(2, rank) == [["model/1.bias is not the same on ranks 0, 1"] * 2] * 2
 

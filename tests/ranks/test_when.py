@@ -138,7 +138,7 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_signal_whose_save_is_tried_again_is_no_signal(busy: bool) -> None:
+def test_a_save_for_a_signal_that_is_tried_again_is_no_signal(busy: bool) -> None:
     """Only one rank remembers the failed save. All ranks act alike when it is tried again: none ends, all postpone."""
 
     def rank(world: ThreadGroup) -> list[tuple[bool, bool]]:

@@ -72,15 +72,15 @@ class Diary:
 
     def _read_all(self, known: Mapping[str, T | None], names: Iterable[str], kind: type[T]) -> dict[str, T | None]:
         """Return the files' contents; None for those that cannot be decoded. Files that the store did not answer for are absent."""
-        found: dict[str, T | None] = {}
+        contents: dict[str, T | None] = {}
         for name in names:
             if name in known:
-                found[name] = known[name]
+                contents[name] = known[name]
                 continue
             try:
-                found[name] = from_json_bytes(self._store.get(f"{self._prefix}/{name}", FILE_BYTES_MAX), kind)
+                contents[name] = from_json_bytes(self._store.get(f"{self._prefix}/{name}", FILE_BYTES_MAX), kind)
             except StoreUnavailable:
                 self.names = tuple(other for other in self.names if other != name)  # the next read tries again
             except (RelightError, msgspec.MsgspecError):
-                found[name] = None
-        return found
+                contents[name] = None
+        return contents

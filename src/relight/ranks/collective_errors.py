@@ -56,7 +56,7 @@ def _kind_and_message(error: Exception) -> tuple[str, bytes]:
     try:
         described = known(error)
         return described.kind, msgspec.json.encode([described.kind, str(described).splitlines()[0]])
-    except Exception:  # the error's own __str__, or a file name that is no UTF-8: other ranks wait
+    except Exception:  # the error's own __str__, or a file name that cannot be encoded: other ranks wait
         kind = error.kind if isinstance(error, RelightError) else SaveFailed.kind
         return kind, msgspec.json.encode([kind, type(error).__name__])
 

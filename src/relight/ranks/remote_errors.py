@@ -22,7 +22,7 @@ def encode_error(error: BaseException) -> bytes:
     try:
         fields: ErrorFields = words_of(error)
         return msgspec.msgpack.encode(fields)
-    except Exception:  # the error's own __str__, or a file name that is no UTF-8: other ranks wait
+    except Exception:  # the error's own __str__, or a file name that cannot be encoded: other ranks wait
         return msgspec.msgpack.encode(("save_failed", type(error).__name__, "", "", False, []))
 
 

@@ -270,7 +270,7 @@ def copy_one(
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
                 delete_directory(store, writer.prefix)
-        if isinstance(error, GivenUp):  # the next draft describes the original as it is stored now
+        if isinstance(error, GivenUp):  # the next draft describes the original in its present form
             return copy_one(opened, store, log, progress, checks=checks)
         raise
     return directory.id
