@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relight.format import hexdigest
-from relight.observe.masking import LENGTH_MAX, MASK, is_secret, mask_arguments, mask_users
+from relight.observe.masking import MASK, cut_long, is_secret, mask_arguments, mask_users
 
 VALUE_MAX, GIVEN_MAX = 2000, 40
 """Characters of one value, and arguments of one action."""
@@ -75,5 +75,4 @@ def _text(value: object) -> str:
         words = text.split()
     masked = mask_arguments(words)
     # a long word is shortened, too; "cut" does that again, with its length and hash
-    whole = [word if len(word) <= LENGTH_MAX else f"{word[:LENGTH_MAX]}{MASK}" for word in words]
-    return text if masked == whole else shlex.join(masked)
+    return text if masked == [cut_long(word) for word in words] else shlex.join(masked)

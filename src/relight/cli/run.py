@@ -71,6 +71,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     click.echo(f"relight: {escape(ended.message)}", err=True)
     if ended.code == 1:
         click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
+    # after SAVED and UNSAVED, the machine may be gone before Python has exited, which takes seconds after torch
     if ended.code in (SAVED, UNSAVED) or _is_in_torch(ASKING):
         flush_events()
         with contextlib.suppress(OSError, ValueError):
@@ -81,11 +82,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
 
 
 def _is_in_torch(names: tuple[str, ...]) -> bool:
-    """Return whether a thread of the rendezvous may still be in torch's C++: Python's exit would end the process by SIGABRT.
-
-    After SAVED and UNSAVED nothing else may be waited for, because Python takes seconds to exit after torch, and the machine may be gone
-    by then.
-    """
+    """Return whether a thread of the rendezvous may still be in torch's C++: Python's exit would end the process by SIGABRT."""
     return any(thread.name in names for thread in threading.enumerate())
 
 

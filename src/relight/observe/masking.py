@@ -38,7 +38,7 @@ _WHOLE = re.compile(r"--?([A-Za-z][\w./-]*+)=(.*)", re.DOTALL)
 def mask_text(text: str) -> str:
     """Return ``text`` without users and passwords of URLs, and without values that a name such as ``api_key=`` precedes."""
     return _mask_named(
-        mask_users(_cut(text)), _TEXT_NAME, _TEXT_END, lambda name, value: bool(value and _SECRET_PART.search(name))
+        mask_users(cut_long(text)), _TEXT_NAME, _TEXT_END, lambda name, value: bool(value and _SECRET_PART.search(name))
     )
 
 
@@ -60,11 +60,12 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
         if whole is not None and is_secret(whole[1], whole[2]):
             masked.append(f"{argument[: whole.start(2)]}{MASK}")
         else:
-            masked.append(_mask_named(mask_users(_cut(argument)), _NAMED, _END, is_secret))
+            masked.append(_mask_named(mask_users(cut_long(argument)), _NAMED, _END, is_secret))
     return masked
 
 
-def _cut(text: str) -> str:
+def cut_long(text: str) -> str:
+    """Return the text, cut after ``LENGTH_MAX`` characters."""
     return text if len(text) <= LENGTH_MAX else f"{text[:LENGTH_MAX]}{MASK}"
 
 

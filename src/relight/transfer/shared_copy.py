@@ -206,9 +206,8 @@ class _Copy:
             known: Chunks = {}
             if draft.donor:
                 donor = history.find(draft.donor)
-                if (
-                    donor is None or donor.self_contained
-                ):  # its donors or itself may be retired: no copy could be committed
+                # it was retired, or its donors may be: no copy could be committed
+                if donor is None or donor.self_contained:
                     continue
                 known = chunks_there(Run(self._store, view.run), donor)
             self._enter(view, directory, draft, known)
