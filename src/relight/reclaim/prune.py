@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relight.catalog.find import metric_value
@@ -42,6 +42,8 @@ class PrunePlan:
     due: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     """Ids of the checkpoints known to be damaged."""
+    elsewhere: tuple[str, ...] = ()
+    """Ids of the checkpoints that were safe on a further tier when the plan was made."""
 
     @property
     def going(self) -> list[str]:
@@ -117,7 +119,8 @@ def plan_prune(
         checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) and checkpoint.id not in going
     )
     damaged = tuple(checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) is False)
-    return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged)
+    elsewhere = tuple(candidate.id for candidate in candidates_of(history, known, doubt) if candidate.elsewhere)
+    return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged, elsewhere)
 
 
 def _is_sound(store: ByteStore, view: LogView, checkpoint: Checkpoint, progress: Callable[[int], None] | None) -> bool:
@@ -139,7 +142,8 @@ def execute(
     that mistaken rules do not empty a run before a user notices.
 
     Other processes may have tagged, held, committed, evaluated or retired checkpoints since the plan. So these stay: what a tag or a hold
-    keeps by then, the newest checkpoint, the best ones by the metrics of then, and ancestors that the newest good one does not have.
+    keeps by then, the newest checkpoint, the best ones by the metrics of then, what a further tier lacks by then, what was safe on a
+    further tier and is not any more, and ancestors that the newest good one does not have.
     Everything stays if all that the plan relies on is gone: otherwise two plans could each retire what the other relied on. A donor goes
     together with its users or not at all, even if they are more than ``at_most``.
     """
@@ -154,20 +158,20 @@ def execute(
 
     def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
-        holds = holds_of(history)
         if epoch is not None and history.epoch > epoch:
             raise superseded(history, epoch, plan.run)
         if plan.relies_on and not any(history.find(checkpoint_id) for checkpoint_id in plan.relies_on):
             return None
-        holds |= dict.fromkeys(_kept_for_suspects(history, dict.fromkeys(plan.damaged, False)), "")
-        holds |= dict.fromkeys(_best_now(plan, history), "")
+        candidates = candidates_of(history, dict.fromkeys(plan.damaged, False), unsure(view, history))
+        staying = _best_now(plan, history, candidates) | {each.id for each in candidates if each.held}
+        staying |= set(plan.elsewhere) - {each.id for each in candidates if each.elsewhere}
         free = [
             checkpoint.id
             for checkpoint in history.live[:-1]
-            if checkpoint.id in going and checkpoint.id not in holds and not history.tags_of(checkpoint.id)
+            if checkpoint.id in going and checkpoint.id not in staying and not history.tags_of(checkpoint.id)
         ]
         abandoned = set() if plan.rules.prune_abandoned else abandoned_in(history, dict.fromkeys(plan.damaged, False))
-        together = not_needed(history, set(free) - unsure(view, history) - abandoned)
+        together = not_needed(history, set(free) - abandoned)
         still = oldest_together(
             history, [checkpoint_id for checkpoint_id in free if checkpoint_id in together], at_most
         )
@@ -280,12 +284,11 @@ def _kept_for_suspects(history: History, known: Mapping[str, bool]) -> set[str]:
     return {head.id} if head is not None and newest is not None and head.seq < newest.seq else set()
 
 
-def _best_now(plan: PrunePlan, history: History) -> set[str]:
+def _best_now(plan: PrunePlan, history: History, candidates: Sequence[Candidate]) -> set[str]:
     """Return the ids of the checkpoints that ``best`` keeps by the metrics that are recorded now."""
     if not plan.rules.best:
         return set()
     rules = with_recorded(replace(plan.rules, every=None), history.best_by)
-    candidates = candidates_of(history, dict.fromkeys(plan.damaged, False))
     return lasting(
         rules,
         [
