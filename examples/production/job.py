@@ -211,11 +211,13 @@ class Job:
         return self._by_node(b"relight.drain")
 
     def _by_node(self, module: bytes) -> dict[str, int]:
-        return {
-            variables[b"RELIGHT_NODE"].decode(): pid
+        """Return the process of each node that runs a module. A child has its parent's command line until it runs its program."""
+        nodes = {
+            pid: variables[b"RELIGHT_NODE"].decode()
             for pid, words, variables in self._processes()
             if module in words and b"RELIGHT_NODE" in variables
         }
+        return {node: pid for pid, node in nodes.items() if parent_of(pid) not in nodes}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the logged row of each executed step. A repeated step has two rows."""
@@ -295,3 +297,11 @@ class Job:
                 elif event.get("event") in names:
                     events.append({**event, "from_rank": rank})
         return sorted(events, key=lambda event: float(event["time"]))
+
+
+def parent_of(pid: int) -> int:
+    """Return the process that started a process, 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

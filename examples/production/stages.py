@@ -56,7 +56,8 @@ def killed(job: Job, rng: random.Random) -> None:
     os.kill(job.ranks()[rng.randrange(NODES * EACH)], signal.SIGKILL)
     came(job, "killed", before)
     job.continues_after("a kill")
-    expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
+    now = job.agents()
+    expect(now == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it ({agents}; now {now})")
     expect(
         len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save"
     )
