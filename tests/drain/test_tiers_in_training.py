@@ -214,7 +214,8 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
         for step in range(3):
             assert ckpt.save(step).wait(30, until="drained").drained
         assert steps(str(tmp_path / "hot")) == [2]
-        assert steps(str(tmp_path / "a")) == steps(str(tmp_path / "c")) == [0, 1, 2]
+    assert ckpt.ended.missing == {} and ckpt.ended.exit_code == 0, "enough places have each checkpoint"
+    assert steps(str(tmp_path / "a")) == steps(str(tmp_path / "c")) == [0, 1, 2]
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "c").write_text("and another")
     ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
@@ -224,7 +225,8 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
     ckpt.save(4)
     assert not ckpt._hooks.tiers.wait(30)
     ckpt._hooks.tiers.wait = lambda timeout: True  # type: ignore[method-assign]
-    ckpt.close()  # with the real ``wait`` it would take its whole deadline
+    ended = ckpt.close()  # with the real ``wait`` it would take its whole deadline
+    assert set(ended.missing) == {"cold-2", "cold-3"} and ended.exit_code == 1
     assert steps(str(tmp_path / "hot")) == [3, 4]
     shutil.rmtree(tmp_path / "hot")
     assert train(tiers, 5)[1] == 5

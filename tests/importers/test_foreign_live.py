@@ -273,6 +273,15 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     assert resource.RLIMIT_AS is not None
 
 
+@pytest.mark.parametrize(("name", "step"), [("step-900.pt", "900"), ("ckpt_2_of_300.pt", "300"), ("last.pt", "")])
+def test_a_step_that_only_the_name_has_is_proposed(tmp_path: Path, name: str, step: str) -> None:
+    """A file that records no step is imported as step 0, which the report states with the option that changes it."""
+    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / name)
+    dry = CliRunner().invoke(cli, ["import", str(tmp_path / name), str(tmp_path / "r"), "--dry-run"])
+    line = next(line for line in dry.output.splitlines() if line.split()[:1] == ["step"])
+    assert line.split(maxsplit=1)[1] == "not recorded: 0" + (f" (if it is {step}: --step {step})" if step else "")
+
+
 def test_the_command(tmp_path: Path) -> None:
     """The command describes the source first. ``--dry-run``, ``--only`` and ``--json`` have their effects."""
     torch.save({"model": {"w": torch.ones(2), "v": torch.ones(3)}, "step": 7}, tmp_path / "x.pt")

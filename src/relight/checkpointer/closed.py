@@ -12,7 +12,7 @@ from relight.units import age_text
 
 class RunEnd(NamedTuple):
     """How a run ended on this rank: its last step, and ids of the checkpoints that each further tier lacks. Only rank 0
-    knows the tiers.
+    knows the tiers. Tiers of one group (several places, and a quorum) lack what fewer of them than the quorum have.
 
     ``unsaved``: no checkpoint has the last step: each save of it failed, or was not durable within the deadline or the
     grace period."""

@@ -15,6 +15,7 @@ from relight.catalog.tiers import (
     attempt_name,
     check_same_run,
     drained_to,
+    groups_in,
     newest_seq,
     open_tier,
     read_tier,
@@ -33,7 +34,7 @@ from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Keep, Tiers
 from relight.policy.keep import with_recorded
-from relight.policy.tiers import NOW, groups_of, owed
+from relight.policy.tiers import NOW, groups_of, owed, short_of
 from relight.reclaim.prune import candidates_of
 from relight.store.retry import first_contact
 from relight.store.urls import absolute
@@ -47,14 +48,22 @@ REMEMBERED = 100
 
 
 def _lacking(history: History) -> dict[str, list[str]]:
-    """Return the ids of the checkpoints that each further tier still lacks, by the nearest tier's log."""
+    """Return the ids of the checkpoints that each further tier must have and lacks, by the nearest tier's log.
+
+    A checkpoint that enough tiers of a group have (its quorum) is missing on none of the group's tiers.
+    """
     missing: dict[str, list[str]] = {}
     drained, candidates = drained_to(history), candidates_of(history)
-    for tier in tiers_of(history):
-        copied = drained.get(tier.name, set())
-        rules = with_recorded(tier.keep, history.best_by)
-        if lacks := owed(rules, candidates, newest_seq(history, copied), had=retired_among(history, copied)):
-            missing[tier.name] = lacks
+    tiers = {tier.name: tier for tier in tiers_of(history)}
+    for group in groups_in(history):
+        lacks = {}
+        for name in group.members:
+            copied, rules = drained.get(name, set()), with_recorded(tiers[name].keep, history.best_by)
+            lacks[name] = owed(rules, candidates, newest_seq(history, copied), had=retired_among(history, copied))
+        short = short_of(group, lacks)
+        for name, ids in lacks.items():
+            if needed := [checkpoint_id for checkpoint_id in ids if checkpoint_id in short]:
+                missing[name] = needed
     return missing
 
 

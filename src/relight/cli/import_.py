@@ -88,7 +88,7 @@ def command(
 def _print_found(facts: dict[str, Any]) -> None:
     """Print what the source contains, before anything is imported."""
     click.echo(f"{escape(facts['format'])}: {count_text(facts['tensors'], 'tensor')}, {size_text(facts['bytes'])}")
-    rows: list[tuple[str, object]] = [("step", "not recorded: 0" if facts["step"] is None else facts["step"])]
+    rows: list[tuple[str, object]] = [("step", _unknown(facts["path"]) if facts["step"] is None else facts["step"])]
     rows += [(name, _part(text)) for name, text in facts["parts"].items()]
     click.echo()
     facts_list(rows)
@@ -98,6 +98,14 @@ def _print_found(facts: dict[str, Any]) -> None:
         click.echo(f"  … and {len(facts['left_out']) - 20} more: --json lists them")
     for note in facts["notes"]:
         _line(f"note: {escape(note)}")
+
+
+def _unknown(path: str) -> str:
+    """Return the text for a step that the source does not record. Its name may have a number, which need not be a step."""
+    from relight.migrate.finding import number_in
+
+    number = number_in(path)
+    return f"not recorded: 0{'' if number is None else f' (if it is {number}: --step {number})'}"
 
 
 def _line(text: str) -> None:

@@ -261,10 +261,13 @@ def _inside(
 
 
 def _step(name: str, detected: DetectedCheckpoint) -> int:
-    if detected.step is not None:
-        return detected.step
-    numbers = _NUMBER.findall(os.path.basename(name))
-    return int(numbers[-1]) % 10**15 if numbers else 0
+    return detected.step if detected.step is not None else number_in(name) or 0
+
+
+def number_in(path: str) -> int | None:
+    """Return the last number in a file's or directory's name, None if it has none: many frameworks put the step there."""
+    numbers = _NUMBER.findall(os.path.basename(path.rstrip("/")))
+    return int(numbers[-1]) % 10**15 if numbers else None
 
 
 def _runs(folders: set[str], top: str) -> dict[str, str]:

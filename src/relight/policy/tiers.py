@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -256,6 +257,12 @@ def owed(
     newest = later[-1] if later and not pace.holds_back(later[-1]) else None
     named = lasting(rules, checkpoints, had) if later else set()
     return [checkpoint.id for checkpoint in later if checkpoint is newest or checkpoint.id in named]
+
+
+def short_of(group: Group, lacks: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the ids of the checkpoints that too few tiers of a group have. ``lacks``: by member, what it lacks."""
+    counts = Counter(checkpoint_id for name in group.members for checkpoint_id in lacks[name])
+    return {checkpoint_id for checkpoint_id, count in counts.items() if len(group.members) - count < group.quorum}
 
 
 def safe_on(

@@ -16,7 +16,7 @@ from relight.log.superseded import superseded
 from relight.log.truncated import refuse_truncated
 from relight.policy import Candidate, Keep, KeepVerdict, decide_keep
 from relight.policy.keep import lasting, with_recorded
-from relight.policy.tiers import owed, safe_on
+from relight.policy.tiers import owed, safe_on, short_of
 from relight.reader.verify import verify_checkpoint
 from relight.reclaim.needs import not_needed, oldest_together, unsure, users
 from relight.reclaim.recall import due_of, sweep_recallable
@@ -235,22 +235,21 @@ def candidates_of(
             reasons.setdefault(checkpoint_id, f"being copied to {name}")
     tiers = {name: replace(tier, keep=with_recorded(tier.keep, history.best_by)) for name, tier in tiers.items()}
     for group in groups_in(history):
-        lacks, has = Counter[str](), Counter[str]()
+        lacks, has = dict[str, list[str]](), Counter[str]()
         for name in group.members:
             copied = drained.get(name, set())
             had = retired_among(history, copied) if tiers[name].keep.every else []
-            lacks.update(
-                owed(tiers[name].keep, lines, newest_seq(history, copied), pace_of(history, name, copied), had)
+            lacks[name] = owed(
+                tiers[name].keep, lines, newest_seq(history, copied), pace_of(history, name, copied), had
             )
             has.update(safe_on(tiers[name], candidates, copied, had))
-        for checkpoint_id, count in lacks.items():
-            if len(group.members) - count < group.quorum:
-                here = (
-                    f"not on {group.name} yet"
-                    if len(group.members) == 1
-                    else f"not on {group.quorum} of {', '.join(group.members)} yet"
-                )
-                reasons.setdefault(checkpoint_id, here)
+        here = (
+            f"not on {group.name} yet"
+            if len(group.members) == 1
+            else f"not on {group.quorum} of {', '.join(group.members)} yet"
+        )
+        for checkpoint_id in short_of(group, lacks):
+            reasons.setdefault(checkpoint_id, here)
         for checkpoint_id, count in has.items():
             if count >= group.quorum:
                 elsewhere.setdefault(checkpoint_id, group.name)
