@@ -18,9 +18,9 @@ import msgspec
 
 from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, WrongKey
-from relight.format.cipher import KEY_BYTES, Secret, ring_id
+from relight.format.cipher import KEY_BYTES, PAGE_BYTES, Secret, ring_id, stored_size
 from relight.format.keyring import KEYS_DIR, KeySlot
-from relight.format.names import STORE_FILE
+from relight.format.names import STORE_FILE, is_record_key
 from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
@@ -81,7 +81,10 @@ class Rekeyed:
     left: int = 0
     plain: int = 0
     """Unencrypted files in an encrypted store. Another program put them there, and they are left alone."""
-    damaged: int = 0
+    damaged: list[str] = field(default_factory=list)
+    """Damaged files: they stay encrypted under the old ring key."""
+    slots_left: list[str] = field(default_factory=list)
+    """Slots of old ring keys that stay, because damaged files may need them."""
     generation: int = 0
     dropped: list[str] = field(default_factory=list)
     """Keys other than the leaked one that do not open the store any more, because they were not kept."""
@@ -161,6 +164,8 @@ def rekey(
 ) -> Rekeyed:
     """Encrypt again, under a new ring key, every file that ``leaked`` could open, then remove the old ring keys' slots.
 
+    The slots of a ring key stay while a damaged file may need it: the whole pages of that file open with no other key.
+
     ``leaked``: id or label of a key, also of a revoked one; "*" for every file. A store that is not encrypted is encrypted as a whole. In
     an encrypted store, unencrypted files may come from another program. ``encrypt_plain`` takes them as the store's own, to continue an
     interrupted first encryption.
@@ -178,7 +183,7 @@ def rekey(
         raise WrongKey(
             "its slots are of another store: relight.json was replaced", where=inner.url, hint="restore it from a copy"
         )
-    touched = _touched(inner, leaked) if leaked else set()
+    touched, damaged = _touched(inner, leaked) if leaked else set(), set[str]()
     report.dropped = [
         _named(slot)
         for slot in slots_in(inner)
@@ -187,46 +192,77 @@ def rekey(
         and not any(_opens(slot, provider) for provider in keep.providers)
     ]
     if plan_only:
-        for _, size in _to_do(EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain), touched, report):
+        planned = EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain)
+        for _, size in _to_do(planned, touched, report, damaged):
             report.files, report.bytes = report.files + 1, report.bytes + size
+        report.damaged = sorted(damaged)
         return report
     if plain:
         _mark(inner)
     report.generation = _new_generation(inner, keychain, keep, touched)
     chain = Keychain([*keep.providers, *keychain.providers])
     store = EncryptedStore(inner, chain, takes_plain=plain or encrypt_plain)
-    damaged: set[str] = set()
     for again in range(2):
-        report.plain = 0
-        files = (item for item in _to_do(store, touched, report) if item[0] not in damaged)
+        # damaged files are read a second time: bytes that were damaged in transit are whole then
+        report.plain, before, damaged = 0, damaged, set()
+        files = _to_do(store, touched, report, damaged)
         for (key, size), is_whole in _rewrite_all(store, chain, files, report.generation, engine, progress):
             if is_whole is None:
                 continue
             if not is_whole:
                 damaged.add(key)
                 continue
-            report.left += again
+            report.left += again and key not in before
             report.files, report.bytes = report.files + 1, report.bytes + size
-    report.damaged = len(damaged)
-    if not any(key not in damaged for key, _ in _to_do(store, touched, Rekeyed())):
+    late = sum(1 for _ in _to_do(store, touched, Rekeyed(), damaged))
+    report.left, report.damaged = report.left + late, sorted(damaged)
+    if not late:
+        needed = set[bytes | None]().union(*(_needed_by(store, key, touched) for key in damaged))
         for slot in slots_in(inner):
-            if bytes.fromhex(slot.ring) in touched:
+            ring = bytes.fromhex(slot.ring)
+            if ring in touched and ring in needed:
+                report.slots_left.append(_named(slot))
+            elif ring in touched:
                 drop_slot(inner, slot)
     return report
 
 
-def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed) -> Iterator[tuple[str, int]]:
-    """Yield the files to encrypt again, with their lengths. Count unencrypted files that are left alone in ``report.plain``."""
+def _needed_by(store: EncryptedStore, key: str, touched: set[bytes]) -> set[bytes | None]:
+    """Return the ring keys that a damaged file may need: all of ``touched`` if its trailer is damaged, too.
+
+    A record, or a file of one page, is useful only as a whole. With a slot that no key at hand opens, a damaged record would be
+    reported as ``WrongKey``, and the whole log would be unreadable.
+    """
+    try:
+        if is_record_key(key) or store.stored_size_of(key) <= stored_size(PAGE_BYTES):
+            return set()
+        return _rings_of(store, key)
+    except CheckpointNotFound:  # deleted meanwhile
+        return set()
+    except CorruptCheckpoint:
+        return {*touched}
+
+
+def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed, damaged: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield the files to encrypt again, with their lengths, except those in ``damaged``. Add further damaged files there.
+
+    Count unencrypted files that are left alone in ``report.plain``.
+    """
     for key in _files(store, ""):
+        if key in damaged:
+            continue
         try:
             rings = _rings_of(store, key)
             if None in rings and not store.takes_plain:
-                report.plain += not store.is_empty(key)
+                report.plain += store.stored_size_of(key) > 0
                 continue
             if None not in rings and rings.isdisjoint(touched):
                 continue
             size = _size_of(_sources(store, key, rings), key)
-        except (CheckpointNotFound, CorruptCheckpoint):  # swept meanwhile, or damaged: it cannot be encrypted again
+        except CheckpointNotFound:  # swept meanwhile
+            continue
+        except CorruptCheckpoint:  # it cannot be encrypted again
+            damaged.add(key)
             continue
         if size:
             yield key, size
