@@ -18,7 +18,7 @@ from relight.simulator.read import put
 from relight.supervise.launch import _static
 
 
-def test_digits_that_are_no_number() -> None:
+def test_superscript_digits() -> None:
     """Each reader of text with a number names the text, and does not raise ``ValueError``."""
     assert _parted("file:²:1") == ("file:²:1", 0, 0)
     assert _part("tensors, ² bytes") == "tensors, ² bytes"

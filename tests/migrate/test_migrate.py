@@ -429,7 +429,7 @@ def test_an_error_with_such_a_name_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["²", "³.json"])
-def test_digits_that_are_no_number(tmp_path: Path, name: str) -> None:
+def test_superscript_digits(tmp_path: Path, name: str) -> None:
     """Superscript digits in a name are no session and no task."""
     journal = MigrationJournal(open_bytes(tmp_path / "new"), "old")
     session = journal.begin({})

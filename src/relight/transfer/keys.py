@@ -315,9 +315,9 @@ def _by_first(sources: list[EncryptedStore], read: Callable[[EncryptedStore], T]
             damage = error
         except CheckpointNotFound as error:
             missing = error
-    found = damage or missing
-    assert found is not None
-    raise found
+    failure = damage or missing
+    assert failure is not None
+    raise failure
 
 
 def _size_of(key: str, source: EncryptedStore) -> int:
