@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.at_hand import request
+from tests.encryption.test_key_ring import save
 
 from relight.commit import Attempt
 from relight.keys import Keychain, write_key_file
@@ -115,3 +116,19 @@ def test_rekey_all_encrypts_everything_again_or_only_counts(store: Path, relight
     assert relight("ls", "runs/demo").code != 0
     assert relight("verify", "runs/demo").code != 0
     assert relight("keys", "rekey", "runs", "--all", "--leaked", "x").code == 2
+
+
+def test_rekey_names_damaged_files_and_keeps_their_key(store: Path, relight) -> None:
+    """The command names the damaged file and the old key's slot, and exits with 1."""
+    save(EncryptedStore(LocalStore("runs"), Keychain.from_specs("file:old.key")), 3, "demo")  # several pages
+    pack = max((path for path in store.rglob("pack-*")), key=lambda path: path.stat().st_size)
+    pack.write_bytes(b"?" * 9 + pack.read_bytes()[9:])
+    old = str(slots(relight, "file:old.key")[0]["kek"])
+    options = ["rekey", "runs", "--leaked", old, "--keep", "file:new.key", "--key", "file:new.key", "--key"]
+    done = relight("keys", *options, "file:old.key")
+    assert done.code == 1
+    assert pack.relative_to(store).as_posix() in done.out
+    assert f"file ({old[:8]}), generation 1 keeps its slot" in done.out
+    again = json.loads(relight("keys", *options, "file:old.key", "--json").out)
+    assert (again["damaged"], again["files"], len(again["slots_left"])) == (1, 0, 1)
+    assert again["damaged_files"] == [pack.relative_to(store).as_posix()]

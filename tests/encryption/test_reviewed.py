@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.encryption.test_key_ring import kek, save, sound, specs
@@ -118,18 +120,72 @@ def test_two_rings_of_one_generation(specs: list[str]) -> None:
     assert sound(inner, specs[2]) == 2
 
 
-def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
-    """The damaged page is counted, and everything else is re-encrypted."""
+def flip(inner: MemoryStore, key: str, at: int = 0) -> bytes:
+    """Damage one byte of a file. Return what was there before."""
+    contents = bytearray(inner._files[key])
+    before = bytes(contents)
+    contents[at] ^= 1
+    inner._files[key] = bytes(contents)
+    return before
+
+
+def two_saved(specs: list[str]) -> MemoryStore:
+    """Return a store with two checkpoints, encrypted with the first key."""
     inner = MemoryStore()
     for step in (1, 2):
         save(EncryptedStore(inner, Keychain.from_specs(specs[0])), step)
+    return inner
+
+
+@pytest.mark.parametrize("at", [0, -34], ids=["first page", "length in the trailer"])
+def test_one_damaged_page_does_not_stop_it(specs: list[str], at: int) -> None:
+    """The damaged file is named, and everything else is re-encrypted. The old key stays until the file is repaired."""
+    inner = two_saved(specs)
     pack = next(key for key in inner._files if "pack-" in key)
-    contents = bytes(inner._files[pack])
-    inner._files[pack] = bytes([contents[0] ^ 1]) + contents[1:]
-    report = rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
-    assert report.damaged == 1 and report.files > 8
-    assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
+    whole = flip(inner, pack, at)
+    arguments = {"leaked": kek(specs[0]), "keep": Keychain.from_specs(specs[1])}
+    report = rekey(inner, Keychain.from_specs(specs[:2]), **arguments)
+    assert report.damaged == [pack] and report.files > 8 and not report.left
+    assert [name.split()[1].strip("(),") for name in report.slots_left] == [kek(specs[0])[:8]]
+    assert any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
     refuses(WrongKey, lambda: sound(inner, specs[0]))
+    inner._files[pack] = whole  # as from a backup: it opens, since its key is there
+    assert sound(inner, *specs[:2]) == 2
+    report = rekey(inner, Keychain.from_specs(specs[:2]), **arguments)
+    assert report.files == 1 and not report.damaged and not report.slots_left
+    assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
+    assert sound(inner, specs[1]) == 2
+
+
+def test_a_damaged_record_needs_no_key(specs: list[str]) -> None:
+    """No part of a damaged record is useful, so the old key goes: with its slot, the run's log could not be read with the new key."""
+    inner = two_saved(specs)
+    record = sorted(key for key in inner._files if key.startswith("run/log/"))[-1]
+    flip(inner, record)
+    report = rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
+    assert report.damaged == [record] and not report.slots_left
+    assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
+    assert len(open_run(EncryptedStore(inner, Keychain.from_specs(specs[1])), "run").history().live) == 1
+
+
+def test_a_file_that_is_written_last_is_reported(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file written with the old key after the second pass keeps the old slots. The command reports it, and is incomplete."""
+    import relight.transfer.keys as module
+
+    inner = two_saved(specs)
+    trainer = EncryptedStore(inner, Keychain.from_specs(specs[0]))
+    trainer.get("run/log/000000000000.json", 1 << 20)
+    plain, passes = module._to_do, []
+
+    def to_do(*arguments: Any) -> Iterator[tuple[str, int]]:
+        passes.append(1)
+        if len(passes) == 3:
+            trainer.put_once("run/written late", b"x")
+        return plain(*arguments)
+
+    monkeypatch.setattr(module, "_to_do", to_do)
+    report = rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
+    assert report.left == 1 and any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
 
 
 def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> None:

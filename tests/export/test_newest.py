@@ -21,6 +21,7 @@ from relight.catalog import open_run
 from relight.commit import Attempt
 from relight.errors import ConfigError, RelightError
 from relight.export import Options
+from relight.export.atomic_output import ABANDONED_S
 from relight.export.newest import NewestExport
 from relight.format.topics import ROLLED_BACK, RollbackNote
 from relight.log import Log, fold
@@ -210,17 +211,107 @@ def test_a_reader_never_sees_a_mixture(folder: bool, tmp_path: Path) -> None:
     assert not outcome.wrong and outcome.steps > 3, (outcome, (tmp_path / "output").read_text()[-2000:])
 
 
+def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSYS) -> None:
+    """Refuse locks."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_two_exports_without_locks(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second export to the directory begins, ends and cleans up during the first: both succeed, and nothing is left over."""
+    no_locks(monkeypatch)
+    seen: list[int] = []
+
+    def second(length: int) -> None:
+        if not seen:
+            with NewestExport("out", SHARDS, "more") as other:
+                other.export(opened(2))
+            seen.append(step_of(Path("out")))
+            with NewestExport("out", SHARDS, "more") as other:  # the same version as the first one's
+                other.export(opened(3))
+            seen.append(step_of(Path("out")))
+
+    with NewestExport("out", SHARDS, "more") as first:
+        first.export(opened(1))
+        first.export(opened(3), second)
+        assert seen == [2, 3] and step_of(Path("out")) == 3
+        first.export(opened(4))
+    assert step_of(Path("out")) == 4 and len(os.listdir(".out.versions")) == 2
+
+
+EXPORTER = """
+import errno, fcntl, os, sys
+def refuse(*_):
+    raise OSError(errno.ENOSYS, "no locks")
+fcntl.flock = refuse
+from tests.export.test_newest import SHARDS, opened
+from relight.export.newest import NewestExport
+for turn in range(6):
+    with NewestExport("out", SHARDS, "more") as export:
+        for step in (1, 2, 3, 4, 5):
+            export.export(opened(step))
+"""
+
+
+def test_processes_without_locks(attempt: Attempt) -> None:
+    """Two processes replace a directory at once. Each export succeeds, and a reader always finds a whole one."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", EXPORTER], env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    reads = 0
+    while any(process.poll() is None for process in processes):
+        resolved = Path(os.path.realpath("out"))
+        try:
+            reads += step_of(resolved) > 0
+        except FileNotFoundError:  # no version yet, or two newer ones have followed
+            assert not reads or any(os.path.exists("out") for _ in range(3)), resolved
+        time.sleep(0.002)
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert reads > 5 and step_of(Path("out")) in range(1, 6)
+    assert not [name for name in os.listdir(".out.versions") if name.startswith(".")]
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_unfinished_files_of_another_machine(locks: bool, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a directory of NFS excludes no other machine: its files stay while they change. Old ones are removed."""
+    if not locks:
+        no_locks(monkeypatch)
+    other = "0" * 8 + "f" * 16
+    left = [Path(f".out.versions/.new-{other}"), Path(f".out.versions/..new-{other}.exporting-{other}")]
+    for folder in left:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"x")
+    file = Path(f".x.safetensors.exporting-{other}")
+    file.mkdir()
+
+    def export() -> None:
+        with NewestExport("out", SHARDS, "more") as directory, NewestExport("x.safetensors", Options()) as single:
+            directory.export(opened(1))
+            single.export(opened(1))
+
+    export()
+    assert file.exists() and all(folder.exists() for folder in left)
+    before = time.time() - ABANDONED_S - 60
+    for path in (file, *left, *(folder / "model.safetensors" for folder in left)):
+        os.utime(path, (before, before))
+    (left[1] / "model.safetensors").write_bytes(b"a new change")
+    export()
+    assert [path.exists() for path in (file, *left)] == [False, False, True]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("target", ["served/", "served.safetensors"])
 def test_a_file_system_without_locks(
     target: str, number: int, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Lustre without ``flock``, and NFS without lock service, an export works without a lock, and leaves nothing."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    no_locks(monkeypatch, number)
     options = SHARDS if target.endswith("/") else Options()
     with NewestExport(target, options) as newest:
         for step in (1, 2):
@@ -230,11 +321,7 @@ def test_a_file_system_without_locks(
 
 def test_a_lock_that_fails_leaves_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try of an export that fails would otherwise leave a directory and a descriptor."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    no_locks(monkeypatch, errno.EIO)
     before = len(os.listdir("/proc/self/fd"))
     for target, options in (("x.safetensors", Options()), ("served/", SHARDS)):
         with pytest.raises(RelightError, match="Input/output error"), NewestExport(target, options) as newest:

@@ -34,7 +34,6 @@ OWN = {
     "heartbeat/ease.py": "a page in the supervisor's private directory, by its whole path",
     "heartbeat/save_request.py": "a page in the supervisor's private directory, by its whole path",
     "integrations/engines.py": "the two directories of weights, by their fixed names, in the folder that the caller gives for them alone",
-    "integrations/frameworks.py": "a directory that holds relight.json and the run of this plug-in, as the trainer names it",
     "prove/drive.py": "the proof's own temporary directory",
     "demo/drive.py": "the demonstration's own temporary directory",
 }

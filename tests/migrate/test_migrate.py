@@ -384,3 +384,64 @@ def test_a_place_without_checkpoints_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "old" / "notes.txt").write_text("nothing")
     with pytest.raises(CheckpointNotFound, match="no checkpoint was found"):
         plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
+
+
+ODD = os.fsdecode(b"\xff")
+"""A byte that no UTF-8 text has, as Python represents it in a file name."""
+
+
+def test_names_that_are_not_utf_8_are_reported(tmp_path: Path) -> None:
+    """Other checkpoints arrive. The import names those that it could not record, and exits with 1."""
+    step_1 = tmp_path / "old" / "run" / "step-1.pt"
+    step_1.parent.mkdir(parents=True)
+    torch.save({"model": {"w": torch.ones(3)}}, step_1)
+    for name in (f"run/step-2{ODD}.pt", f"r{ODD}/step-3.pt"):
+        (tmp_path / "old" / name).parent.mkdir(exist_ok=True)
+        shutil.copy(step_1, tmp_path / "old" / name)
+    (tmp_path / "old" / "run" / f"notes{ODD}.bin").write_text("no checkpoint")
+    answer = in_process("--all", "old", "new", "--json", at=tmp_path)
+    assert answer.returncode == 1, answer.stderr
+    report = json.loads(answer.stdout)
+    assert [item["source"] for item in report["brought"]] == ["run/step-1.pt"] and not report["failed"]
+    assert [item["source"] for item in report["unreadable"]] == ["r\\udcff/step-3.pt", "run/step-2\\udcff.pt"]
+    for text in (answer.stdout, in_process("--all", "old", "new", at=tmp_path).stdout):
+        assert "not UTF-8" in text
+    single = in_process(f"old/run/step-2{ODD}.pt", "new/other", at=tmp_path)
+    assert single.returncode == 2 and "its name is not UTF-8" in single.stderr and "rename it" in single.stderr
+    assert not (tmp_path / "new" / "other").exists()
+
+
+def test_a_place_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    """The journal is found by the place's path."""
+    os.mkdir(tmp_path / f"old{ODD}")
+    answer = in_process("--all", f"old{ODD}", "new", at=tmp_path)
+    assert answer.returncode == 2 and "this path is not UTF-8" in answer.stderr and "bug" not in answer.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_error_with_such_a_name_is_recorded(tmp_path: Path) -> None:
+    """The error of a file that is gone names its path."""
+    url = str(tmp_path / "new")
+    path = str(tmp_path / f"gone{ODD}.pt")
+    result = work(MigrationTask("bring", url, "old", 0, 0, "gone.pt", path, "run", 1, 9))
+    assert not result["ok"] and result["where"].endswith("gone\\udcff.pt")
+    assert MigrationJournal(open_bytes(url), "old").read(0, 0) == result
+
+
+@pytest.mark.parametrize("name", ["²", "³.json"])
+def test_superscript_digits(tmp_path: Path, name: str) -> None:
+    """Superscript digits in a name are no session and no task."""
+    journal = MigrationJournal(open_bytes(tmp_path / "new"), "old")
+    session = journal.begin({})
+    journal.write(session, 0, {"kind": "bring"})
+    home = tmp_path / "new" / journal.prefix
+    (home / name).mkdir() if name == "²" else (home / "000000" / name).write_text("{}")
+    assert journal.sessions() == [session]
+    assert list(journal.records()) == [{"kind": "bring"}]
+
+
+def in_process(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``relight import`` in a process."""
+    return subprocess.run(
+        [sys.executable, "-m", "relight", "import", *arguments], cwd=at, capture_output=True, text=True, check=False
+    )

@@ -102,7 +102,7 @@ def test_a_flood_is_counted_and_blocks_no_thread(tmp_path: Path, monkeypatch: py
     go = threading.Event()
     monkeypatch.setattr(file, "QUEUED_MAX", 50)
     append = EventWriter._append
-    monkeypatch.setattr(EventWriter, "_append", lambda self, lines: (go.wait(20), append(self, lines))[1])
+    monkeypatch.setattr(EventWriter, "_append", lambda self, *arguments: (go.wait(20), append(self, *arguments))[1])
     writer = EventWriter(tmp_path / "events")
     writer.names({"store": "s", "run": "r", "rank": 0, "role": "trainer"})
     writer._undo()  # otherwise events of other tests' threads in this process count too

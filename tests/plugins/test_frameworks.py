@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -135,12 +136,18 @@ def test_dcp_takes_a_step_as_people_have_it(tmp_path: Path) -> None:
             StorageWriter(tmp_path / "run", **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["path", "file", "memory"])
+@pytest.mark.parametrize("kind", ["path", "file", "memory", "stripe"])
 def test_a_framework_removes_its_checkpoint_at_a_path_or_a_url(kind, tmp_path) -> None:
     """``remove_as_file`` deletes what ``write_as_file`` wrote, in every kind of store, and leaves anything else."""
-    place = {"path": f"{tmp_path}/x", "file": f"file://{tmp_path}/x", "memory": f"memory://{tmp_path.name}-x"}[kind]
+    place = {"path": f"{tmp_path}/x", "file": f"file://{tmp_path}/x", "memory": f"memory://{tmp_path.name}-x",
+             "stripe": f"stripe:{tmp_path}/x0,{tmp_path}/x1,/x"}[kind]  # fmt: skip
     write_as_file(place, {"a": torch.ones(3)}, 2, {})
     write_as_file(place, {"a": torch.ones(3)}, 4, {})
+    os.symlink(tmp_path / "x", tmp_path / "link")
+    for link in (tmp_path / "link", f"file://{tmp_path}/link/"):
+        with pytest.raises(CheckpointNotFound):
+            remove_as_file(link)
+    assert read_as_file(place, {})["a"].sum() == 3
     remove_as_file(place)
     assert not list(open_bytes(place).list("")) and not (tmp_path / "x").exists()
     for another in (place, f"{place}-none"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.descriptors import new_descriptors, open_descriptors
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, NoSpace, StoreUnavailable
 from relight.format.names import pack_file
@@ -20,7 +21,7 @@ from relight.format.strict import seal
 from relight.store import ByteStore, Disk, mirror_files, page_buffer, put
 from relight.store.mirror_calls import Drive
 from relight.store.mirror_files import MirrorReader
-from relight.store.mirror_rebuild import EqualizeReport, admit, equalize, settle
+from relight.store.mirror_rebuild import EqualizeReport, admit, differs, equalize, settle
 from relight.store.mirrored import MirroredStore
 from relight.store.striped import StripedStore
 from relight.store.urls import absolute, open_bytes, split_run
@@ -417,3 +418,14 @@ def test_a_slow_drive_gets_no_help_from_one_with_refused_bytes(tmp_path: Path, m
     reader.read_into(0, room)
     assert bytes(room) == DATA[:4096] and store._served[-1][3] != refused
     reader.close()
+
+
+@pytest.mark.parametrize("lacks", ["n0", "n1"])
+def test_a_comparison_closes_the_first_copy_if_the_second_is_gone(tmp_path: Path, lacks: str) -> None:
+    """A rebuild compares many files: each open descriptor would stay until the process ends."""
+    store = make(tmp_path)
+    (tmp_path / lacks / DIR / PACK).unlink()
+    before = open_descriptors(str(tmp_path))
+    with pytest.raises(CheckpointNotFound):
+        differs(store, f"{DIR}/{PACK}")
+    assert not new_descriptors(before, target=str(tmp_path), wait_s=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,55 @@ def test_stale_handle_past_the_cache(tmp_path: Path) -> None:
         assert bytes(got) == data
     finally:
         reader.close()
+
+
+def test_another_thread_reopens_during_a_direct_read(tmp_path: Path) -> None:
+    """A thread between two direct reads continues through the page cache. No descriptor is closed twice."""
+    other: list[threading.Thread] = []
+    closed: list[int] = []
+
+    class Stale(Disk):
+        first, direct = -1, -1
+
+        def open_read(self, path: str) -> int:
+            fd = super().open_read(path)
+            self.first = fd if self.first < 0 else self.first
+            return fd
+
+        def reopen_direct(self, fd: int) -> int:
+            self.direct = os.dup(fd)
+            return self.direct
+
+        def resident(self, fd: int, offset: int, length: int) -> bytes:
+            return bytes(-(-length // 4096))
+
+        def close(self, fd: int) -> None:
+            closed.append(fd)
+            super().close(fd)
+
+        def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+            if fd == self.first:
+                raise OSError(errno.ESTALE, "stale")
+            if fd != self.direct:
+                return super().preadv(fd, into, offset)
+            got = super().preadv(fd, into[:4096], offset)
+            other.append(threading.Thread(target=lambda: reader.read_into(0, memoryview(bytearray(10)))))
+            other[-1].start()
+            other[-1].join()
+            return got
+
+    data = os.urandom(2 << 20)
+    (tmp_path / "file").write_bytes(data)
+    reader = LocalStore(tmp_path, disk=Stale()).open("file")
+    try:
+        assert reader.fetch(0, 8192, memoryview(bytearray(3 * 4096))) is None
+        got = bytearray(len(data))
+        reader.read_into(0, memoryview(got))
+        assert bytes(got) == data and len(other) == 1
+    finally:
+        reader.close()
+        reader.close()
+    assert len(closed) == len(set(closed)) == 3
 
 
 @pytest.mark.parametrize("name", ["open_read", "scan", "unlink", "rmdir", "open_new", "mkdir"])

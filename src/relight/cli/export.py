@@ -198,7 +198,7 @@ def averaged(opened_run: OpenedRun, spec: str, ema: float | None) -> Mixture:
     """Open the checkpoints of ``--average``, with the weights of ``--ema``: the last ones, oldest first, or those named, in order."""
     if spec.startswith("last:"):
         number = spec.removeprefix("last:")
-        if not number.isdigit() or int(number) < 2:
+        if not number.isdecimal() or int(number) < 2:
             raise ConfigError(f"{spec!r}: how many?", hint="last:5")
         live = [
             checkpoint

@@ -118,7 +118,7 @@ def _part(description: str) -> str:
     """Return a part's description with its bytes for people."""
     words = description.split(", ")
     shown = [
-        size_text(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word
+        size_text(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdecimal() else word
         for word in words
     ]
     return ", ".join(shown)

@@ -9,9 +9,13 @@ from relight.cli.keys import key_option, keychain_of, store_at
 from relight.cli.output import emit_json, escape
 from relight.errors import ConfigError
 from relight.keys import Keychain
+from relight.keys.chain import SETTING
 from relight.observe.progress_bar import progress_bar
 from relight.transfer.keys import rekey
 from relight.units import count_text, size_text
+
+FILES_SHOWN = 20
+"""Damaged files that are printed. ``--json`` has all of them."""
 
 
 @click.command("keys rekey")
@@ -69,7 +73,8 @@ def command(
             report = rekey(inner, chain, leaked=what, keep=keep, progress=meter, encrypt_plain=plain, engine=workers)
     if as_json:
         emit_json({"files": report.files, "bytes": report.bytes, "left": report.left, "generation": report.generation, "dry_run": dry_run,
-                   "plain": report.plain, "damaged": report.damaged, "dropped": report.dropped})  # fmt: skip
+                   "plain": report.plain, "damaged": len(report.damaged), "damaged_files": report.damaged, "dropped": report.dropped,
+                   "slots_left": report.slots_left})  # fmt: skip
     else:
         verb = "would be encrypted" if dry_run else "encrypted"
         click.echo(
@@ -90,5 +95,14 @@ def command(
             )
             click.echo("was interrupted; then --plain continues it")
         if report.damaged:
-            click.echo(f"{count_text(report.damaged, 'file')} damaged: relight verify lists them")
+            click.echo(f"{count_text(len(report.damaged), 'file')} damaged:")
+            for file in report.damaged[:FILES_SHOWN]:
+                click.echo(f"  {escape(file)}")
+        for name in report.slots_left:
+            click.echo(f"{escape(name)} keeps its slot: damaged files may need it")
+        if report.slots_left:
+            click.echo(
+                f"keep the old key in {SETTING}, after the new one, until they are repaired (relight verify RUN --repair)"
+            )
+            click.echo("or their checkpoints deleted; then repeat the command")
     return 1 if report.left or report.plain or report.damaged else 0

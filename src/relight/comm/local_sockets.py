@@ -172,7 +172,7 @@ class LocalDirectory:
 
     def _sweep(self) -> None:
         """Remove files that killed listeners of this boot left."""
-        own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
+        own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(boot_digits())]
         if len(own) > _SWEPT_MAX:  # a random sample, so that all of them get their turn
             own = secrets.SystemRandom().sample(own, _SWEPT_MAX)
         for name in own:
@@ -282,7 +282,7 @@ class Listener:
 def name_of(*words: str) -> str:
     """Return the name of the socket for the purpose in ``words``. It differs between boots and network namespaces of a
     machine."""
-    return f"{_boot()}-{hashlib.sha256(chr(0).join((_network(), *words)).encode(errors='surrogateescape')).hexdigest()[:40]}"
+    return f"{boot_digits()}-{hashlib.sha256(chr(0).join((_network(), *words)).encode(errors='surrogateescape')).hexdigest()[:40]}"
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -374,7 +374,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 @functools.cache
-def _boot() -> str:
+def boot_digits() -> str:
     """Eight digits of this boot: a directory on a disk outlives it, one on a network is another machine's too."""
     text = ""
     with contextlib.suppress(OSError):

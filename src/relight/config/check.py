@@ -154,4 +154,4 @@ def _without_secret(keys: Keys, what: str) -> str:
 def _parted(where: str) -> tuple[str, int, int]:
     path, _, rest = where.rpartition(":")
     file, _, line = path.rpartition(":")
-    return (file, int(line), int(rest)) if rest.isdigit() and line.isdigit() else (where, 0, 0)
+    return (file, int(line), int(rest)) if rest.isdecimal() and line.isdecimal() else (where, 0, 0)

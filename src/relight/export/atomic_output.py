@@ -2,6 +2,10 @@
 
 A crash leaves a directory ``.NAME.exporting-…`` without a lock. The next export to the same target removes it. No
 incomplete file ever has the target's name.
+
+Some file systems have no locks, and a lock on a directory of NFS excludes only processes of the same machine. So the name of an unfinished
+directory has its writer's machine. What another machine's writer left, or any writer without locks, is removed ``ABANDONED_S`` after its
+last change.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 
+from relight.comm.local_sockets import boot_digits
 from relight.errors import ConfigError
 from relight.store.disk import Disk
 from relight.store.durable import make_dirs, sync_dir, translate
@@ -22,6 +27,10 @@ from relight.store.durable import make_dirs, sync_dir, translate
 _WEIGHTS = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z|model\.safetensors\.index\.json\Z")
 """Files of a directory of weights, by the names that transformers uses."""
 _STAGING = ".exporting-"
+WRITER = "(?:[0-9a-f]{8})?[0-9a-f]{16}"
+"""Pattern of what ``new_writer`` returns. Earlier versions did not name the machine."""
+ABANDONED_S = 3600.0
+"""Seconds without a change after which an unfinished export is removed although its writer may exist."""
 _TRIES = 10
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system without locks, such as Lustre without the mount option ``flock``."""
@@ -60,7 +69,7 @@ class Landing:
     def _make(self) -> None:
         """Create the directory and lock it. If another export removes it before it is locked, create another one."""
         for _ in range(_TRIES):
-            self.staging = os.path.join(self._parent, f".{self._name}{_STAGING}{secrets.token_hex(8)}")
+            self.staging = os.path.join(self._parent, f".{self._name}{_STAGING}{new_writer()}")
             os.mkdir(self.staging)
             with contextlib.suppress(FileNotFoundError):
                 self._lock = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -101,24 +110,47 @@ class Landing:
 
     def _sweep(self) -> None:
         """Remove what killed exports to the same target left."""
-        form = re.compile(re.escape(f".{self._name}{_STAGING}") + "[0-9a-f]{16}")
+        form = re.compile(re.escape(f".{self._name}{_STAGING}") + f"({WRITER})")
         for name in os.listdir(self._parent):
-            if form.fullmatch(name) is not None:
+            match = form.fullmatch(name)
+            if match is not None:
                 leftover = os.path.join(self._parent, name)
                 with contextlib.suppress(OSError):
                     descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                     try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        if os.fstat(descriptor).st_uid == os.geteuid():
+                        is_locked = lock_directory(descriptor)
+                        is_mine = os.fstat(descriptor).st_uid == os.geteuid()
+                        if is_mine and is_locked is not False and is_abandoned(leftover, match[1], bool(is_locked)):
                             shutil.rmtree(leftover, ignore_errors=True)
                     finally:
                         os.close(descriptor)
 
 
-def lock_directory(descriptor: int, *, wait: bool = False) -> bool:
+def new_writer() -> str:
+    """Return a name for one writer of unfinished files: the digits of this machine's boot, then random ones."""
+    return boot_digits() + secrets.token_hex(8)
+
+
+def is_abandoned(path: str, writer: str, is_locked: bool) -> bool:
+    """Return whether the unfinished export at ``path`` has no writer any more.
+
+    ``is_locked``: this process has a lock that the writer would have, if it ran on this machine. Otherwise the time of the last change
+    below ``path`` decides. It is compared with a new change there, as the server of a network file system has another clock.
+    """
+    if is_locked and (len(writer) <= 16 or writer.startswith(boot_digits())):
+        return True
+    times = [os.lstat(path).st_mtime]
+    for folder, folders, files in os.walk(path):
+        times += [os.lstat(os.path.join(folder, name)).st_mtime for name in (*folders, *files)]
+    parent = os.path.dirname(path)
+    os.utime(parent)
+    return os.stat(parent).st_mtime - max(times) > ABANDONED_S
+
+
+def lock_directory(descriptor: int, *, wait: bool = False) -> bool | None:
     """Lock a directory until its descriptor is closed. Return False if another process has the lock and ``wait`` is False.
 
-    Return True without a lock if the file system has none: no other process can then lock it, or take it for a leftover.
+    Return None if the file system has no locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,6 +159,7 @@ def lock_directory(descriptor: int, *, wait: bool = False) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        return None
     return True
 
 

@@ -26,6 +26,7 @@ from relight.errors import (
 from relight.format import hexdigest
 from relight.format.root_keys import FIRST_STEP
 from relight.importers.found import DetectedCheckpoint, plant
+from relight.importers.path_text import is_utf8, shown
 from relight.log import Log, fold
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
@@ -111,6 +112,10 @@ def _bring_in(
             before_commit()
 
     started = time.monotonic()
+    if not is_utf8(detected.files.name):
+        raise IncompatibleState(
+            "its name is not UTF-8, and the checkpoint records it", where=shown(detected.path), hint="rename it"
+        )
     step_number = step if step is not None else detected.step or 0
     planted = plant(detected.content, detected.files, which)
     if not planted.items and not planted.parts:

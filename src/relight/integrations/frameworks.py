@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -127,12 +126,11 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
 def remove_as_file(path: str | os.PathLike[str]) -> None:
     """Delete what ``write_as_file`` wrote. Raise ``CheckpointNotFound``, and delete nothing, if ``path`` is anything else."""
     place = os.fspath(path)
+    if os.path.islink(place.removeprefix("file://").rstrip("/")):
+        raise CheckpointNotFound("this is a link: its target is not removed", where=place)
     store = open_bytes(place)
     if not {Entry(STORE_FILE, is_dir=False), Entry(_RUN, is_dir=True)} <= set(store.list("")):
         raise CheckpointNotFound("this plug-in did not write this checkpoint: nothing is removed", where=place)
-    if "://" not in place:
-        shutil.rmtree(place)
-        return
     _delete_below(store, "")
 
 

@@ -14,6 +14,7 @@ from relight.format.names import STORE_FILE, is_run_name
 from relight.importers import DetectedCheckpoint, detect
 from relight.importers.bucket import SCHEMES, BucketFiles, Listing, is_bucket
 from relight.importers.detect import detect_files
+from relight.importers.path_text import is_utf8, shown
 from relight.migrate.checkpoint_names import is_checkpoint_name
 from relight.migrate.journal import HOME
 
@@ -78,10 +79,12 @@ def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str
     for name, what in _walk(place, "", skip):
         if any(fnmatchcase(name, pattern) or fnmatchcase(os.path.basename(name), pattern) for pattern in exclude):
             excluded += 1
-        elif isinstance(what, DetectedCheckpoint):
+        elif not isinstance(what, DetectedCheckpoint):
+            unreadable.append((shown(name) or ".", str(what.what)))
+        elif is_utf8(name):
             checkpoints.append((name, what))
         else:
-            unreadable.append((name or ".", str(what.what)))
+            unreadable.append((shown(name), "its name is not UTF-8, and the journal records it: rename it"))
     names = _runs({os.path.dirname(name) for name, _ in checkpoints}, run or os.path.basename(root))
     sources = [
         MigrationSource(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, LeaseHeld
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, LeaseHeld
 from relight.format import hexdigest
 from relight.format.strict import from_json, to_json
+from relight.importers.path_text import is_utf8, shown
 from relight.store import ByteStore
 
 HOME = "migrations"
@@ -23,13 +24,15 @@ class MigrationJournal:
     """Sessions of the migration from one place to one store."""
 
     def __init__(self, store: ByteStore, old: str) -> None:
+        if not is_utf8(old):
+            raise ConfigError("this path is not UTF-8, and the journal records it", where=shown(old), hint="rename it")
         self._store = store
         self.prefix = f"{HOME}/{hexdigest(old.encode())[:16]}"
 
     def sessions(self) -> list[int]:
         """Return the sessions' numbers, in order."""
         return sorted(
-            int(entry.name) for entry in self._store.list(self.prefix) if entry.is_dir and entry.name.isdigit()
+            int(entry.name) for entry in self._store.list(self.prefix) if entry.is_dir and entry.name.isdecimal()
         )
 
     def begin(self, facts: dict[str, Any]) -> int:
@@ -71,7 +74,7 @@ class MigrationJournal:
         """Yield all results, by session and task. Unreadable ones are skipped: their task is repeated, and then found to be done."""
         for session in self.sessions():
             names = {entry.name for entry in self._store.list(f"{self.prefix}/{session:06d}") if not entry.is_dir}
-            for number in sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()):
+            for number in sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()):
                 try:
                     record = self.read(session, number)
                 except (CorruptCheckpoint, ValueError):

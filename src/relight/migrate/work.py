@@ -15,6 +15,7 @@ from relight.errors import LeaseHeld, RelightError
 from relight.format.root_keys import MIGRATED
 from relight.importers import detect, import_checkpoint
 from relight.importers.found import plant
+from relight.importers.path_text import shown
 from relight.migrate.journal import MigrationJournal
 from relight.policy.compact import Compact
 from relight.reader import Opened, verify_checkpoint
@@ -73,8 +74,10 @@ def work(task: MigrationTask) -> dict[str, Any]:
 def error_record(error: BaseException) -> dict[str, Any]:
     """Return an error's fields for the journal."""
     if isinstance(error, RelightError):
-        return {"error": error.kind, "what": error.what[:2000], "where": error.where[:2000], "hint": error.hint[:2000]}
-    return {"error": type(error).__name__, "what": str(error)[:2000], "where": "", "hint": ""}
+        record = {"error": error.kind, "what": error.what, "where": error.where, "hint": error.hint}
+    else:
+        record = {"error": type(error).__name__, "what": str(error), "where": "", "hint": ""}
+    return {name: shown(text[:2000]) for name, text in record.items()}
 
 
 def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:

@@ -139,25 +139,25 @@ class EventWriter:
             with contextlib.suppress(Empty):
                 while len(batch) < 256:
                     batch.append(self._queue.get_nowait())
-            lines = bytearray()
+            lines, begins = bytearray(), False
             if self._head and (lost := self._lost - self._reported_lost):
                 self._reported_lost += lost
                 lines += _line(emit("events.lost", f"{lost} events came faster than they could be written", count=lost))
             for entry in batch:
                 if entry is None:
-                    self._append(lines)
+                    self._append(lines, begins)
                     self._close_file()
                     return
                 if isinstance(entry, threading.Event):
-                    self._append(lines)
-                    lines = bytearray()
+                    self._append(lines, begins)
+                    lines, begins = bytearray(), False
                     entry.set()
                 elif isinstance(entry, Event):
                     lines += _line(entry)
                 else:
-                    self._append(lines)
-                    lines = self._begin(entry)
-            self._append(lines)
+                    self._append(lines, begins)
+                    lines, begins = self._begin(entry), True
+            self._append(lines, begins)
 
     def _begin(self, words: dict[str, Any]) -> bytearray:
         self._head = {
@@ -166,14 +166,17 @@ class EventWriter:
         }  # fmt: skip
         return bytearray(_json(self._head))
 
-    def _append(self, lines: bytearray) -> None:
-        """Write lines to the file. Lines that cannot be written are dropped; the next batch tries again, in a new file."""
+    def _append(self, lines: bytearray, begins: bool) -> None:
+        """Write lines to the file. Lines that cannot be written are dropped; the next batch tries again, in a new file.
+
+        ``begins``: whether the first line is the head, as ``_begin`` returns it.
+        """
         if not lines:
             return
         try:
             if self._fd < 0 or self._size + len(lines) > FILE_BYTES_MAX:
                 head = self._next_file()
-                lines = lines if lines.startswith(head) else bytearray(head + lines)
+                lines = lines if begins else bytearray(head + lines)
             written = os.write(self._fd, lines)
             self._size += written
             if written < len(lines):  # a full disk: the next line must not be appended to half a line

@@ -207,7 +207,7 @@ def _load() -> tuple[Any, str]:
     if not package:
         raise not_installed()
     name = f"nixl {version}"
-    if tuple(int(each) if each.isdigit() else 0 for each in version.split(".")[:2]) < VERSION_LEAST:
+    if tuple(int(each) if each.isdecimal() else 0 for each in version.split(".")[:2]) < VERSION_LEAST:
         raise NoPlane("version", f"{name} is older than {'.'.join(map(str, VERSION_LEAST))}")
     try:
         return importlib.import_module(package.replace("-", "_") + "._api"), name

@@ -105,7 +105,7 @@ def put(values: dict[str, Any], path: str, value: Any) -> None:
     """Set the value at a path such as ``failure.0.broken``."""
     keys, into = path.split("."), values
     for key in keys[:-1]:
-        inner: Any = into[int(key)] if isinstance(into, list) and key.isdigit() and int(key) < len(into) else None
+        inner: Any = into[int(key)] if isinstance(into, list) and key.isdecimal() and int(key) < len(into) else None
         if isinstance(into, dict):
             inner = into.setdefault(key, {})
         if not isinstance(inner, (dict, list)):

@@ -494,12 +494,13 @@ class OpenFile:
 
     def _read(self, direct: bool, into: memoryview, offset: int) -> int:
         fd = self._direct if direct else self._fd
-        try:
-            return self._disk.preadv(fd, into, offset)
-        except OSError as error:
-            if error.errno not in STALE_ERRORS or fd < 0:
-                raise
-            self._reopen(fd, error)
+        if not direct or fd >= 0:  # below 0: another thread has reopened the file since the caller's check
+            try:
+                return self._disk.preadv(fd, into, offset)
+            except OSError as error:
+                if error.errno not in STALE_ERRORS or fd < 0:
+                    raise
+                self._reopen(fd, error)
         if direct:
             # the caller then reads through the page cache
             raise OSError(errno.EINVAL, "through the cache from here on")
@@ -532,10 +533,11 @@ class OpenFile:
             self._fd, self._direct = fd, -1
 
     def close(self) -> None:
-        """Close all descriptors. Errors are ignored: nothing was written."""
-        for fd in (self._fd, self._direct, *self._given_up):
+        """Close all descriptors. Errors are ignored: nothing was written. Idempotent: a closed number may be another file's by then."""
+        descriptors = (self._fd, self._direct, *self._given_up)
+        self._fd, self._direct, self._given_up = -1, -1, []
+        for fd in descriptors:
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     self._disk.close(fd)
-        self._fd = self._direct = -1
         self._given_up.clear()

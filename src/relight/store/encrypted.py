@@ -114,11 +114,11 @@ class EncryptedStore(StoreWrapper):
         finally:
             reader.close()
 
-    def is_empty(self, key: str) -> bool:
-        """Return whether the file is empty. Empty files are not encrypted."""
+    def stored_size_of(self, key: str) -> int:
+        """Return the file's stored length. Empty files are not encrypted."""
         reader = self.inner.open(key)
         reader.close()
-        return not reader.size
+        return reader.size
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``. The new file is encrypted with the newest ring key."""

@@ -6,6 +6,7 @@ A file in a checkpoint's directory without a root may still be being written: it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -250,8 +251,12 @@ def _read_through(store: MirroredStore, number: int, key: str) -> None:
 
 def differs(store: MirroredStore, key: str, progress: Callable[[int], None] | None = None) -> bool:
     """Return whether the two copies of a file differ."""
-    first, second = (store.drive(number).place.open(key) for number in store.copies_of(key))
-    try:
+    with contextlib.ExitStack() as files:
+        # one by one: if the second cannot be opened, the first must be closed
+        first, second = (
+            files.enter_context(contextlib.closing(store.drive(number).place.open(key)))
+            for number in store.copies_of(key)
+        )
         if first.size != second.size:
             return True
         rooms = [memoryview(bytearray(min(COPY_BYTES, first.size))) for _ in range(COPIES)]
@@ -264,9 +269,6 @@ def differs(store: MirroredStore, key: str, progress: Callable[[int], None] | No
             if rooms[0][:length] != rooms[1][:length]:
                 return True
         return False
-    finally:
-        first.close()
-        second.close()
 
 
 def _has(store: MirroredStore, number: int, key: str) -> bool:

@@ -382,7 +382,7 @@ def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
     if parameters.backend != "static":
         return None, None
     host, _, port = parameters.endpoint.strip().rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise ConfigError(
             "a static rendezvous needs the address of node 0", hint="add --master-addr HOST --master-port PORT"
         )

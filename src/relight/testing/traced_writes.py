@@ -188,7 +188,7 @@ def _call(match: re.Match[str]) -> TracedCall:
     name, arguments = match["name"], match["arguments"]
     if name in _WRITES or name in ("fsync", "fdatasync", "syncfs"):
         descriptors = _DESCRIPTOR.findall(arguments if name == "copy_file_range" else arguments.partition(", ")[0])
-        number = int(re.match(r"\d+", arguments)[0]) if arguments[:1].isdigit() else -1  # type: ignore[index]
+        number = int(re.match(r"\d+", arguments)[0]) if arguments[:1].isdecimal() else -1  # type: ignore[index]
         return TracedCall(name, tuple(descriptors[-1:]), arguments, number)
     paths = [os.path.join(path["directory"] or os.getcwd(), path["path"]) for path in _PATHS.finditer(arguments)]
     if name in ("open", "openat", "creat"):

@@ -11,16 +11,16 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from relight.engines import IN_PROCESS, Engine
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, WrongKey
-from relight.format.cipher import KEY_BYTES, Secret, ring_id
+from relight.format.cipher import KEY_BYTES, PAGE_BYTES, Secret, ring_id, stored_size
 from relight.format.keyring import KEYS_DIR, KeySlot
-from relight.format.names import STORE_FILE
+from relight.format.names import STORE_FILE, is_record_key
 from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
@@ -45,6 +45,7 @@ from relight.store.mirror_state import AWAY
 from relight.store.wrapper import unwrap
 
 COPY_BYTES = 16 << 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ class Rekeyed:
     left: int = 0
     plain: int = 0
     """Unencrypted files in an encrypted store. Another program put them there, and they are left alone."""
-    damaged: int = 0
+    damaged: list[str] = field(default_factory=list)
+    """Damaged files: they stay encrypted under the old ring key."""
+    slots_left: list[str] = field(default_factory=list)
+    """Slots of old ring keys that stay, because damaged files may need them."""
     generation: int = 0
     dropped: list[str] = field(default_factory=list)
     """Keys other than the leaked one that do not open the store any more, because they were not kept."""
@@ -161,6 +165,8 @@ def rekey(
 ) -> Rekeyed:
     """Encrypt again, under a new ring key, every file that ``leaked`` could open, then remove the old ring keys' slots.
 
+    The slots of a ring key stay while a damaged file may need it: the whole pages of that file open with no other key.
+
     ``leaked``: id or label of a key, also of a revoked one; "*" for every file. A store that is not encrypted is encrypted as a whole. In
     an encrypted store, unencrypted files may come from another program. ``encrypt_plain`` takes them as the store's own, to continue an
     interrupted first encryption.
@@ -178,7 +184,7 @@ def rekey(
         raise WrongKey(
             "its slots are of another store: relight.json was replaced", where=inner.url, hint="restore it from a copy"
         )
-    touched = _touched(inner, leaked) if leaked else set()
+    touched, damaged = _touched(inner, leaked) if leaked else set(), set[str]()
     report.dropped = [
         _named(slot)
         for slot in slots_in(inner)
@@ -187,89 +193,135 @@ def rekey(
         and not any(_opens(slot, provider) for provider in keep.providers)
     ]
     if plan_only:
-        for _, size in _to_do(EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain), touched, report):
+        planned = _Sources(EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain))
+        for _, size in _to_do(planned, touched, report, damaged):
             report.files, report.bytes = report.files + 1, report.bytes + size
+        report.damaged = sorted(damaged)
         return report
     if plain:
         _mark(inner)
     report.generation = _new_generation(inner, keychain, keep, touched)
     chain = Keychain([*keep.providers, *keychain.providers])
-    store = EncryptedStore(inner, chain, takes_plain=plain or encrypt_plain)
-    damaged: set[str] = set()
+    store = _Sources(EncryptedStore(inner, chain, takes_plain=plain or encrypt_plain))
     for again in range(2):
-        report.plain = 0
-        files = (item for item in _to_do(store, touched, report) if item[0] not in damaged)
+        # damaged files are read a second time: bytes that were damaged in transit are whole then
+        report.plain, before, damaged = 0, damaged, set()
+        files = _to_do(store, touched, report, damaged)
         for (key, size), is_whole in _rewrite_all(store, chain, files, report.generation, engine, progress):
             if is_whole is None:
                 continue
             if not is_whole:
                 damaged.add(key)
                 continue
-            report.left += again
+            report.left += again and key not in before
             report.files, report.bytes = report.files + 1, report.bytes + size
-    report.damaged = len(damaged)
-    if not any(key not in damaged for key, _ in _to_do(store, touched, Rekeyed())):
+    late = sum(1 for _ in _to_do(store, touched, Rekeyed(), damaged))
+    report.left, report.damaged = report.left + late, sorted(damaged)
+    if not late:
+        needed = set[bytes | None]().union(*(_needed_by(store, key, touched) for key in damaged))
         for slot in slots_in(inner):
-            if bytes.fromhex(slot.ring) in touched:
+            ring = bytes.fromhex(slot.ring)
+            if ring in touched and ring in needed:
+                report.slots_left.append(_named(slot))
+            elif ring in touched:
                 drop_slot(inner, slot)
     return report
 
 
-def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed) -> Iterator[tuple[str, int]]:
-    """Yield the files to encrypt again, with their lengths. Count unencrypted files that are left alone in ``report.plain``."""
+def _needed_by(sources: _Sources, key: str, touched: set[bytes]) -> set[bytes | None]:
+    """Return the ring keys that a damaged file may need: all of ``touched`` if its trailer is damaged, too.
+
+    A record, or a file of one page, is useful only as a whole. With a slot that no key at hand opens, a damaged record would be
+    reported as ``WrongKey``, and the whole log would be unreadable.
+    """
+    try:
+        if is_record_key(key) or sources.store.stored_size_of(key) <= stored_size(PAGE_BYTES):
+            return set()
+        return sources.rings_of(key)
+    except CheckpointNotFound:  # deleted meanwhile
+        return set()
+    except CorruptCheckpoint:
+        return {*touched}
+
+
+def _to_do(sources: _Sources, touched: set[bytes], report: Rekeyed, damaged: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield the files to encrypt again, with their lengths, except those in ``damaged``. Add further damaged files there.
+
+    Count unencrypted files that are left alone in ``report.plain``.
+    """
+    store = sources.store
     for key in _files(store, ""):
+        if key in damaged:
+            continue
         try:
-            rings = _rings_of(store, key)
+            rings = sources.rings_of(key)
             if None in rings and not store.takes_plain:
-                report.plain += not store.is_empty(key)
+                report.plain += store.stored_size_of(key) > 0
                 continue
             if None not in rings and rings.isdisjoint(touched):
                 continue
-            size = _size_of(_sources(store, key, rings), key)
-        except (CheckpointNotFound, CorruptCheckpoint):  # swept meanwhile, or damaged: it cannot be encrypted again
+            size = _by_first(sources.to_read(key, rings), partial(_size_of, key))
+        except CheckpointNotFound:  # swept meanwhile
+            continue
+        except CorruptCheckpoint:  # it cannot be encrypted again
+            damaged.add(key)
             continue
         if size:
             yield key, size
 
 
-def _rings_of(store: EncryptedStore, key: str) -> set[bytes | None]:
-    """Return the ids of the ring keys that encrypt the file, None for plaintext.
+class _Sources:
+    """A store to encrypt again and, if it is mirrored, a store for each copy of its files. The drives' states are read once."""
 
-    In a mirrored store, a process that is killed between the renames on two drives leaves copies under different ring keys.
+    def __init__(self, store: EncryptedStore) -> None:
+        self.store = store
+        mirrored = mirrored_in(store.inner)
+        copies = [OneCopy(mirrored, number) for number in range(COPIES)] if mirrored is not None else []
+        self._copies = [(copy, EncryptedStore(copy, store.keychain, takes_plain=store.takes_plain)) for copy in copies]
+        self._statuses = [drive.status for drive in mirrored.statuses()] if mirrored is not None else []
+
+    def rings_of(self, key: str) -> set[bytes | None]:
+        """Return the ids of the ring keys that encrypt the file, None for plaintext.
+
+        In a mirrored store, a process that is killed between the renames on two drives leaves copies under different ring keys.
+        """
+        rings: set[bytes | None] = set()
+        copies = self._copies_of(key)
+        for copy in copies if len(copies) > 1 else ():
+            with contextlib.suppress(RelightError):
+                rings.add(copy.ring_of(key))
+        return rings or {self.store.ring_of(key)}
+
+    def to_read(self, key: str, rings: set[bytes | None]) -> list[EncryptedStore]:
+        """Return the stores to read a file from. Copies under different ring keys are read one by one: their bytes do not fit together."""
+        return [self.store] if len(rings) == 1 else self._copies_of(key)
+
+    def _copies_of(self, key: str) -> list[EncryptedStore]:
+        """Return the stores of a file's copies. A drive that is away is left out: a rebuild replaces its files."""
+        return [store for copy, store in self._copies if self._statuses[copy.place_of(key)] != AWAY]
+
+
+def _by_first(sources: list[EncryptedStore], read: Callable[[EncryptedStore], T]) -> T:
+    """Return ``read`` of the first source that has the file whole.
+
+    Raise ``CorruptCheckpoint`` if a source has it damaged, ``CheckpointNotFound`` if none has it.
     """
-    rings: set[bytes | None] = set()
-    copies = _copies(store, key)
-    for copy in copies if len(copies) > 1 else ():
-        with contextlib.suppress(RelightError):
-            rings.add(copy.ring_of(key))
-    return rings or {store.ring_of(key)}
+    damage: CorruptCheckpoint | None = None
+    missing: CheckpointNotFound | None = None
+    for source in sources:
+        try:
+            return read(source)
+        except CorruptCheckpoint as error:
+            damage = error
+        except CheckpointNotFound as error:
+            missing = error
+    failure = damage or missing
+    assert failure is not None
+    raise failure
 
 
-def _copies(store: EncryptedStore, key: str) -> list[EncryptedStore]:
-    """Return a store for each copy of a file in a mirrored store. A drive that is away is left out: a rebuild replaces its files."""
-    mirrored = mirrored_in(store.inner)
-    if mirrored is None:
-        return [store]
-    statuses = [drive.status for drive in mirrored.statuses()]
-    copies = [OneCopy(mirrored, number) for number in range(COPIES)]
-    return [
-        EncryptedStore(copy, store.keychain, takes_plain=store.takes_plain)
-        for copy in copies
-        if statuses[copy.place_of(key)] != AWAY
-    ]
-
-
-def _sources(store: EncryptedStore, key: str, rings: set[bytes | None]) -> list[EncryptedStore]:
-    """Return the stores to read a file from. Copies under different ring keys are read one by one: their bytes do not fit together."""
-    return [store] if len(rings) == 1 else _copies(store, key)
-
-
-def _size_of(sources: list[EncryptedStore], key: str) -> int:
-    """Return a file's length, by the first source that opens it."""
-    for source in sources[:-1]:
-        with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint), contextlib.closing(source.open(key)) as reader:
-            return reader.size
-    with contextlib.closing(sources[-1].open(key)) as reader:
+def _size_of(key: str, source: EncryptedStore) -> int:
+    with contextlib.closing(source.open(key)) as reader:
         return reader.size
 
 
@@ -298,7 +350,7 @@ class _RekeyTask(NamedTuple):
 
 
 def _rewrite_all(
-    store: EncryptedStore,
+    sources: _Sources,
     chain: Keychain,
     files: Iterable[tuple[str, int]],
     generation: int,
@@ -307,9 +359,10 @@ def _rewrite_all(
 ) -> Iterator[tuple[tuple[str, int], bool | None]]:
     """Encrypt files again. Yield each with the result of ``_rewrite``."""
     if engine.is_local:
-        yield from ((item, _rewrite(store, *item, progress)) for item in files)
+        yield from ((item, _rewrite(sources, *item, progress)) for item in files)
         return
-    url, specs = shared_url(store.inner), tuple(provider.spec for provider in chain.providers)
+    store, specs = sources.store, tuple(provider.spec for provider in chain.providers)
+    url = shared_url(store.inner)
     tasks = (_RekeyTask(url, specs, store.takes_plain, generation, key, size) for key, size in files)
     for task, is_whole in engine.run(_rewrite_one, tasks):
         progress(task.size)
@@ -317,9 +370,9 @@ def _rewrite_all(
 
 
 @lru_cache(maxsize=1)
-def _store_for(url: str, specs: tuple[str, ...], takes_plain: bool, generation: int) -> EncryptedStore:
+def _store_for(url: str, specs: tuple[str, ...], takes_plain: bool, generation: int) -> _Sources:
     """Return a process's store of one rekeying. ``generation`` keeps a later one from using the earlier one's ring key."""
-    return EncryptedStore(unwrap(open_bytes(url)), Keychain.from_specs(specs), takes_plain=takes_plain)
+    return _Sources(EncryptedStore(unwrap(open_bytes(url)), Keychain.from_specs(specs), takes_plain=takes_plain))
 
 
 def _rewrite_one(task: _RekeyTask) -> bool | None:
@@ -328,28 +381,19 @@ def _rewrite_one(task: _RekeyTask) -> bool | None:
     return _rewrite(store, task.key, task.size, lambda length: None)
 
 
-def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int], None]) -> bool | None:
+def _rewrite(sources: _Sources, key: str, size: int, progress: Callable[[int], None]) -> bool | None:
     """Encrypt a file again. Return False if it is damaged: it cannot be decrypted, and stays damaged.
 
     Return None if another process has deleted it meanwhile, as retention does.
     """
-    missing = True
     try:
-        sources = _sources(store, key, _rings_of(store, key))
+        to_read = sources.to_read(key, sources.rings_of(key))
+        _by_first(to_read, lambda source: _rewrite_whole(source, sources.store, key, size, progress))
     except CheckpointNotFound:
         return None
     except CorruptCheckpoint:
         return False
-    for source in sources:
-        try:
-            _rewrite_whole(source, store, key, size, progress)
-        except CorruptCheckpoint:
-            missing = False
-        except CheckpointNotFound:
-            pass
-        else:
-            return True
-    return None if missing else False
+    return True
 
 
 def _rewrite_whole(

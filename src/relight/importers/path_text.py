@@ -1,0 +1,17 @@
+"""File names as text. On Linux a name is bytes; what is not UTF-8 becomes lone surrogates, which no JSON file can record."""
+
+from __future__ import annotations
+
+
+def is_utf8(name: str) -> bool:
+    """Return whether a name can be recorded."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(name: str) -> str:
+    """Return a name with its undecodable bytes written as ``\\udcff``."""
+    return name.encode("utf-8", "backslashreplace").decode()
