@@ -273,10 +273,11 @@ class Rank0Exchange:
 
     def send_message(self, data: bytes, to: Sequence[int]) -> None:
         """Send a message of any length."""
-        frame = bytearray(struct.pack("<Q", len(data)) + data[: FRAME_BYTES - 8])
-        self.send(memoryview(frame.ljust(FRAME_BYTES, b"\0")), to)
-        if len(data) > FRAME_BYTES - 8:
-            self.send(memoryview(bytearray(data[FRAME_BYTES - 8 :])), to)
+        frame = (struct.pack("<Q", len(data)) + data[: FRAME_BYTES - 8]).ljust(FRAME_BYTES, b"\0")
+        # all memory before the first frame: a receiver that has it waits for the second one
+        frames = [bytearray(frame), *([bytearray(data[FRAME_BYTES - 8 :])] if len(data) > FRAME_BYTES - 8 else [])]
+        for each in frames:
+            self.send(memoryview(each), to)
 
     def receive_message(self, source: int) -> bytes:
         """Return the next message of that rank."""
