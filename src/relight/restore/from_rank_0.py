@@ -270,7 +270,9 @@ class _DistributingSink:
         end = first + len(elements)
         # in pieces, as a receiver has memory for PIECE_BYTES
         for run in (
-            run for at in range(first, end, step) for run in boxes_of_run(self._box.size, at, min(end, at + step))
+            run
+            for begin in range(first, end, step)
+            for run in boxes_of_run(self._box.size, begin, min(end, begin + step))
         ):
             box = placed(run, self._box)
             values = elements[offset : offset + run.elements].view(run.size)
