@@ -42,7 +42,7 @@ def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_ranks_with_other_triggers_are_refused(tmp_path: Path) -> None:
-    """Ranks save at the same steps: with different triggers, a rank would wait at a save that the other does not make."""
+    """Ranks save at the same steps: with different triggers they would meet in different calls, and save nothing."""
     result = reports(tmp_path, every=[2, 3])
     assert [report["kind"] for report in result] == ["ConfigError"] * 2, result
     assert all(
