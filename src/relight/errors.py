@@ -243,12 +243,20 @@ LESS_MEMORY = (
 )
 
 
+def _text(error: BaseException) -> str:
+    """Return the error's text; empty if its class cannot make one."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - another library's __str__: the error itself must be reported
+        return ""
+
+
 def is_no_memory(error: BaseException) -> bool:
     """Return whether ``error`` is a refusal of memory, by the system or by a device's allocator."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+        isinstance(error, RuntimeError) and _NO_MEMORY.search(_text(error)) is not None
     )
 
 
@@ -262,7 +270,7 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _REFUSED
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSED_WORDS)
+        isinstance(error, RuntimeError) and any(words in _text(error) for words in _REFUSED_WORDS)
     )
 
 
@@ -297,7 +305,7 @@ def known(error: BaseException, where: str = "") -> RelightError:
     """
     if isinstance(error, RelightError):
         return error
-    what = f"{type(error).__name__}: {_ADVICE.split(str(error), maxsplit=1)[0]}"
+    what = f"{type(error).__name__}: {_ADVICE.split(_text(error), maxsplit=1)[0]}"
     frames = traceback.extract_tb(error.__traceback__)
     made: RelightError
     if not is_fault(error):

@@ -1,7 +1,7 @@
 """A rank with its own launcher, metrics or settings: ``python alone_ranks.py RANK WORLD PORT JSON``.
 
 JSON: ``run``, ``save`` (``every`` or ``best``), ``steps``, and optionally ``fresh``, ``environment`` (of each rank), ``writer``, ``seen``
-(a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``), ``odd`` (the step from which
+(a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``), ``every`` (each rank's steps between saves), ``odd`` (the step from which
 each rank's model gives an entry that it does not take back), ``exits`` (the step after which all ranks call ``sys.exit()``). Prints where it began and how it ended.
 """
 
@@ -40,7 +40,11 @@ def main() -> None:
     for name, value in options.get("limits", {}).items():
         setattr(awaited, name, value)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    save = relight.every(steps=2) if options["save"] == "every" else relight.best("val_loss")
+    save = (
+        relight.every(steps=options.get("every", [2] * world)[rank])
+        if options["save"] == "every"
+        else relight.best("val_loss")
+    )
     seen = options.get("seen", [-1, -1])
     odd = options.get("odd", [1 << 30] * world)[rank]
     model = Gives(2, 2)

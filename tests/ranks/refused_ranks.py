@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -43,6 +44,22 @@ class Part:
         """Do nothing: no test restores it."""
 
 
+class Decoding:
+    """The module ``msgspec``, except that its decoder has no memory for message ``at`` of one save."""
+
+    def __init__(self, is_due: Callable[[], bool], at: int) -> None:
+        self.json, self.msgpack, self._decode = msgspec.json, self, msgspec.msgpack.decode
+        self.encode, self._is_due, self._left = msgspec.msgpack.encode, is_due, at
+
+    def decode(self, data: bytes) -> Any:
+        """Decode a message, or raise."""
+        if self._is_due():
+            self._left -= 1
+            if self._left < 0:
+                raise MemoryError("decoding")
+        return self._decode(data)
+
+
 def refuse_at(place: str, is_due: Callable[[], bool], shared: Part, own: Part, ckpt: relight.Checkpointer) -> None:
     """Make one place of a save raise while ``is_due``."""
 
@@ -63,6 +80,8 @@ def refuse_at(place: str, is_due: Callable[[], bool], shared: Part, own: Part, c
         shared.raises = refused(lambda: None, TypeError("a fault of the component"))
     elif place == "table":  # between the exchange of the tables and the next one
         several.Replicas = refused(several.Replicas, MemoryError("table"))  # type: ignore[misc,assignment]
+    elif place in ("states", "sums"):  # of what the other ranks sent: before and after the comparison of replicas
+        several.msgspec = Decoding(is_due, 0 if place == "states" else ckpt._session.world.size)  # type: ignore[assignment]
     elif place == "sum":
         replicas._sum = refused(replicas._sum, MemoryError("sum"))
     elif place == "exchange":  # while the ranks exchange bytes

@@ -41,6 +41,16 @@ def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
+def test_ranks_with_other_triggers_are_refused(tmp_path: Path) -> None:
+    """Ranks save at the same steps: with different triggers they would meet in different calls, and save nothing."""
+    result = reports(tmp_path, every=[2, 3])
+    assert [report["kind"] for report in result] == ["ConfigError"] * 2, result
+    assert all(
+        "save= is 'every(steps=2)' on rank 0, and 'every(steps=3)' on rank 1" in each["error"] for each in result
+    )
+
+
+@pytest.mark.distributed
 def test_a_job_is_not_fresh_twice_after_rank_0_moved_to_another_node(tmp_path: Path) -> None:
     """After a change of nodes torchrun's count stays 0. One agent in common shows that the job has begun before."""
     agents = [

@@ -17,7 +17,16 @@ class Unprintable(Exception):
         raise AttributeError("message")
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("\udcff is no file"), OSError(5, "\udcff"), Unprintable()])
+class UnprintableRuntimeError(RuntimeError):
+    """An error of a library: errors of this class are compared with refusals of memory by their texts."""
+
+    def __str__(self) -> str:
+        raise AttributeError("message")
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("\udcff is no file"), OSError(5, "\udcff"), Unprintable(), UnprintableRuntimeError()]
+)
 @pytest.mark.parametrize("exchange", ["gather", "raise", "rank 0"])
 def test_an_error_without_a_text_is_raised_on_all_ranks(error: Exception, exchange: str) -> None:
     """The other rank gets the type's name at once, and no rank waits for the deadline."""

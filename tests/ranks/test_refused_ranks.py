@@ -28,8 +28,11 @@ def reports(
 @pytest.mark.parametrize(
     ("place", "rank", "writer"),
     [
-        *((place, 1, "every rank") for place in ("waiting", "state", "table", "sum", "own", "request")),
-        *((place, rank, "rank 0") for place in ("state", "own", "request") for rank in (0, 1)),
+        *(
+            (place, 1, "every rank")
+            for place in ("waiting", "state", "states", "table", "sum", "sums", "own", "request")
+        ),
+        *((place, rank, "rank 0") for place in ("state", "states", "sums", "own", "request") for rank in (0, 1)),
         ("bytes", 1, "rank 0"),
         ("arrival", 0, "rank 0"),
     ],

@@ -96,6 +96,8 @@ class Agent:
         self._lost: str | None = None
         self._running: dict[int, str] = {}
         self.on_done: Callable[[SaveOutcome], None] = lambda done: None
+        self.on_writing: Callable[[], None] = lambda: None
+        """Called each ``CHECK_S`` seconds in the background thread while the agent writes saves."""
         # The thread does not keep this object alive: an interrupt may lose it before its owner has it.
         weakref.finalize(self, self._wire.hang_up).atexit = False
         self._reader = threading.Thread(
@@ -248,6 +250,8 @@ class Agent:
         """Check for a stopped agent, in the reader's thread, while no message arrives. See ``Standstill``."""
         if not self.standstill.check(bool(self._running) or self._waits > 0):
             self._wire.hang_up()
+        elif self._running:
+            self.on_writing()
 
     def _send(self, message: object) -> None:
         try:

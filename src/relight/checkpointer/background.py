@@ -476,14 +476,20 @@ class Background:
             )
             bound = self.bound  # not self: the agent's thread would keep this object alive
             agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
-            finished = weakref.WeakMethod(self._finished)
+            finished, still_writes = weakref.WeakMethod(self._finished), weakref.WeakMethod(self._still_writes)
 
             def on_done(done: SaveOutcome) -> None:
                 callback = finished()
                 if callback is not None:
                     callback(done)
 
+            def on_writing() -> None:
+                callback = still_writes()
+                if callback is not None:
+                    callback()
+
             agent.on_done = on_done
+            agent.on_writing = on_writing
             agent.place(
                 AgentPlace(
                     target.store.url,
@@ -534,6 +540,9 @@ class Background:
                 # another rank may wait for this part, and this rank's training for that rank
                 abort_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
+
+    def _still_writes(self) -> None:
+        """Take a sign that the agent still writes saves. Called in another thread."""
 
     def _give_up_part(self, number: int, checkpoint_id: str, error: BaseException) -> None:
         """Abort this rank's part of the save, so that no other rank waits for it."""

@@ -48,6 +48,8 @@ BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 foreground,
 - = failed (the error follows), + = committed (the report follows)."""
 POLL_S = 0.02
+SIGN_S = 10.0
+"""Most seconds between two signs of rank 0, to ranks that wait for it, that a save continues."""
 KEPT = 64
 """Number of outcomes that stay published."""
 GRACE_S = 5.0
@@ -167,6 +169,16 @@ def abort_save(ranks: RankGroup, place: CommitTarget, step: int, error: Exceptio
             pass
 
 
+def sign_s(ranks: OneWriter) -> float:
+    """Return the seconds between two signs of rank 0 that a save continues: several within the deadline."""
+    return min(SIGN_S, ranks.timeout_s / 4)
+
+
+def sign_name(place: CommitTarget) -> str:
+    """Return the name under which rank 0 publishes that its agent still writes saves of this attempt."""
+    return f"{place.run_id}/{place.epoch}/writes"
+
+
 class Elsewhere:
     """Placeholder for the store on ranks that do not open it: every operation raises."""
 
@@ -187,7 +199,8 @@ class AttemptForAll(Attempt):
     def save(self, request: SaveRequest) -> SaveReport:
         """See ``Attempt``."""
         try:
-            report = super().save(request)
+            with self._ranks.desk.keep_waiting(sign_s(self._ranks)):
+                report = super().save(request)
         except BaseException as error:
             with contextlib.suppress(RankTimeout):
                 self._ranks.end(FAILED + encode_error(error))
@@ -234,13 +247,15 @@ class BackgroundForAll(Background):
         super().__init__(attempt, components, keep, limits, self._and_all, on_sealed)
         self._ranks, self._here = ranks, on_done
         self._published: deque[str] = deque()
+        self._signs, self._next_sign = 0, 0.0
 
     def save(
         self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = ""
     ) -> int | None:
         """See ``Background``. When it returns, all ranks' bytes are gathered."""
         try:
-            number = super().save(state, request, checkpoint_id)
+            with self._ranks.desk.keep_waiting(sign_s(self._ranks)):
+                number = super().save(state, request, checkpoint_id)
         except BaseException as error:
             with contextlib.suppress(RankTimeout):
                 self._ranks.end(FAILED + encode_error(error))
@@ -264,6 +279,14 @@ class BackgroundForAll(Background):
         with contextlib.suppress(RankTimeout):
             while time.monotonic() < ends and any(self._ranks.world.lookup(name) is None for name in names):
                 time.sleep(POLL_S)
+
+    def _still_writes(self) -> None:
+        """See ``Background``. Other ranks wait for the outcome as long as this sign changes."""
+        if time.monotonic() < self._next_sign:
+            return
+        self._signs, self._next_sign = self._signs + 1, time.monotonic() + sign_s(self._ranks)
+        with contextlib.suppress(RankTimeout):
+            self._ranks.world.publish(sign_name(self.place), str(self._signs).encode())
 
     def _and_all(self, done: SaveOutcome) -> None:
         report = msgspec.structs.replace(done.report, error=None if done.error is None else words_of(done.error))
@@ -302,6 +325,9 @@ class BackgroundElsewhere:
         self._number = 0
         self._waiting: deque[tuple[SaveResult, float]] = deque()
         """Saves without a known outcome, each with the time since when it waits."""
+        self._sign: bytes | None = None
+        """Rank 0's last sign that its agent writes."""
+        self._sign_since = 0.0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -376,16 +402,20 @@ class BackgroundElsewhere:
             self._poll_once(report, since)
 
     def _poll_once(self, report: SaveResult, since: float) -> None:
-        """Report the outcome of the first waiting save, if it is known or late; else sleep ``POLL_S``."""
+        """Report the outcome of the first waiting save, if it is known, or rank 0 is silent; else sleep ``POLL_S``."""
         try:
             encoded = self._ranks.world.lookup(report.id)
+            waited = time.monotonic() - max(since, self._sign_since)
+            if encoded is None and waited > self._ranks.timeout_s / 2:  # rarely: each costs the store a request
+                sign = self._ranks.world.lookup(sign_name(self.place))
+                if sign != self._sign:
+                    self._sign, self._sign_since, waited = sign, time.monotonic(), 0.0
             if encoded is not None:
                 self._ranks.world.publish(f"{report.id}/{self._ranks.world.rank}", b"read")
         except RankTimeout as error:
             self._waiting.popleft()
             self._on_done(SaveOutcome(report, error))
             return
-        waited = time.monotonic() - since
         if encoded is None and waited <= self._ranks.timeout_s:
             time.sleep(POLL_S)
             return

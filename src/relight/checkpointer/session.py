@@ -21,6 +21,7 @@ from relight.errors import RelightError
 from relight.format.collector import collector_paused
 from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.observe import demote_info_logs, emit, write_events
+from relight.policy.triggers import text_to_compare
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.run_records.run_end import record_end
 from relight.store.wrapper import guard_of
@@ -34,7 +35,7 @@ class RunSession:
         self.world = find_world(options.limits.deadline_s)
         settings = {
             "background": options.background,
-            "save": options.trigger is not None,
+            "save": text_to_compare(options.trigger),
             "signals": options.signals,
             "fresh": options.fresh,
         }

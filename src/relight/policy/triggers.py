@@ -251,6 +251,14 @@ def parts_of(trigger: Trigger | None) -> tuple[Trigger, ...]:
     return tuple(trigger.flat()) if isinstance(trigger, _Any) else (trigger,)
 
 
+def text_to_compare(trigger: Trigger | None) -> str | None:
+    """Return a text that ranks compare: equal triggers have equal texts. Of triggers with functions or of other classes it
+    has only the class."""
+    parts = parts_of(trigger)
+    texts = [repr(each) if isinstance(each, (_Every, _Epochs, _Best)) else type(each).__name__ for each in parts]
+    return " | ".join(texts) or None
+
+
 def _reason(trigger: Trigger | None, text_of: Callable[[Trigger], str | None]) -> SaveReason | None:
     """Return the joined texts of all parts that are due. Its kind is that of the first one that is not ``adaptive``."""
     due = [(part.kind, text) for part in parts_of(trigger) if (text := text_of(part))]

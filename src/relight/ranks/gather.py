@@ -8,6 +8,7 @@ source: into a slot of the agent's memory, or slab by slab into a pack. Meanwhil
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ import torch
 
 from relight.capture.sharded import ShardingOf, part
 from relight.capture.tensors import memory_of
-from relight.comm import Communicator, RankTimeout
+from relight.comm import Communicator, RankTimeout, new_threads
 from relight.layout import Box, Item, Source, whole
 from relight.layout.rank_tables import Work
 from relight.layout.routes import Route
@@ -42,7 +43,7 @@ FRAME_BYTES = 1 << 10
 _ALIGN = 16
 WEIGHTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """Elements that every kernel can copy, by bytes."""
-_END, _ASK = b".", b"?"
+_END, _ASK, _WAIT = b".", b"?", b"~"
 
 
 class PieceRequest(NamedTuple):
@@ -159,8 +160,36 @@ class Rank0Exchange:
         if over:
             self._offers, self._held, self._small, self._place, self._room = None, {}, [], {}, None
         if not self.lost:
-            others = [rank for rank in range(self.world.size) if rank != self.world.rank and rank not in self.absent]
-            self.send_message(_END + outcome, others)
+            self.send_message(_END + outcome, self._others)
+
+    @contextlib.contextmanager
+    def keep_waiting(self, every_s: float) -> Iterator[None]:
+        """Send the other ranks a message every ``every_s`` seconds while the block runs on rank 0.
+
+        Writing may take longer than their deadline, which is for a silent rank 0. Without a thread, nothing is sent.
+        """
+        over = threading.Event()
+
+        def send() -> None:
+            while not over.wait(every_s):
+                with self._lock, contextlib.suppress(RankTimeout):  # no rank sends an answer while the lock is free
+                    if over.is_set() or self.lost:
+                        return
+                    self.send_message(_WAIT, self._others)
+
+        thread = threading.Thread(target=send, name="relight-keep-waiting", daemon=True)
+        started = new_threads.start(thread)
+        try:
+            yield
+        finally:
+            over.set()
+            if started:
+                thread.join()
+
+    @property
+    def _others(self) -> list[int]:
+        """Ranks that wait for the end of the gathering."""
+        return [rank for rank in range(self.world.size) if rank != self.world.rank and rank not in self.absent]
 
     def _pull_small(self, at: int) -> None:
         """Request the small tensor ``at``, and later ones that will be read soon."""
@@ -248,6 +277,8 @@ class Rank0Exchange:
                 message = self.receive_message(0)
                 if message[:1] == _END:
                     return message[1:]
+                if message[:1] == _WAIT:
+                    continue
                 data, failure = memoryview(b""), b""
                 try:
                     if isinstance(offers, Exception):
@@ -273,10 +304,11 @@ class Rank0Exchange:
 
     def send_message(self, data: bytes, to: Sequence[int]) -> None:
         """Send a message of any length."""
-        frame = bytearray(struct.pack("<Q", len(data)) + data[: FRAME_BYTES - 8])
-        self.send(memoryview(frame.ljust(FRAME_BYTES, b"\0")), to)
-        if len(data) > FRAME_BYTES - 8:
-            self.send(memoryview(bytearray(data[FRAME_BYTES - 8 :])), to)
+        frame = (struct.pack("<Q", len(data)) + data[: FRAME_BYTES - 8]).ljust(FRAME_BYTES, b"\0")
+        # all memory before the first frame: a receiver that has it waits for the second one
+        frames = [bytearray(frame), *([bytearray(data[FRAME_BYTES - 8 :])] if len(data) > FRAME_BYTES - 8 else [])]
+        for each in frames:
+            self.send(memoryview(each), to)
 
     def receive_message(self, source: int) -> bytes:
         """Return the next message of that rank."""

@@ -112,8 +112,10 @@ class OneWriter(SeveralRanks):
         self.seat = None
         if self.leads:
             return self.run_exchange(lambda: self._all(agreement))
-        common, mine, plan, _ = agreement
+        common, mine, plan, *_ = agreement
         try:
+            if agreement.error is not None:
+                raise agreement.error
             self._note_replicas(agreement)
             own = capture(mine)
             self._offers = HeldPieces([*common.items, *own.items], common.spreads, plan.pieces)
@@ -136,9 +138,11 @@ class OneWriter(SeveralRanks):
         words = [b"", *(self.desk.receive_message(rank) for rank in range(1, self.world.size))]
         self.owes_part = True  # the other ranks wait for requests, except those that have failed
         self.desk.absent = {rank for rank, word in enumerate(words) if is_failure(word)}
+        if agreement.error is not None:
+            raise agreement.error
         self._note_replicas(agreement)
         raise_failures(words)
-        common, mine, plan, _ = agreement
+        common, mine, plan, *_ = agreement
         if self._routes is None or self._routes[0] is not plan:
             self._routes = plan, gatherings(plan.roster)
         gathered = self._routes[1]

@@ -51,6 +51,8 @@ _WISHES = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM", "SIGTERM")
 _UNSUPERVISED = 6
 """The last request: the kernel sent the signal because the rank's supervisor is gone. Other nodes then continue."""
 _ANOTHER = SaveReason("trigger", "another rank requested it")
+_COMPARING = "comparing replicas"
+"""One name for two exchanges: a rank with an error does not know which of them comes next."""
 
 
 class TablePlan(NamedTuple):
@@ -74,6 +76,8 @@ class Agreement(NamedTuple):
     """This rank's own components."""
     plan: TablePlan
     compared: Comparison
+    error: Exception | None = None
+    """An error of this rank after the last exchange. The other ranks write their parts, so it must abort its own part."""
 
 
 class Written(NamedTuple):
@@ -333,9 +337,11 @@ class SeveralRanks:
 
     def _part(self, agreement: Agreement) -> Captured:
         """Return what this rank writes: its share of the common state, and its own state."""
-        common, mine, plan, _ = agreement
+        common, mine, plan, *_ = agreement
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
         self.seat, self.owes_part = Participant(self.world.rank, self.world.size, digest, self.timeout_s), True
+        if agreement.error is not None:
+            raise agreement.error
         self._note_replicas(agreement)
         written = self._write(common, plan)
         own = capture(mine, preceding=written.items)
@@ -378,15 +384,21 @@ class SeveralRanks:
                 raise error
             digest, table = self._own_table(common)
             exchange.message = msgspec.msgpack.encode([digest, values])
-        states = [msgspec.msgpack.decode(answer) for answer in exchange.answers]
-        digests, plan = tuple(state[0] for state in states), self._shared
-        changed = plan is None or plan.digests != digests
-        received = self._learn(digests, digest, table) if changed else {}
-        with gather_from_all_ranks(self.world, "comparing replicas") as exchange:
+        try:
+            states = [msgspec.msgpack.decode(answer) for answer in exchange.answers]
+            digests, plan = tuple(state[0] for state in states), self._shared
+            changed = plan is None or plan.digests != digests
+            new = [each for each in dict.fromkeys(digests) if each not in self._tables] if changed else []
+        except Exception:  # any error: the other ranks wait in the next exchange
+            with gather_from_all_ranks(self.world, _COMPARING):
+                raise
+        encoded_tables = self._exchange_tables(new, digests, digest, table) if new else []
+        with gather_from_all_ranks(self.world, _COMPARING) as exchange:
             self._compare(digests, [dict(state[1]) for state in states])
             tables = self._tables
             if plan is None or changed:
-                tables = {**tables, **{key: from_msgpack(encoded, Table) for key, encoded in received.items()}}
+                received = {key: data for key, data in zip(digests, encoded_tables, strict=False) if data}
+                tables = {**tables, **{key: from_msgpack(data, Table) for key, data in received.items()}}
                 plan = self._plan(digests, tables, common)
             chosen = plan.replicas.choose()
             own_sums = {key: sums(stretches, common.items, common.spreads) for key, stretches in chosen.items()}
@@ -394,17 +406,22 @@ class SeveralRanks:
         if changed:
             self._written = None
         self._shared, self._tables = plan, tables
-        answers = [dict(msgspec.msgpack.decode(answer)) for answer in exchange.answers]
-        unequal = {}
-        for key in differing(answers):
-            with gather_from_all_ranks(self.world, "comparing replicas") as exchange:
+        failure: Exception | None = None
+        unequal: dict[bytes, dict[int, bytes]] = {}
+        try:
+            answers = [dict(msgspec.msgpack.decode(answer)) for answer in exchange.answers]
+            keys = differing(answers)
+        except Exception as caught:  # any error: raised by ``_part``, after which the caller aborts this rank's part
+            failure, answers, keys = caught, [], []
+        for key in keys:
+            with gather_from_all_ranks(self.world, _COMPARING) as exchange:
                 pairs = zip(chosen.get(key, ()), own_sums.get(key, ()), strict=True)
                 named = [(common.items[stretch.copy.item].name, value) for stretch, value in pairs]
                 exchange.message = msgspec.msgpack.encode(named)
             unequal[key] = {rank: exchange.answers[rank] for rank, answer in enumerate(answers) if key in answer}
         compared = Comparison(chosen, unequal)
         plan.replicas.advance(compared)  # only now: after a failed exchange, the next save compares the same ranges
-        return Agreement(common, mine, plan, compared)
+        return Agreement(common, mine, plan, compared, failure)
 
     def _plan(self, digests: tuple[bytes, ...], tables: Mapping[bytes, Table], common: Captured) -> TablePlan:
         numbers = {each: number for number, each in enumerate(dict.fromkeys(digests))}
@@ -462,16 +479,14 @@ class SeveralRanks:
             self._table = key, Digest(msgspec.msgpack.encode(table)).digest()[:16], table
         return self._table[1:]
 
-    def _learn(self, digests: Sequence[bytes], own: bytes, table: Table) -> dict[bytes, bytes]:
-        """Return the encoded tables that are new to this rank, by digest, each from the lowest rank that has it.
-        Collective."""
-        new = [digest for digest in dict.fromkeys(digests) if digest not in self._tables]
-        if not new:
-            return {}
-        with gather_from_all_ranks(self.world, "exchanging tables of tensors") as exchange:
+    def _exchange_tables(
+        self, new: Sequence[bytes], digests: Sequence[bytes], own: bytes, table: Table
+    ) -> Sequence[bytes]:
+        """Return the encoded tables that are ``new``, by rank: each from the lowest rank that has it. Collective."""
+        with gather_from_all_ranks(self.world, _COMPARING) as exchange:
             if own in new and digests.index(own) == self.world.rank:
                 exchange.message = msgspec.msgpack.encode(table)
-        return {digest: encoded for digest, encoded in zip(digests, exchange.answers, strict=True) if encoded}
+        return exchange.answers
 
     def _compare(self, digests: Sequence[bytes], values: Sequence[Mapping[str, bytes]]) -> None:
         """Report, once for each name, values that differ between ranks with equal tensors. The lowest rank's value is

@@ -42,8 +42,7 @@ class ReadByEveryRank:
         places = self._places
         assert places is not None
         # with several ranks, rank 0's log decides whether the run exists
-        copies = places.copies_of(agreed(self._request, places.merged.history))
-        return CopiesToTry(copies, [tier.name for tier in places.tiers], places.silent)
+        return CopiesToTry(agreed(self._request, places), [tier.name for tier in places.tiers], places.silent)
 
     def open(self, copy: TierCopy) -> CheckpointView:
         """See ``RestoreTransport``."""

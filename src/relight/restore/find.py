@@ -11,8 +11,10 @@ import msgspec
 from relight.catalog import candidates
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, read_further
+from relight.decode import from_msgpack
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.names import is_run_name
+from relight.format.records import CommitBody
 from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
@@ -35,18 +37,36 @@ class Places(NamedTuple):
         """Open a copy, with the other copies as places to read the same bytes. Each pack is read from the nearest tier that has it."""
         place = self.tiers[copy.place]
         view = place.view
-        assert view is not None  # the tier's log has the checkpoint
+        if view is None:  # rank 0 has read the tier's log, and this rank could not
+            raise StoreUnavailable(
+                f"tier {place.name} does not answer this rank",
+                where=place.store.url,
+                hint="repair this host's connection to it",
+            )
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
 
         def places(nearer: bool) -> tuple[tuple[ByteStore, str], ...]:
             return tuple(
                 (self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run))
                 for other in copies
-                if other != copy and other.place not in self.silent and (other.place < copy.place) == nearer
+                if (other.place, other.checkpoint.id) != (copy.place, copy.checkpoint.id)
+                and other.place not in self.silent
+                and (other.place < copy.place) == nearer
             )
 
         opened = open_checkpoint(place.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id)
         return replace(opened, spares=places(False), nearer=places(True))
+
+    def is_read(self, place: int) -> bool:
+        """Return whether this rank has read the log of the tier at that position."""
+        return self.tiers[place].view is not None
+
+    def find(self, place: int, checkpoint_id: str) -> Checkpoint | None:
+        """Return the checkpoint with that id in the tier at that position, or None if this rank has not read it there."""
+        copies = (copy for copies in self.merged.copies.values() for copy in copies)
+        return next(
+            (copy.checkpoint for copy in copies if copy[0] == place and copy.checkpoint.id == checkpoint_id), None
+        )
 
     def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:
         """Yield the copies of each checkpoint, the nearest first."""
@@ -185,23 +205,38 @@ def report_suspect(history: History, which: str | int) -> None:
             )
 
 
-def agreed(request: RestoreRequest, history: History) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that rank 0 would try, in its order."""
-    ranks, which = request.ranks, request.which
+def agreed(request: RestoreRequest, places: Places) -> Iterator[TierCopy]:
+    """Yield the copies that rank 0 would try, in its order, also those in tiers that this rank cannot read.
+
+    Rank 0 sends its record of a copy only for further tiers: every rank has read the nearest one.
+    """
+    ranks, history = request.ranks, places.merged.history
     wanted = ranks.run_on_rank0(
-        lambda: msgspec.json.encode([checkpoint.id for checkpoint in reported(history, which)]), "choosing a checkpoint"
+        lambda: msgspec.msgpack.encode([_row(copy) for copy in places.copies_of(reported(history, request.which))]),
+        "choosing a checkpoint",
     )
-    ids = msgspec.json.decode(wanted)
-    if not ids:
-        with read_on_all_ranks(ranks, "counting the checkpoints"):
-            if candidates(history, which):
-                raise StoreUnavailable(
-                    "this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store"
-                )
-    for checkpoint_id in ids:
-        checkpoint = history.find(checkpoint_id)
+    with read_on_all_ranks(ranks, "counting the checkpoints"):
+        rows = from_msgpack(wanted, list[_Row])
+        if not rows and candidates(history, request.which):
+            raise StoreUnavailable(
+                "this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store"
+            )
+    for place, has_next, checkpoint_id, record in rows:
         with read_on_all_ranks(ranks, f"finding checkpoint {checkpoint_id} in the log"):
+            checkpoint = places.find(place, checkpoint_id)
+            if checkpoint is None and record is not None and not places.is_read(place):
+                checkpoint = Checkpoint(*record)
             if checkpoint is None:
                 raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet that this rank reads")
-        assert checkpoint is not None
-        yield checkpoint
+        yield TierCopy(place, checkpoint, has_next)
+
+
+_Row = tuple[int, bool, str, tuple[int, str, int, CommitBody] | None]
+"""A copy of rank 0: the tier's position, whether another copy of the same checkpoint follows, its id, and the fields of
+its record."""
+
+
+def _row(copy: TierCopy) -> _Row:
+    record = copy.checkpoint
+    fields = (record.seq, record.time, record.epoch, record.body) if copy.place else None
+    return copy.place, copy.has_next, record.id, fields

@@ -19,6 +19,7 @@ from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog.tiers import TierCopy
 from relight.comm import RankTimeout
 from relight.decode import from_msgpack
+from relight.errors import memory_refusals
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.records import CommitBody
 from relight.layout import Box, Sink, skip_of
@@ -41,6 +42,8 @@ from relight.restore.result import Resumed
 from relight.restore.transport import CheckpointView, CopiesToTry
 
 _DATA, _END, _FAILED = b":", b".", b"-"
+_SIZE_BYTES = 8
+"""Bytes of a batch's size, which follows ``_DATA``. A receiver needs no memory to read it."""
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +93,7 @@ class ReadByRank0:
 
     def find(self, result: Resumed) -> CopiesToTry:
         """See ``RestoreTransport``. Only rank 0 knows the places."""
-        listing = _Listing([], [])
+        encoded: bytes | None = None
         with read_on_all_ranks(self._ranks, "reading the log"):
             if self._ranks.leads:
                 self._places = places = read_places(self._request, result)
@@ -101,13 +104,15 @@ class ReadByRank0:
                     for place, has_next, record in listed
                 ]
                 listing = _Listing([tier.name for tier in places.tiers], rows, result.skips, result.cuts)
-        encoded = msgspec.msgpack.encode(listing) if self._ranks.leads else None
-        listing = from_msgpack(self._ranks.world.broadcast(encoded, 0, "choosing a checkpoint"), _Listing)
-        result.skips, result.cuts = listing.skips, listing.cuts
-        copies = [
-            TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next)
-            for tier, has_next, seq, time, epoch, body in listing.copies
-        ]
+                encoded = msgspec.msgpack.encode(listing)
+        encoded = self._ranks.world.broadcast(encoded, 0, "choosing a checkpoint")
+        with read_on_all_ranks(self._ranks, "choosing a checkpoint"):
+            listing = from_msgpack(encoded, _Listing)
+            result.skips, result.cuts = listing.skips, listing.cuts
+            copies = [
+                TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next)
+                for tier, has_next, seq, time, epoch, body in listing.copies
+            ]
         return CopiesToTry(copies, listing.tiers, self._places.silent if self._places is not None else set())
 
     def open(self, copy: TierCopy) -> CheckpointView:
@@ -123,10 +128,9 @@ class ReadByRank0:
                     for number, stored in enumerate(opened.parts):
                         for index in range(len(stored.packs)):
                             check(number, index)
-        manifest = from_msgpack(
-            self._ranks.world.broadcast(message if self._ranks.leads else None, 0, doing), _Manifest
-        )
+        message = self._ranks.world.broadcast(message if self._ranks.leads else None, 0, doing)
         with read_on_all_ranks(self._ranks, doing):
+            manifest = from_msgpack(message, _Manifest)
             tree, own = manifest.trees()
             self._tensors = manifest.tensors
             return CheckpointView(
@@ -136,14 +140,21 @@ class ReadByRank0:
 
     def read(self, sinks: Mapping[int, Sink]) -> tuple[int, str]:
         """See ``RestoreTransport``. Rank 0 reads each stored byte once, and sends it to the ranks that need it."""
-        needs = {
-            index: _boxes(sink, self._tensors[index]) for index, sink in sinks.items() if self._tensors[index].length
-        }
         bytes_read, source = 0, "store"
+        # A rank without memory for these must not leave rank 0 waiting: all ranks raise before any byte is sent.
+        with read_on_all_ranks(self._ranks, "requesting the state"):
+            needs = {
+                index: _boxes(sink, self._tensors[index])
+                for index, sink in sinks.items()
+                if self._tensors[index].length
+            }
+            request, room = b"", memoryview(b"")
+            if not self._ranks.leads:
+                request, room = msgspec.msgpack.encode(list(needs.items())), memoryview(bytearray(PIECE_BYTES))
         with read_on_all_ranks(self._ranks, "receiving the state"):
             if self._opened is None or self._near is None:
-                self._ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
-                _receive_bytes(self._ranks.desk, sinks, self._tensors)
+                self._ranks.desk.send_message(request, [0])
+                _receive_bytes(self._ranks.desk, sinks, self._tensors, room)
             else:
                 (opened, joined), self._opened = self._opened, None
                 bytes_read, source = _send_bytes(opened, joined, sinks, needs, self._near, self._ranks)
@@ -205,18 +216,22 @@ class _Distributor:
             batch.heads.append((index, box))
             batch.data += memory
 
-    def end(self, outcome: bytes) -> None:
-        """Send the remaining batches if ``outcome`` is success, then send ``outcome`` to all other ranks."""
+    def flush(self) -> None:
+        """Send the remaining batches."""
         with self._lock:
-            if outcome == _END:
-                for ranks in list(self._batches):
-                    self._post(ranks)
+            for ranks in list(self._batches):
+                self._post(ranks)
+
+    def end(self, outcome: bytes) -> None:
+        """Send ``outcome`` to all other ranks, and no more bytes."""
+        with self._lock:
             self._batches = {}
             self._desk.send_message(outcome, range(1, self._desk.world.size))
 
     def _post(self, ranks: tuple[int, ...]) -> None:
         batch = self._batches.pop(ranks)
-        self._desk.send_message(_DATA + msgspec.msgpack.encode([len(batch.data), batch.heads]), ranks)
+        size = len(batch.data).to_bytes(_SIZE_BYTES, "little")
+        self._desk.send_message(_DATA + size + msgspec.msgpack.encode(batch.heads), ranks)
         self._desk.send(memoryview(batch.data), ranks)
 
 
@@ -251,8 +266,14 @@ class _DistributingSink:
     def absorb(self, start: int, data: memoryview) -> None:
         """Cut the bytes into the wanted boxes, and deliver each to its ranks."""
         elements = torch.frombuffer(data, dtype=WEIGHTS[self._weight])
-        first, offset = start // self._weight, 0
-        for run in boxes_of_run(self._box.size, first, first + len(elements)):
+        first, offset, step = start // self._weight, 0, PIECE_BYTES // self._weight
+        end = first + len(elements)
+        # in pieces, as a receiver has memory for PIECE_BYTES
+        for run in (
+            run
+            for begin in range(first, end, step)
+            for run in boxes_of_run(self._box.size, begin, min(end, begin + step))
+        ):
             box = placed(run, self._box)
             values = elements[offset : offset + run.elements].view(run.size)
             offset += run.elements
@@ -275,20 +296,24 @@ def _send_bytes(
     desk, world = ranks.desk, ranks.world.size
     distributor = _Distributor(desk, sinks, joined.tensors)
     try:
-        wanted: dict[int, dict[Box, list[int]]] = {}
-        for rank in range(world):
-            for index, boxes in needs.items() if rank == 0 else _decode_boxes(desk.receive_message(rank)):
-                for box in boxes:
-                    wanted.setdefault(index, {}).setdefault(box, []).append(rank)
-        by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
-        for index, owners in wanted.items():
-            for piece in joined.pieces[index]:
-                sink = _sink(distributor, index, joined.tensors[index], piece.box, owners, sinks)
-                if sink is not None:
-                    by_part[piece.part][piece.tensor] = sink
-        reading = RestoreReader(opened, by_part, near, SINGLE_RANK)
-        reading.from_memory()
-        reading.from_store()
+        with memory_refusals("sending the state"):
+            # all requests before any is decoded: a rank that still sends one cannot receive an error
+            requests = [b"", *(desk.receive_message(rank) for rank in range(1, world))]
+            wanted: dict[int, dict[Box, list[int]]] = {}
+            for rank in range(world):
+                for index, boxes in needs.items() if rank == 0 else _decode_boxes(requests[rank]):
+                    for box in boxes:
+                        wanted.setdefault(index, {}).setdefault(box, []).append(rank)
+            by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
+            for index, owners in wanted.items():
+                for piece in joined.pieces[index]:
+                    sink = _sink(distributor, index, joined.tensors[index], piece.box, owners, sinks)
+                    if sink is not None:
+                        by_part[piece.part][piece.tensor] = sink
+            reading = RestoreReader(opened, by_part, near, SINGLE_RANK)
+            reading.from_memory()
+            reading.from_store()
+            distributor.flush()
     except RankTimeout:
         raise
     except BaseException as error:  # of any kind: the other ranks wait for an end
@@ -327,33 +352,36 @@ def _sink(
 # -- the others
 
 
-def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
-    """Receive batches and write them to the sinks, until rank 0 reports the end. Raise rank 0's error, or this rank's own."""
-    while (batch := _receive_batch(desk)) is not None:
-        heads, data = batch
-        offset = 0
+def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor], room: memoryview) -> None:
+    """Receive batches in ``room`` and write them to the sinks, until rank 0 reports the end. Raise rank 0's error, or this rank's own."""
+    while (batch := _receive_batch(desk, room)) is not None:
         try:
-            for index, box in heads:
-                length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
-                _put(sinks[index], tensors[index], box, data[offset : offset + length])
-                offset += length
-        except BaseException:  # of the user's storage or of a device: rank 0 sends the rest all the same
-            while _receive_batch(desk) is not None:
+            _put_batch(*batch, sinks, tensors)
+        except BaseException:  # of the user's storage, of a device or of memory: rank 0 sends the rest all the same
+            while _receive_batch(desk, room) is not None:
                 pass
             raise
 
 
-def _receive_batch(desk: Rank0Exchange) -> tuple[list[tuple[int, Box]], memoryview] | None:
-    """Return the next batch's boxes and bytes; None at the end. Raise rank 0's error."""
+def _receive_batch(desk: Rank0Exchange, room: memoryview) -> tuple[bytes, memoryview] | None:
+    """Return the next batch's encoded boxes and its bytes, which are in ``room``; None at the end. Raise rank 0's error."""
     message = desk.receive_message(0)
     if message[:1] == _END:
         return None
     if message[:1] == _FAILED:
         raise decode_error(message[1:])
-    size, heads = from_msgpack(message[1:], tuple[int, list[tuple[int, Box]]])
-    data = memoryview(bytearray(size))
+    data = room[: int.from_bytes(message[1 : 1 + _SIZE_BYTES], "little")]
     desk.receive(data, 0)
-    return heads, data
+    return message[1 + _SIZE_BYTES :], data
+
+
+def _put_batch(encoded: bytes, data: memoryview, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
+    """Write a batch to the sinks. ``encoded``: the tensor and the box of each piece of ``data``."""
+    offset = 0
+    for index, box in from_msgpack(encoded, list[tuple[int, Box]]):
+        length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
+        _put(sinks[index], tensors[index], box, data[offset : offset + length])
+        offset += length
 
 
 def _put(sink: Sink, tensor: Tensor, box: Box, data: memoryview) -> None:
