@@ -186,8 +186,8 @@ class EventFeed:
         return self._by_name.get((store, run))
 
     def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
-        """Store alert states for the next server. Nothing is written while there is no alert."""
-        has_alerts = bool(state or ledger.waiting)
+        """Store alert states for the next server. Nothing is written while there is no alert, and no message to send."""
+        has_alerts = bool(state or ledger.waiting or ledger.unsent)
         if has_alerts or self._kept_some:
             self._keep(encode_alarms(state, ledger, now))
             self._kept_some = has_alerts
