@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -174,11 +175,12 @@ class Log:
             if pause_s is not None:  # a network file system caches for a while that a file was missing
                 sleep(pause_s)
         where = f"{self._store.url.rstrip('/')}/{self._run}"
+        rebuild = f"relight log {shlex.quote(where)} --rebuild"
         raise CorruptCheckpoint(
             f"this run's log is missing, and {len(names)} checkpoint directories are there",
             where=where,
             details=[*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])],
-            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: relight log {where} --rebuild",
+            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: {rebuild}",
         )
 
     def begin_rebuilt(self, run_id: str) -> LogView:
