@@ -30,7 +30,7 @@ from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import anchoring
 from relight.log import summary as summaries
-from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
+from relight.log.identity import check_recordable, checkpoint_dirs, now_text, read_store, require_store
 from relight.log.listing import GAP_MAX, TORN_MAX, Folders, LogListing
 from relight.log.nested import STORE_NOT_RUN, hint_for_store, refuse_store_as_run
 from relight.log.replaced import other_runs_records, refuse_other_record, removed, without_store_id
@@ -233,6 +233,10 @@ class Log:
             f"appending to the log failed: other writers took the next record {APPEND_TRIES} times",
             where=f"{self._run}/{LOG_DIR}",
         )
+
+    def check_recordable(self) -> None:
+        """Raise ``ConfigError`` if a record of this process would have no effect: no trusted signer signs it."""
+        check_recordable(self._store)
 
     def span(self, first: int, last: int) -> list[Record]:
         """Return the valid records from ``first`` to ``last``, in order, including those that a summary replaces.

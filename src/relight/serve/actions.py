@@ -344,13 +344,16 @@ class Actions:
         )
 
     def _verified_lately(self, run: Run) -> dict[str, bool]:
-        """Return what plans verified in the last ``VERIFIED_S``, by checkpoint id. The next plan adds its own."""
+        """Return which checkpoints plans found whole in the last ``VERIFIED_S``. The next plan adds its own results.
+
+        A checkpoint that failed is verified again: it may have been repaired since.
+        """
         now, place = time.monotonic(), (run.store.url, run.name)
         since, known = self._verified.get(place, (-VERIFIED_S, {}))
         if now - since >= VERIFIED_S:
             since, known = now, {}
-        for checkpoint_id in damage(run.history()):  # found since
-            known.pop(checkpoint_id, None)
+        damaged = damage(run.history())  # found since
+        known = {id_: True for id_, is_whole in list(known.items()) if is_whole and id_ not in damaged}
         self._verified[place] = since, known
         return known
 
