@@ -261,7 +261,7 @@ def test_two_outcomes_of_one_save_end_no_training() -> None:
     assert collected == [1, 2] and not under_way
 
 
-def test_a_task_whose_thread_ends_without_a_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_ends_without_a_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread may have no memory even for its error. ``results`` does not wait for a result that never comes."""
     monkeypatch.setattr(new_threads._Task, "run", lambda task: None)
     tasks, errors = ThreadTasks("lost"), list[BaseException]()

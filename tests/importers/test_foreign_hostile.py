@@ -591,7 +591,7 @@ def test_wounded_files_come_in_or_are_refused(tmp_path: Path, name: str) -> None
 
 
 def test_names_of_tied_weights_may_be_anything() -> None:
-    """``shared_params`` of a damaged DeepSpeed checkpoint may have values that are no names: they tie nothing."""
+    """``shared_params`` of a damaged DeepSpeed checkpoint may have invalid names: they tie nothing."""
     content = Content("deepspeed", "1", components={"model": ImportedComponent("module", {"a": 1, "b": 2})})
     deepspeed._tie(content, {"b": ["a"], "c": {}, "d": 3, "e": "none", 4: "a", "f": "a"})
     assert content.components["model"].node == {"a": 1, "b": 2, "f": 1}
