@@ -104,7 +104,7 @@ def test_a_save_without_a_supervisor_fails_with_a_hint(server: Server, monkeypat
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
 
 
-def test_a_refused_save_requests_nothing(server: Server, job: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_save_requests_nothing(job: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """If too many tasks run, or the request is invalid, *Save now* is refused and the job does not save."""
     go, tasks = threading.Event(), server.app.state.tasks
     for number in range(RUNNING_MAX):
