@@ -14,6 +14,21 @@ from relight.demo.lane import _environment
 from relight.settings.environment import TIERS
 
 
+def test_only_the_tiers_are_restored_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable is missing in between, and a variable that another thread sets meanwhile keeps its value."""
+    monkeypatch.setenv(TIERS, "{'cold': {}}")
+    monkeypatch.setenv("LATER", "before")
+    monkeypatch.setattr(type(os.environ), "clear", lambda _: pytest.fail("the environment was empty for a moment"))
+    with without_tiers():
+        assert os.environ[TIERS] == "{}"
+        monkeypatch.setenv("LATER", "after")
+    assert (os.environ[TIERS], os.environ["LATER"]) == ("{'cold': {}}", "after")
+    monkeypatch.delenv(TIERS)
+    with without_tiers():
+        assert os.environ[TIERS] == "{}"
+    assert TIERS not in os.environ
+
+
 def test_no_run_of_the_benchmark_or_the_demo_has_further_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables are as before afterwards, and other Checkpointers have the tiers."""
     settings = tmp_path / "relight.toml"

@@ -24,8 +24,8 @@ from relight.capture import math_init
 from relight.checkpointer.inflight import InflightSave, InflightSaves
 from relight.checkpointer.save_handle import Save
 from relight.comm import new_threads
-from relight.comm.new_threads import ThreadPool
-from relight.errors import StoreUnavailable
+from relight.comm.new_threads import ThreadPool, ThreadTasks
+from relight.errors import NoMemory, StoreUnavailable
 from relight.observe import Event, thread_start
 from relight.save_reason import ASKED
 from relight.snapshot import copier
@@ -259,3 +259,21 @@ def test_two_outcomes_of_one_save_end_no_training() -> None:
         # while the first one is handled
         under_way.on_done(SaveOutcome(SaveResult(2, "id2"), StoreUnavailable("again")))
     assert collected == [1, 2] and not under_way
+
+
+def test_a_thread_that_ends_without_a_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may have no memory even for its error. ``results`` does not wait for a result that never comes."""
+    monkeypatch.setattr(new_threads._Task, "run", lambda task: None)
+    tasks, errors = ThreadTasks("lost"), list[BaseException]()
+    assert tasks.start(lambda: 1)
+
+    def results() -> None:
+        try:
+            tasks.results()
+        except BaseException as error:  # noqa: BLE001 (compared below)
+            errors.append(error)
+
+    caller = threading.Thread(target=results, daemon=True)
+    caller.start()
+    caller.join(10)
+    assert [type(error) for error in errors] == [NoMemory]

@@ -121,6 +121,10 @@ def test_a_trace_is_shown_by_step_id_and_tag(ask: Any, runs: Path, tmp_path: Pat
         assert f"{second}, step 199" in shown.out and max(map(len, shown.out.splitlines())) <= 84
         assert "write" in shown.out and "50 %" in shown.out
     assert "step 150" in ask("show", "--trace", f"{runs}/demo@lost000000").out
+    keep(tmp_path, runs, "demo", *way("1234abcdef", 77))
+    assert "step 77" in ask("show", "--trace", f"{runs}/demo@1234a").out
+    wrong = ask("show", "--trace", f"{runs}/demo@1234")
+    assert wrong.code != 0 and "no trace of '1234'" in wrong.err, "digits are a step"
     value = ask("show", "--trace", f"{runs}/demo", "--json", "--plot", tmp_path / "trace.png").json
     assert value["durable_s"] == pytest.approx(2.0) and [leg["part"] for leg in value["critical_path"]][2] == "write"
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"

@@ -146,6 +146,30 @@ def test_a_user_s_mark_on_the_far_tier_stays(tmp_path: Path) -> None:
     assert holds_of(far_history(tmp_path)) == {ids[0]: "audit"}
 
 
+@pytest.mark.parametrize(("why", "is_released_first"), [("audit", True), ("audit", False), ("mine", False)])
+def test_a_hold_that_a_user_places_on_a_held_copy_stays(tmp_path: Path, why: str, is_released_first: bool) -> None:
+    """A user holds a far copy that already has a carried hold. The release in the nearest tier does not release it."""
+    attempt = begin(tmp_path, far={"far": keep(last=1)})
+    ids = [save(attempt, step) for step in (0, 1)]
+    hold(attempt.store, "run", ids[0], "mine")
+    drain(attempt.store, "run")
+    assert holds_of(far_history(tmp_path)) == {ids[0]: "mine"}
+    far = LocalStore(tmp_path / "far")
+    if is_released_first:
+        release(far, "run", ids[0])
+    hold(far, "run", ids[0], why)
+    release(attempt.store, "run", ids[0])
+    for step in (2, 3):
+        save(attempt, step)
+        drain(attempt.store, "run")
+    assert holds_of(far_history(tmp_path)) == {ids[0]: why} and live(tmp_path, "far") == [0, 3]
+    release(far, "run", ids[0])
+    hold(attempt.store, "run", ids[1], "again")
+    save(attempt, 4)
+    drain(attempt.store, "run")
+    assert holds_of(far_history(tmp_path)) == {}, "checkpoint 1 has no copy there"
+
+
 def test_a_lost_or_damaged_near_log_removes_nothing(tmp_path: Path) -> None:
     """A new nearest tier has no tags: those of the far tier stay. A damaged TAG record is no removal."""
     attempt = begin(tmp_path, far={"far": keep(last=1)})

@@ -19,6 +19,7 @@ from relight.keys.signing import HashSigner, signer_of, trust_of, write_signing_
 from relight.log import fold
 from relight.observe import subscribe
 from relight.reader import verify_checkpoint
+from relight.run_records.holds import hold
 from relight.store import LocalStore, MemoryStore, open_bytes
 from relight.store.anchored import AnchoredStore
 from relight.store.encrypted import EncryptedStore
@@ -92,6 +93,22 @@ def test_unsigned_records_have_no_effect(pair: tuple[str, str], tmp_path: Path) 
     reader = SignedStore(inner, None, trust_of(pair[1]))
     assert live(inner) == 2 and live(reader) == 1
     assert [checkpoint.step for checkpoint in open_run(reader, "run").history().live] == [1]
+
+
+def test_a_tag_or_hold_without_a_trusted_signature_is_refused(pair: tuple[str, str]) -> None:
+    """A process with trust= alone would write records that count for no process with the same trust=."""
+    inner = MemoryStore()
+    save(SignedStore(inner, signer_of(pair[0]), None), 1)
+    before, store = records(inner), SignedStore(inner, None, trust_of(pair[1]))
+    (checkpoint,) = open_run(store, "run").history().live
+    with pytest.raises(ConfigError, match="no signature of a trusted signer"):
+        open_run(store, "run").tag("good", checkpoint.id)
+    with pytest.raises(ConfigError, match="no signature of a trusted signer"):
+        hold(store, "run", checkpoint.id, "audit")
+    assert records(inner) == before
+    signed = SignedStore(inner, signer_of(pair[0]), trust_of(pair[1]))
+    open_run(signed, "run").tag("good", checkpoint.id)
+    assert open_run(store, "run").history().tags == {"good": checkpoint.id}
 
 
 def test_every_bit_of_a_signed_record(pair: tuple[str, str]) -> None:

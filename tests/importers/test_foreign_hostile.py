@@ -28,7 +28,8 @@ from safetensors.torch import save_file
 import relight
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
 from relight.format.crc import combined, crc32
-from relight.importers import detect, import_checkpoint
+from relight.importers import deepspeed, detect, import_checkpoint
+from relight.importers.content import Content, ImportedComponent
 from relight.store import open_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -587,3 +588,10 @@ def test_wounded_files_come_in_or_are_refused(tmp_path: Path, name: str) -> None
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:]
     came, refused_count = map(int, done.stdout.split())
     assert came + refused_count == COUNT and refused_count > 0
+
+
+def test_names_of_tied_weights_may_be_anything() -> None:
+    """``shared_params`` of a damaged DeepSpeed checkpoint may have invalid names: they tie nothing."""
+    content = Content("deepspeed", "1", components={"model": ImportedComponent("module", {"a": 1, "b": 2})})
+    deepspeed._tie(content, {"b": ["a"], "c": {}, "d": 3, "e": "none", 4: "a", "f": "a"})
+    assert content.components["model"].node == {"a": 1, "b": 2, "f": 1}

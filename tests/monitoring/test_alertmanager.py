@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -25,8 +26,9 @@ from relight.comm.ports import free_port
 from relight.errors import ConfigError
 from relight.monitoring import RunSeen, Watcher
 from relight.monitoring.alert_delivery import trial_message
-from relight.monitoring.alertmanager import ENDS_AFTER_S, KEPT_S, REPEAT_S, receiver_of
+from relight.monitoring.alertmanager import ENDS_AFTER_S, KEPT_S, REPEAT_S, as_posted, receiver_of
 from relight.monitoring.notify import TRIES, Alarms, check_targets, send
+from relight.monitoring.rules import FIRING, Alert
 from relight.monitoring.settings import AlertTarget, alerting_of
 from relight.observe import subscribe
 
@@ -122,6 +124,13 @@ def alarms(address: str, **more: Any) -> Alarms:
 def seconds(text: str) -> float:
     """Return a time of the API in seconds since 1970."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def test_the_command_of_an_alert_is_quoted() -> None:
+    """A store's path may have any character: the shell that gets the hint takes it as one argument."""
+    store = "/mnt/my runs; touch x"
+    alert = Alert("damaged", "critical", store, "demo", "", FIRING, "a file differs", 1.0)
+    assert shlex.split(as_posted(alert, 2.0)["annotations"]["hint"]) == ["relight", "verify", f"{store}/demo"]
 
 
 def test_an_alert_is_posted_repeated_and_ended(late: RunSeen) -> None:

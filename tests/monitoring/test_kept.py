@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+
+import pytest
+from receivers import web_server
 
 from relight.monitoring import RunSeen
 from relight.monitoring.alert_delivery import Ledger
 from relight.monitoring.alert_state import BYTES_MAX, decode_alarms, encode_alarms
 from relight.monitoring.notify import Alarms
 from relight.monitoring.rules import FIRING, PENDING, AlertRule
-from relight.monitoring.settings import Alerting
+from relight.monitoring.settings import Alerting, alerting_of
 
 RULES = (
     AlertRule("no_good_checkpoint", 60.0, "critical"),
@@ -63,6 +67,36 @@ def test_sent_and_waiting_messages_are_stored() -> None:
     (firing,) = (alert for alert in alarms.alerts if alert.state == FIRING)
     ledger = Ledger({firing.key: firing}, 990.0, {firing.key: 995.0}, {firing.key: 996.0})
     assert decode_alarms(encode_alarms(alarms.state, ledger, 1000.0), 1001.0)[1] == ledger
+
+
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # apprise imports it
+@pytest.mark.parametrize("role", ["to", "escalate_to"])
+def test_a_message_that_was_refused_is_sent_after_a_restart(role: str) -> None:
+    """A target refuses an alert, and the process ends. The next process sends the message, once. So does one that
+    starts when the alert is over."""
+    kept: list[bytes] = []
+
+    def alarms(port: int) -> Alarms:
+        table = {role: [f"json://127.0.0.1:{port}/"], "group_s": 0, "escalate_after_s": 0}
+        settings = dataclasses.replace(alerting_of(table, ""), rules=RULES)
+        state, ledger = decode_alarms(kept[-1] if kept else b"", 2000.0)
+        return Alarms(
+            settings, state, ledger, lambda state, ledger, now: kept.append(encode_alarms(state, ledger, now))
+        )
+
+    with web_server(status=500) as (port, refused):
+        alarms(port).update([BAD], 1000.0)
+    assert len(refused) == 1
+    with web_server() as (port, posts):
+        later = alarms(port)
+        later.update([BAD], 1015.0)
+        later.update([BAD], 1030.0)
+        alarms(port).update([BAD], 1045.0)
+        assert ["critical" in str(body) for _, body in posts] == [True]
+    del kept[1:]
+    with web_server() as (port, posts):
+        alarms(port).update([BAD._replace(unprotected_s=1.0, risk=0.0)], 1015.0)
+        assert [b'"message": "over' in body for _, body in posts] == [False, True]
 
 
 def test_what_makes_no_sense_is_nothing() -> None:

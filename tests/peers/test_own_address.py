@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from relight.peers import is_loopback
+
 SCRIPT = """
 import contextlib, socket
 from relight.peers import PeerService, Remote
@@ -49,3 +51,10 @@ def test_the_host_name_has_an_address(tmp_path: Path) -> None:
 def test_loopback_is_the_last_resort(tmp_path: Path) -> None:
     """An agent on a machine with no other address announces 127.0.0.1."""
     assert announced(tmp_path, "hostname node-b") == ["127.0.0.1", "1"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "[::1]", "localhost", "LOCALHOST"])
+def test_a_loopback_address_is_known(host: str) -> None:
+    """Another node cannot reach an agent at a loopback address, which may be a name."""
+    assert is_loopback(f"{host}:4000") and is_loopback(f"{host}:4000#0123")
+    assert not is_loopback("localhost.example:4000") and not is_loopback("10.0.0.1:4000")

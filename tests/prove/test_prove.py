@@ -60,6 +60,15 @@ def test_the_directory_of_an_earlier_prove_is_refused(tmp_path: Path) -> None:
         run(ProveOptions(SCRIPT, ["none"], n=4, k=2, keep=str(tmp_path)))
 
 
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """The error names the directory and the reason. It is not a traceback of the operating system's error."""
+    (tmp_path / "file").write_text("")
+    for keep in (str(tmp_path / "file" / "kept"), "/proc/self/kept", "/proc/self/fdinfo"):
+        with pytest.raises(ConfigError) as caught:
+            run(ProveOptions(SCRIPT, ["none"], n=4, k=2, keep=keep))
+        assert caught.value.where == keep and caught.value.hint
+
+
 def test_prove_names_the_error_of_a_script_that_fails(tmp_path: Path) -> None:
     """The message of a script with an ImportError has its error and a command, and no longer a number of steps."""
     script = tmp_path / "train.py"

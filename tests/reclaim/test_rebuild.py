@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shlex
 import shutil
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_a_missing_log_stops_a_start_and_nothing_is_swept(tmp_path: Path) -> Non
         assert "--rebuild" in caught.value.hint
     assert list_runs(store) == ["run"]
     assert sorted(str(path) for path in tmp_path.glob("run/0*/*")) == before
+
+
+def test_the_command_of_the_hint_is_quoted(tmp_path: Path) -> None:
+    """A shell takes the run of a store with a space in its path as one argument."""
+    store, _ = run_of(tmp_path / "my runs")
+    shutil.rmtree(tmp_path / "my runs" / "run" / "log")
+    with pytest.raises(CorruptCheckpoint) as caught:
+        Log(store, "run").read()
+    assert shlex.split(caught.value.hint)[-2:] == [f"{tmp_path}/my runs/run", "--rebuild"]
 
 
 def test_a_new_run_that_another_process_makes_at_this_moment_is_no_lost_log(

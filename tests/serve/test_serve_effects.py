@@ -277,11 +277,11 @@ def test_a_plan_of_retention_reads_a_checkpoint_once(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The confirmation uses the verification of the plan that was shown, unless damage was recorded since."""
-    reads, verify = list[str](), prune.verify_checkpoint
+    reads = list[str]()
 
     def counted(store: ByteStore, view: LogView, checkpoint: Checkpoint, **options: Any) -> list[VerifyFinding]:
         reads.append(checkpoint.id)
-        return verify(store, view, checkpoint, **options)
+        return []  # the checkpoints of the made store have no bytes
 
     monkeypatch.setattr(prune, "verify_checkpoint", counted)
     acts, fields = server.app.state.acts, {"store": "runs", "run": "other", "keep_last": "1"}
@@ -289,6 +289,28 @@ def test_a_plan_of_retention_reads_a_checkpoint_once(
     digest = acts.plan("prune", fields, admin).digest
     assert acts.plan("prune", fields, admin).digest == digest and len(reads) == 1
     record_checked(open_bytes(str(tmp_path / "runs")), "other", {reads[0]: "a chunk differs"}, "relight verify")
-    acts.plan("prune", fields, admin)
+    digest = acts.plan("prune", fields, admin).digest
     assert len(reads) == 2
     assert acts.execute("prune", fields, admin, digest).ok and len(reads) <= 3
+
+
+def test_a_plan_of_retention_verifies_a_failed_checkpoint_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that failed once may have been repaired since: the next plan reads it again."""
+    reads = list[str]()
+
+    def fails_once(store: ByteStore, view: LogView, checkpoint: Checkpoint, **options: Any) -> list[VerifyFinding]:
+        reads.append(checkpoint.id)
+        return [] if len(reads) > 1 else [VerifyFinding("corrupt", "chunks", "", "a chunk differs")]
+
+    monkeypatch.setattr(prune, "verify_checkpoint", fails_once)
+    acts, fields, admin = (
+        server.app.state.acts,
+        {"store": "runs", "run": "other", "keep_last": "1"},
+        Caller("ann", "admin"),
+    )
+    acts.plan("prune", fields, admin)
+    first = reads[0]
+    acts.plan("prune", fields, admin)
+    assert reads.count(first) == 2

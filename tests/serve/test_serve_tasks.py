@@ -22,7 +22,7 @@ from relight.run_records.incident_sync import DIRECTORY
 from relight.serve.actions import newest_account_time
 from relight.serve.pages_actions import ActionOutcome
 from relight.serve.scope import asking
-from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, ServerTask, Tasks
+from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING, RUNNING_MAX, ServerTask, Tasks
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
 from relight.supervise.save_requests import LogRequests
@@ -102,6 +102,27 @@ def test_a_save_without_a_supervisor_fails_with_a_hint(server: Server, monkeypat
     task = over(server, act(server, "save")["task"])
     assert task["state"] == FAILED and "not acknowledged within" in task["says"] and "USR1" in task["says"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
+
+
+def test_a_refused_save_requests_nothing(job: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If too many tasks run, or the request is invalid, *Save now* is refused and the job does not save."""
+    go, tasks = threading.Event(), server.app.state.tasks
+    for number in range(RUNNING_MAX):
+        tasks.begin("drill", "runs", f"run-{number}", "anna", lambda task: ActionOutcome(go.wait(60), ""))
+    before = job.view().head
+    assert "tasks are already running" in str(act(server, "save", "live"))
+    assert job.view().head == before
+    go.set()
+    ends = time.monotonic() + 20
+    while any(task.state == RUNNING for task in tasks.all()) and time.monotonic() < ends:
+        time.sleep(0.01)
+    monkeypatch.setattr("relight.run_records.save_requests.WHO_MAX", 1)
+    assert "a name has at most 1 letters" in str(act(server, "save", "live"))
+    while any(task.state == RUNNING for task in tasks.all()) and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert [task.state for task in tasks.all() if task.verb == "save"] == [FAILED]
+    time.sleep(0.5)  # the job polls every 0.2 s
+    assert job.view().head == before
 
 
 def test_a_drill_from_a_page_is_confirmed_shown_and_remembered(server: Server, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.supervise.test_run import Job
 
 from relight.catalog.run import Run
 from relight.errors import ConfigError, StoreUnavailable
+from relight.format.names import record_file
 from relight.heartbeat import request_path, take_request, write_request
 from relight.run_records.save_requests import (
     OLD_S,
@@ -30,7 +31,8 @@ from relight.run_records.save_requests import (
     wait_for_answer,
 )
 from relight.save_reason import requested_by
-from relight.store import open_bytes
+from relight.store import ByteStore, open_bytes
+from relight.store.base import Entry
 from relight.supervise.save_requests import LogRequests
 
 
@@ -121,6 +123,42 @@ def test_a_damaged_record_does_not_hide_the_request_after_it(run: Run, tmp_path:
     (tmp_path / "runs" / run.name / "log" / f"{head + 1:012d}.json").write_bytes(b"{")
     ask_for_save(run.store, run.name, "anna")
     assert watching.poll() == ["anna"]
+
+
+def test_a_request_that_a_listing_lacked_is_obeyed_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing has the record after a request, but not the request: a later poll obeys it. An expired one is not obeyed."""
+    for late_s, obeyed in ((3.0, ["anna"]), (OLD_S + 5, [])):
+        watching = Watching(run)
+        head = run.view().head
+        seq = ask_for_save(run.store, run.name, "anna")
+        run.tag(f"after-{head}", run.history().live[-1].id)
+        list_all = type(run.store).list
+
+        def without_request(store: ByteStore, place: str, hidden: int = seq) -> Iterator[Entry]:
+            return (entry for entry in list_all(store, place) if entry.name != record_file(hidden))
+
+        with monkeypatch.context() as stale:
+            stale.setattr(type(run.store), "list", without_request)
+            assert watching.poll() == []
+            for _ in range(int(late_s / 3.0)):
+                watching.poll()
+        assert watching.poll() == obeyed and watching.poll() == obeyed
+
+
+def test_a_stray_file_does_not_hide_later_requests(run: Run, tmp_path: Path) -> None:
+    """A file with a far higher number is not a record of the log. Requests below its number are obeyed."""
+    log = tmp_path / "runs" / run.name / "log"
+    before = Watching(run)
+    (log / record_file(900)).write_bytes((log / record_file(0)).read_bytes())
+    (log / record_file(5000)).parent.mkdir()
+    (log / record_file(5000)).write_bytes((log / record_file(0)).read_bytes())
+    assert before.poll() == []
+    (log / record_file(900)).unlink()
+    ask_for_save(run.store, run.name, "anna")
+    assert before.poll() == ["anna"]
+    after = Watching(run)
+    ask_for_save(run.store, run.name, "bert")
+    assert after.poll() == ["bert"]
 
 
 @pytest.mark.parametrize("why", ["x" * (WHY_MAX + 1), "a\x1b[31m"])

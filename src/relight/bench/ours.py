@@ -17,7 +17,7 @@ from relight.format.names import parse_dir
 from relight.observe import subscribe
 from relight.observe.events import Event
 from relight.policy import Limits, every
-from relight.settings.environment import leave_out_tiers
+from relight.settings.environment import TIERS, leave_out_tiers
 
 WORK_S = 0.2
 """Seconds for which training's speed is measured, before and after a save."""
@@ -148,12 +148,13 @@ class Ours:
 @contextmanager
 def without_tiers() -> Iterator[None]:
     """Keep the settings' further tiers out of the Checkpointers that are made meanwhile."""
-    before = dict(os.environ)
+    before = {name: value for name, value in os.environ.items() if name.startswith(TIERS)}
     try:
         leave_out_tiers(os.environ)
         yield
-    finally:
-        os.environ.clear()
+    finally:  # only these: other threads read and set the other variables meanwhile
+        leave_out_tiers(os.environ)
+        del os.environ[TIERS]
         os.environ.update(before)
 
 

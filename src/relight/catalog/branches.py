@@ -35,7 +35,7 @@ def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: s
 
     ``kind``: what the caller may move, a plain tag, a stage or a branch's tag. Raise ``ConfigError`` if ``name`` is of another kind.
     Every TAG record is made here, so a stage cannot be moved as a tag. Raise ``CheckpointNotFound`` if there is no such live checkpoint
-    or no such tag.
+    or no such tag, and ``ConfigError`` if no trusted signer signs records of this process.
     """
     if kind == TAG:
         check_free(name)
@@ -43,6 +43,7 @@ def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: s
         raise ConfigError(f"{name[:80]!r} is not a {kind}'s tag", where=log.run)
     if max(len(by), len(why)) > WORDS_MAX:
         raise ConfigError(f"a tag's author and reason are at most {WORDS_MAX} characters long")
+    log.check_recordable()
 
     def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)

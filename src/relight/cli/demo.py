@@ -14,7 +14,9 @@ from relight.demo import DemoOptions, run
 @click.command("demo")
 @click.option("--quick", is_flag=True, help="A smaller model, in under half a minute.")
 @click.option("--seed", default=0, show_default=True, help="The same kills, data and curves again.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the runs in this directory.")
+@click.option(
+    "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the runs in this new or empty directory."
+)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -64,7 +64,9 @@ ProgressCallback = Callable[[str, Any], None]
 )
 @click.option("--yes", is_flag=True, help="With --live: confirm.")
 @click.option(
-    "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep stores and logs in this directory."
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep stores and logs in this new or empty directory.",
 )
 @json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[[TORCHRUN'S FLAGS] SCRIPT [ARGS]…]")

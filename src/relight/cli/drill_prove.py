@@ -16,7 +16,9 @@ from relight.run_records.proofs import PROVED, Proof, remember_proof
 @click.command("drill --prove", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "n", type=click.IntRange(min=1), default=5, show_default=True, help="Steps before the kill.")
 @click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
-@click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
+@click.option(
+    "--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store in this new or empty directory."
+)
 @click.option(
     "--lossy", multiple=True, metavar="PATTERN=WAY", help="Store matching tensors lossily, and show the effect."
 )

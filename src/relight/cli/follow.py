@@ -15,7 +15,8 @@ from relight.errors import ConfigError
 from relight.followers.evaluation import Evaluation, RecordedResult, default_name, record
 from relight.followers.run_command import words_of
 from relight.log import Checkpoint
-from relight.run_records.results import check_evaluation_name, check_recordable, results_of
+from relight.log.identity import check_recordable
+from relight.run_records.results import check_evaluation_name, results_of
 from relight.settings.amounts import seconds_of
 from relight.units import duration_text, metrics_text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 import click
 
@@ -52,7 +53,8 @@ def new(file: str, signing: bool) -> None:
     if signing:
         public = write_signing_key(os.path.expanduser(file))
         click.echo(f"a new key to sign with is in {escape(file)}")
-        click.echo(f"  sign:    export RELIGHT_SIGN=ed25519:file:{escape(os.path.abspath(os.path.expanduser(file)))}")
+        spec = shlex.quote(f"ed25519:file:{os.path.abspath(os.path.expanduser(file))}")
+        click.echo(f"  sign:    export RELIGHT_SIGN={escape(spec)}")
         click.echo(f"  believe: export RELIGHT_TRUST={public}")
         return
     write_key_file(os.path.expanduser(file))

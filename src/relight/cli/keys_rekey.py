@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from relight.cli.common import engine_of, engine_options, json_option
@@ -84,7 +86,9 @@ def command(
         )
         for name in report.dropped:
             verb = "would not open" if dry_run else "does not open"
-            click.echo(f"{escape(name)} {verb} the store any more; relight keys add {escape(path)} SPEC adds a key")
+            click.echo(
+                f"{escape(name)} {verb} the store any more; relight keys add {escape(shlex.quote(path))} SPEC adds a key"
+            )
         if report.left:
             click.echo(
                 f"{count_text(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command"

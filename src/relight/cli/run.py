@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -70,7 +71,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
         undo()
     click.echo(f"relight: {escape(ended.message)}", err=True)
     if ended.code == 1:
-        click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
+        click.echo(f"relight: relight incidents {escape(shlex.quote(ended.where))} shows what happened", err=True)
     # after SAVED and UNSAVED, the machine may be gone before Python has exited, which takes seconds after torch
     if ended.code in (SAVED, UNSAVED) or _is_in_torch(ASKING):
         flush_events()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import ipaddress
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +139,7 @@ def command(
         raise ConfigError("--open is for a server that only this machine reaches", hint="leave out --open")
     has_token = any(token.state == "valid" for token in app.state.store.tokens())
     if not (has_token or anonymous_read or proxy_header or has_link):
-        where = f" --state {escape(str(state))}" if state is not None else ""
+        where = f" --state {escape(shlex.quote(str(state)))}" if state is not None else ""
         click.echo(
             f"there is no token yet, so no user has access: relight token new NAME --role admin{where}", err=True
         )

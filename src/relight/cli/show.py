@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -117,7 +118,9 @@ def command(
     run_opened = open_run_at(path)
     if metric is not None or mode is not None:
         if (which or run_opened.which) != BEST:
-            raise ConfigError("--metric and --mode go with 'best'", hint=f"relight show {path} best --metric NAME")
+            raise ConfigError(
+                "--metric and --mode go with 'best'", hint=f"relight show {shlex.quote(path)} best --metric NAME"
+            )
         which = selector(metric, mode)
     checkpoint = run_opened.choose(which)
     opened = run_opened.run.open(checkpoint)

@@ -111,7 +111,8 @@ def _chosen(saves: dict[str, list[FileEvent]], which: str) -> str | None:
         for id_, events in saves.items()
         if step is not None and any(event.fields.get("step") == step for event in events)
     ]
-    starts = [id_ for id_ in saves if id_.startswith(which)] if len(which) >= 3 else []
+    # digits are a step: one without a trace must not mean another save
+    starts = [id_ for id_ in saves if id_.startswith(which)] if len(which) >= 3 and not which.isdecimal() else []
     return steps[-1] if steps else starts[0] if len(starts) == 1 else None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from relight.catalog.locate import locate
@@ -67,7 +69,7 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
         click.echo(
             f"{checkpoint.id} (step {checkpoint.step}) is back, until the rules of the run's next save remove it"
         )
-        click.echo(f"to keep it: relight tag {escape(place)}@{checkpoint.id} --hold --why REASON")
+        click.echo(f"to keep it: relight tag {escape(shlex.quote(f'{place}@{checkpoint.id}'))} --hold --why REASON")
 
 
 def _chosen(opened: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:

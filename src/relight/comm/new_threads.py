@@ -18,6 +18,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
+from relight.errors import NoMemory
 from relight.observe import emit
 from relight.observe.thread_start import REFUSED, start_thread
 
@@ -150,7 +151,13 @@ class ThreadTasks:
 
     def results(self) -> list[Any]:
         """Return the results, in the order of ``start``. Raise the error of the first task that failed."""
-        return [future.result() for _, future in self._started]
+        results = []
+        for thread, future in self._started:
+            thread.join()
+            if not future.done():  # the thread had no memory even for its error: nothing will set a result
+                raise NoMemory("a thread ended without a result")
+            results.append(future.result())
+        return results
 
     def wait(self) -> None:
         """Wait until all tasks have ended. Their errors are not raised."""

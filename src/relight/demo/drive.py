@@ -24,6 +24,7 @@ from relight.demo.lane import DemoRun
 from relight.demo.report import DemoReport, Kill, curve_digest
 from relight.demo.shape import FULL, SHAPES, DemoSize
 from relight.errors import ConfigError, NoSpace, extra_hint
+from relight.settings.kept_directory import make_kept_directory
 from relight.units import size_text
 
 if TYPE_CHECKING:
@@ -198,9 +199,7 @@ def _end_only_here() -> Iterator[Callable[[], None]]:
 def _folder(keep: Path | None, room: int) -> Iterator[Path]:
     """Yield the directory of the runs: ``keep``, new or empty, or a temporary directory that is removed at the end."""
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        if any(keep.iterdir()):
-            raise ConfigError("the directory to keep the runs in is not empty", where=str(keep), hint="name a new one")
+        make_kept_directory(keep)
     folder = keep or Path(tempfile.mkdtemp(prefix="relight-demo-"))
     try:
         free = shutil.disk_usage(folder).free

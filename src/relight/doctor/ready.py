@@ -353,7 +353,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             6,
             None,
             "not measured: --measure reads the newest checkpoint",
-            f"relight doctor {run.path if run is not None else store.url} --ready --measure",
+            f"relight doctor {quote(run.path if run is not None else store.url)} --ready --measure",
         )
     if store.kind == "disk":
         yield named(

@@ -68,7 +68,7 @@ def carry_marks(near_view: LogView, far: History, tier: str, near_log: Log, far_
             continue
         copy = copy_of(target)
         if mark.startswith(_HELD):
-            if copy in holds_of(far):
+            if copy in holds_of(far) and _is_carried_hold(near, target, far, copy):
                 write(RELEASE.note(HoldNote(id=copy)))
         elif mark in far_marks and is_carried(mark, far_marks[mark]):
             last = tags.get(mark, TagBody(name=mark, id=None))
@@ -104,6 +104,28 @@ def _carried(near: History, tier: str) -> tuple[dict[str, str], dict[str, set[st
             if note.id:
                 ever.setdefault(note.mark, set()).add(note.id)
     return {mark: target for mark, target in carried.items() if target}, ever
+
+
+def _holds_since_release(history: History, id_: str) -> list[str]:
+    """Return the reasons of a checkpoint's holds since its last release."""
+    reasons: list[str] = []
+    for record in history.notes:
+        if (note := HOLD.read(record.body)) is not None and note.id == id_:
+            reasons.append(note.why)
+        elif (note := RELEASE.read(record.body)) is not None and note.id == id_:
+            reasons = []
+    return reasons
+
+
+def _is_carried_hold(near: History, target: str, far: History, copy: str) -> bool:
+    """Return whether the hold of a far copy was only carried there.
+
+    A carried hold is placed once, with a reason of the nearest tier. A second hold, or one for another reason, is a user's.
+    A summary of the nearest log may lack the holds of a retired checkpoint: then any single hold counts as carried.
+    """
+    reasons = {note.why for record, note in HOLD.among(near.notes) if note.id == target}
+    placed = _holds_since_release(far, copy)
+    return len(placed) == 1 and (not reasons or placed[0] in reasons)
 
 
 def _by_owner(body: Body, epoch: int, run: str, view: LogView) -> tuple[Body, int]:

@@ -26,6 +26,7 @@ from relight.drill.target import DrillTarget
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
 from relight.run_records.incident_sync import DIRECTORY
+from relight.settings.kept_directory import make_kept_directory
 from relight.transfer import execute_copy, plan_copy
 from relight.units import duration_text
 
@@ -240,9 +241,7 @@ class References:
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        if any(keep.iterdir()):
-            raise ConfigError("the directory of --keep is not empty", where=str(keep), hint="name a new directory")
+        make_kept_directory(keep)
     folder = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="relight-drill-"))
     try:
         yield folder

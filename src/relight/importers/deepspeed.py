@@ -440,7 +440,7 @@ def _tie(content: Content, shared: Any) -> None:
     """Give each name of a tied weight the tensor of the name under which it is stored. Without that, ZeRO 1 and 2 have a 16-bit copy."""
     model = content.components["model"].node
     for alias, name in shared.items() if isinstance(shared, dict) else ():
-        if type(alias) is str and name in model:
+        if type(alias) is str and type(name) is str and name in model:
             model[alias] = model[name]
 
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import os
 import secrets
+import shlex
 import stat
 
 from relight.errors import ConfigError
@@ -43,7 +44,9 @@ def read_small_file(path: str) -> Secret:
     with os.fdopen(fd, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISREG(mode) and mode & 0o077:
-            raise ConfigError("other users may read this key", where=path, hint=f"chmod 600 {path}")
+            raise ConfigError(
+                "other users may read this key", where=path, hint=f"chmod 600 {shlex.quote(os.path.expanduser(path))}"
+            )
         data = file.read(_FILE_BYTES_MAX + 1)
     if len(data) > _FILE_BYTES_MAX:
         raise ConfigError("the file is too long for a key", where=path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from relight.errors import (
     CheckpointNotFound,
+    ConfigError,
     CorruptCheckpoint,
     RelightError,
     StoreUnavailable,
@@ -153,3 +154,13 @@ def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:
     ids_ok = isinstance(fields["id"], str) and all(RUN_ID.match(str(fields[name])) for name in ("store", "run"))
     parents = fields["parents"] if isinstance(fields["parents"], list) else []
     return {**fields, "parents": [parent for parent in parents if isinstance(parent, str)]} if ids_ok else None
+
+
+def check_recordable(store: ByteStore) -> None:
+    """Raise ``ConfigError`` if a record of this process would have no effect for processes with the same ``RELIGHT_TRUST``."""
+    if not store.properties().trusts_itself:
+        raise ConfigError(
+            "recording failed: records of this process have no signature of a trusted signer",
+            where=store.url,
+            hint="set RELIGHT_SIGN to a key that RELIGHT_TRUST names",
+        )

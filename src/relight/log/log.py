@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -29,7 +30,7 @@ from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import anchoring
 from relight.log import summary as summaries
-from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
+from relight.log.identity import check_recordable, checkpoint_dirs, now_text, read_store, require_store
 from relight.log.listing import GAP_MAX, TORN_MAX, Folders, LogListing
 from relight.log.nested import STORE_NOT_RUN, hint_for_store, refuse_store_as_run
 from relight.log.replaced import other_runs_records, refuse_other_record, removed, without_store_id
@@ -174,11 +175,12 @@ class Log:
             if pause_s is not None:  # a network file system caches for a while that a file was missing
                 sleep(pause_s)
         where = f"{self._store.url.rstrip('/')}/{self._run}"
+        rebuild = f"relight log {shlex.quote(where)} --rebuild"
         raise CorruptCheckpoint(
             f"this run's log is missing, and {len(names)} checkpoint directories are there",
             where=where,
             details=[*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])],
-            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: relight log {where} --rebuild",
+            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: {rebuild}",
         )
 
     def begin_rebuilt(self, run_id: str) -> LogView:
@@ -231,6 +233,10 @@ class Log:
             f"appending to the log failed: other writers took the next record {APPEND_TRIES} times",
             where=f"{self._run}/{LOG_DIR}",
         )
+
+    def check_recordable(self) -> None:
+        """Raise ``ConfigError`` if a record of this process would have no effect: no trusted signer signs it."""
+        check_recordable(self._store)
 
     def span(self, first: int, last: int) -> list[Record]:
         """Return the valid records from ``first`` to ``last``, in order, including those that a summary replaces.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from relight.errors import CorruptCheckpoint
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody
@@ -79,13 +81,14 @@ def refuse_truncated(store: ByteStore, log: Log, view: LogView | None = None) ->
             sleep(pause_s)
             view = log.read()
     where = f"{store.url.rstrip('/')}/{view.run}"
+    rebuild = f"relight log {shlex.quote(where)} --rebuild"
     raise CorruptCheckpoint(
         f"the newest records of this run's log are missing: {len(lost)} checkpoint directories are newer than it"
         if lost
         else "this run's log is being rebuilt, or that was interrupted",
         where=where,
         details=[*lost[:NAMES_SHOWN], *(["…"] if len(lost) > NAMES_SHOWN else [])],
-        hint=f"copy the directory log/ again from where the run came from; or add what it lacks: relight log {where} --rebuild",
+        hint=f"copy the directory log/ again from where the run came from; or add what it lacks: {rebuild}",
     )
 
 

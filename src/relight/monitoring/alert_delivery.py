@@ -27,16 +27,27 @@ class Message(NamedTuple):
     """Whether all its alerts are resolved."""
 
 
+class Unsent(NamedTuple):
+    """A message that one target has not taken yet. It is sent again at the next poll."""
+
+    message: Message
+    place: int
+    """Index of the target in ``to``; in ``escalate_to`` if the message is escalated. An address is secret, so it is not stored."""
+    tries: int
+
+
 class Ledger(NamedTuple):
-    """Alerts that were sent, and alerts that wait to be sent."""
+    """Alerts in messages, alerts that wait for a message, and messages that wait for their target."""
 
     waiting: Mapping[Key, Alert] = {}
     """The latest state of each alert that was not sent yet."""
     since: float | None = None
     """Since when an alert waits."""
     sent: Mapping[Key, float] = {}
-    """When each firing alert was sent last."""
+    """When each firing alert was put into a message last."""
     escalated: Mapping[Key, float] = {}
+    unsent: Sequence[Unsent] = ()
+    """Messages that a target has not taken yet. A later process must send them: their alerts are in ``sent``."""
 
 
 def plan_messages(
@@ -87,7 +98,8 @@ def plan_messages(
         messages.append(_message(over)._replace(escalated=True))
     firing = {key for key, alert in state.items() if alert.state == FIRING}
     sent = {key: time for key, time in sent.items() if key in firing or key in waiting}
-    return messages, Ledger(waiting, since, sent, {key: time for key, time in escalated.items() if key in firing})
+    escalated = {key: time for key, time in escalated.items() if key in firing}
+    return messages, Ledger(waiting, since, sent, escalated, ledger.unsent)
 
 
 def trial_message() -> Message:

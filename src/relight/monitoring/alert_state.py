@@ -1,4 +1,5 @@
-"""Encodes the alerts and the sent messages, so that a restarted process sends no alert twice. Pure."""
+"""Encodes the alerts and the sent messages, so that a restarted process sends no alert twice, and
+loses no message. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from relight.decode import from_json_bytes
-from relight.monitoring.alert_delivery import Key, Ledger
+from relight.monitoring.alert_delivery import Key, Ledger, Unsent
 from relight.monitoring.rules import FIRING, KINDS, PENDING, SEVERITIES, Alert, State
 
 BYTES_MAX = 16 << 20
@@ -25,6 +26,7 @@ class _Kept(msgspec.Struct, frozen=True):
     waits_since: float | None = None
     told: list[Timed] = []
     escalated: list[Timed] = []
+    unsent: list[Unsent] = []
 
 
 def encode_alarms(state: State, ledger: Ledger, now: float) -> bytes:
@@ -36,8 +38,8 @@ def encode_alarms(state: State, ledger: Ledger, now: float) -> bytes:
     def timed(times: dict[Key, float]) -> list[Timed]:
         return [(*key, time) for key, time in times.items() if key in keys]
 
-    stored = _Kept(now, alerts, waiting, ledger.since, timed(dict(ledger.sent)), timed(dict(ledger.escalated)))
-    return msgspec.json.encode(stored)
+    sent, escalated = timed(dict(ledger.sent)), timed(dict(ledger.escalated))
+    return msgspec.json.encode(_Kept(now, alerts, waiting, ledger.since, sent, escalated, list(ledger.unsent)))
 
 
 def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
@@ -63,7 +65,8 @@ def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
     waiting = {alert.key: alert for alert in stored.waiting if _is_one(alert)}
     since = stored.waits_since if waiting else None
     known = {**waiting, **state}
-    return state, Ledger(waiting, since, _by_key(stored.told, known), _by_key(stored.escalated, known))
+    unsent = tuple(entry for entry in stored.unsent if entry.place >= 0 and entry.tries >= 0)
+    return state, Ledger(waiting, since, _by_key(stored.told, known), _by_key(stored.escalated, known), unsent)
 
 
 def _by_key(times: Sequence[Timed], known: State) -> dict[Key, float]:

@@ -17,7 +17,7 @@ import msgspec
 from relight.errors import ConfigError, RelightError
 from relight.http_request import request, without_user
 from relight.monitoring.alert_delivery import Key, Message, clean
-from relight.monitoring.rules import FIRING, KINDS, RESOLVED, Alert, alert_name
+from relight.monitoring.rules import FIRING, KINDS, RESOLVED, Alert, alert_name, hint_of
 from relight.monitoring.settings import AlertTarget
 from relight.run_names import run_name
 
@@ -90,7 +90,7 @@ def as_posted(alert: Alert, now: float, dashboard: str = "") -> dict[str, Any]:
         "annotations": {
             "summary": f"{where}{about}: {kind.summary}",
             "description": clean(alert.reason),
-            "hint": kind.hint.replace("RUN", where),
+            "hint": hint_of(alert.kind, store, alert.run),
         },
         "startsAt": _stamp(alert.fired_at or alert.since),
         "endsAt": _stamp(ends),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError, extra_hint
-from relight.monitoring.alert_delivery import Ledger, Message, clean, line_of, plan_messages
+from relight.monitoring.alert_delivery import Ledger, Message, Unsent, clean, line_of, plan_messages
 from relight.monitoring.alertmanager import AlertmanagerFeed, is_alertmanager, post_message, receiver_of
 from relight.monitoring.hushed import hushed
 from relight.monitoring.overview import RunSeen
@@ -33,12 +33,6 @@ class Sent(NamedTuple):
     target: str
     ok: bool
     why: str = ""
-
-
-class _Unsent(NamedTuple):
-    message: Message
-    target: AlertTarget
-    tries: int
 
 
 def check_targets(targets: Sequence[AlertTarget]) -> None:
@@ -91,7 +85,6 @@ class Alarms:
         self.state: dict[tuple[str, str, str, str], Alert] = dict(state or {})
         """Pending and firing alerts. Pass them to the next ``Alarms``, so that it does not send them again."""
         self.ledger = ledger or Ledger()
-        self._unsent: list[_Unsent] = []
         self._feeds = [
             AlertmanagerFeed(target, escalated=escalated, dashboard=settings.dashboard)
             for targets, escalated in ((settings.to, False), (settings.escalate_to, True))
@@ -151,16 +144,15 @@ class Alarms:
                 )
 
     def _deliver(self, messages: Sequence[Message]) -> None:
+        """Send the messages and those that failed before. The ledger keeps what a target has not taken, for a later process, too."""
         fed = {id(feed.target) for feed in self._feeds}
-        new = [
-            _Unsent(message, target, 0)
-            for message in messages
-            for target in (self._settings.escalate_to if message.escalated else self._settings.to)
-            if id(target) not in fed
-        ]
+        new = [Unsent(message, place, 0) for message in messages for place in range(len(self._targets(message)))]
         retried = []
-        for unsent in [*self._unsent, *new]:
-            (sent,) = send(unsent.message, [unsent.target])
+        for unsent in [*self.ledger.unsent, *new]:
+            targets = self._targets(unsent.message)
+            if unsent.place >= len(targets) or id(targets[unsent.place]) in fed:
+                continue  # the settings of an earlier process had another target there
+            (sent,) = send(unsent.message, [targets[unsent.place]])
             if sent.ok:
                 continue
             if unsent.tries + 1 < TRIES:
@@ -172,7 +164,10 @@ class Alarms:
                     target=sent.target,
                     why=sent.why,
                 )
-        self._unsent = retried[-UNSENT_MAX:]
+        self.ledger = self.ledger._replace(unsent=tuple(retried[-UNSENT_MAX:]))
+
+    def _targets(self, message: Message) -> tuple[AlertTarget, ...]:
+        return self._settings.escalate_to if message.escalated else self._settings.to
 
 
 def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's own

@@ -8,6 +8,7 @@ A rule that begins to hold is *pending*. After it has held for ``for_s`` it *fir
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -291,6 +292,12 @@ def usual_rules() -> tuple[AlertRule, ...]:
 def alert_name(kind: str) -> str:
     """Return the name of a kind of alert in Prometheus: ``RelightNoGoodCheckpoint`` for ``no_good_checkpoint``."""
     return "Relight" + "".join(part.capitalize() for part in kind.split("_"))
+
+
+def hint_of(kind: str, store: str, run: str) -> str:
+    """Return the command to begin with for an alert of a run, or of the whole store if ``run`` is empty. A shell takes it unchanged."""
+    place = f"{store.rstrip('/')}/{run_name(run)}".rstrip("/")
+    return KINDS[kind].hint.replace("RUN", shlex.quote(place))
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:

@@ -219,7 +219,8 @@ def own_address() -> str:
 def is_loopback(address: str) -> bool:
     """Return whether ``host:port`` is an address that only processes of the same machine can reach."""
     with contextlib.suppress(PeerLost, ValueError):
-        return ipaddress.ip_address(split_address(address)[0]).is_loopback
+        host = split_address(address)[0]
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     return False
 
 

@@ -23,6 +23,7 @@ from relight.policy.compact import LOSSY
 from relight.prove.compare import FirstDifference, MetricDrift, compare, drift
 from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import read_trace
+from relight.settings.kept_directory import make_kept_directory
 from relight.units import duration_text
 
 CLEAN_UP_S = 10.0
@@ -81,9 +82,7 @@ def run(options: ProveOptions) -> ProveReport:
     started = time.monotonic()
     if options.keep:
         kept = Path(options.keep)
-        kept.mkdir(parents=True, exist_ok=True)
-        if any(kept.iterdir()):  # checkpoints of another script would be restored
-            raise ConfigError("the directory of --keep is not empty", where=str(kept), hint="name a new directory")
+        make_kept_directory(kept)
         return _run(options, kept, started)
     folder = Path(tempfile.mkdtemp(prefix="relight-prove-"))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -115,7 +116,8 @@ def _of_another_run(error: CheckpointNotFound, request: RestoreRequest) -> Check
     which = str(request.which)
     if not is_run_name(which.rpartition("@")[0]):
         return error
-    hint = f"to begin this run there: relight branch {request.store.url.rstrip('/')}/{which} {request.run}, then restore() without a name"
+    place = shlex.quote(f"{request.store.url.rstrip('/')}/{which}")
+    hint = f"to begin this run there: relight branch {place} {shlex.quote(request.run)}, then restore() without a name"
     return CheckpointNotFound(error.what, where=error.where, hint=hint)
 
 

@@ -44,5 +44,6 @@ def _note(store: ByteStore, run: str, topic: Topic[HoldNote], note: HoldNote) ->
         return topic.note(note), history.epoch
 
     log = Log(store, run)
+    log.check_recordable()
     log.read()
     log.append(decide)

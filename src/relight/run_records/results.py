@@ -15,6 +15,7 @@ from relight.errors import CheckpointNotFound, ConfigError, shown
 from relight.format.records import Body, Metric, metric_of
 from relight.format.topics import RESULT, ResultNote
 from relight.log import History, Log, LogView, fold
+from relight.log.identity import check_recordable
 from relight.log.late_metrics import metrics_in
 from relight.store import ByteStore
 
@@ -82,16 +83,6 @@ def _number(name: str, value: object) -> float:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise ConfigError(f"metric {name!r} is not a number: {shown(value)}", where=f"metric {name}")
-
-
-def check_recordable(store: ByteStore) -> None:
-    """Raise ``ConfigError`` if a result would have no effect: a follower would then evaluate the same checkpoint for ever."""
-    if not store.properties().trusts_itself:
-        raise ConfigError(
-            "results cannot be recorded: records of this process have no signature of a trusted signer",
-            where=store.url,
-            hint="set RELIGHT_SIGN to a key that RELIGHT_TRUST names",
-        )
 
 
 def record_result(store: ByteStore, run: str, result: EvaluationResult) -> bool:

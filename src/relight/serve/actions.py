@@ -9,6 +9,7 @@ import hashlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from relight.audit import AuditLog
@@ -343,13 +344,16 @@ class Actions:
         )
 
     def _verified_lately(self, run: Run) -> dict[str, bool]:
-        """Return what plans verified in the last ``VERIFIED_S``, by checkpoint id. The next plan adds its own."""
+        """Return which checkpoints plans found whole in the last ``VERIFIED_S``. The next plan adds its own results.
+
+        A checkpoint that failed is verified again: it may have been repaired since.
+        """
         now, place = time.monotonic(), (run.store.url, run.name)
         since, known = self._verified.get(place, (-VERIFIED_S, {}))
         if now - since >= VERIFIED_S:
             since, known = now, {}
-        for checkpoint_id in damage(run.history()):  # found since
-            known.pop(checkpoint_id, None)
+        damaged = damage(run.history())  # found since
+        known = {id_: True for id_, is_whole in list(known.items()) if is_whole and id_ not in damaged}
         self._verified[place] = since, known
         return known
 
@@ -409,10 +413,17 @@ class Actions:
         )
 
         def do() -> ActionOutcome:
-            seq = ask_for_save(run.store, run.name, who.name[:WHO_MAX], why)
+            asked = Future[int]()
+            # the task is first: if too many run, the action is refused, and a request that is in the log cannot be withdrawn
             task = self._tasks.begin(
-                "save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S)
+                "save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, asked.result, SAVE_S)
             )
+            try:
+                seq = ask_for_save(run.store, run.name, who.name[:WHO_MAX], why)
+            except BaseException as error:
+                asked.set_exception(error)
+                raise
+            asked.set_result(seq)
             return ActionOutcome(True, f"save requested, in record {seq} of its log", task=task.id)
 
         summary = f"The job of {run.name} will be asked in your name to save at the end of its current step."

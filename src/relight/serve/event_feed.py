@@ -6,7 +6,6 @@ trains. On another machine all of this is empty.
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -19,7 +18,7 @@ from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.loop import EVERY_S, AlertLoop
 from relight.monitoring.notify import Alarms
 from relight.monitoring.overview import KnownRun, RunSeen, Watcher
-from relight.monitoring.rules import FIRING, KINDS, SEVERITIES, State
+from relight.monitoring.rules import FIRING, KINDS, SEVERITIES, State, hint_of
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
 from relight.serve.curves import METRICS_MAX, CurveStore
@@ -148,9 +147,7 @@ class EventFeed:
                 alert.run,
                 alert.reason,
                 alert.fired_at or alert.since,
-                KINDS[alert.kind].hint.replace(
-                    "RUN", shlex.quote(f"{alert.store.rstrip('/')}/{alert.run}".rstrip("/"))
-                ),
+                hint_of(alert.kind, alert.store, alert.run),
             )
             for alert in self._alarms.alerts
             if alert.state == FIRING
@@ -186,8 +183,8 @@ class EventFeed:
         return self._by_name.get((store, run))
 
     def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
-        """Store alert states for the next server. Nothing is written while there is no alert."""
-        has_alerts = bool(state or ledger.waiting)
+        """Store alert states for the next server. Nothing is written while there is no alert, and no message to send."""
+        has_alerts = bool(state or ledger.waiting or ledger.unsent)
         if has_alerts or self._kept_some:
             self._keep(encode_alarms(state, ledger, now))
             self._kept_some = has_alerts

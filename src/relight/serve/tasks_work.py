@@ -35,9 +35,12 @@ _OUTPUT_BYTES_MAX = 1 << 20
 """Largest output of a child process that is read."""
 
 
-def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
-    """Wait for the answer to a requested save, at most ``timeout_s`` seconds, and return it as the task's outcome."""
-    began = time.monotonic()
+def wait_for(task: ServerTask, run: Run, asked: Callable[[], int], timeout_s: float) -> ActionOutcome:
+    """Wait for the answer to a requested save, at most ``timeout_s`` seconds, and return it as the task's outcome.
+
+    ``asked`` waits until the request is in the log, and returns its record's number.
+    """
+    seq, began = asked(), time.monotonic()
     task.add_line(f"save requested, in record {seq} of the log")
 
     def report(answer: Answer) -> None:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from relight.comm import new_threads
-from relight.errors import RelightError, StoreUnavailable
+from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Record, decode_record
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import seconds_since_epoch
-from relight.log.listing import newest_records
+from relight.log.listing import newest_records, without_strays
 from relight.observe import emit
 from relight.run_records.save_requests import OLD_S, REQUEST_POLL_S, SaveAsked, acknowledge, request_of
 from relight.save_reason import SaveReason, preventive, requested_by
@@ -122,8 +122,8 @@ class LogRequests:
     """Polls the log every few seconds: one listing, and a read for each new record. Ignores earlier requests.
 
     ``mine`` returns whether this supervisor is the one of the job that polls. ``cannot`` returns why the job cannot
-    save now; empty if it can. ``obey`` requests the save. The polling thread calls all of them, and owns ``_head`` and
-    ``_polled_at``.
+    save now; empty if it can. ``obey`` requests the save. The polling thread calls all of them, and owns ``_heads``,
+    ``_floor`` and ``_known``.
     """
 
     def __init__(
@@ -140,9 +140,12 @@ class LogRequests:
     ) -> None:
         self._store, self._run, self._mine, self._cannot, self._obey = store, run, mine, cannot, obey
         self._poll_s, self._clock, self._now = poll_s, clock, now
-        self._head = -1
-        """The highest record number that was read; −1 before the first poll."""
-        self._polled_at = 0.0
+        self._heads: list[tuple[float, int]] = []
+        """Time and highest record number of each successful poll within ``OLD_S``, and of the last one."""
+        self._floor = -1
+        """Records up to this number are older than ``OLD_S``, or than the first poll."""
+        self._known: set[int] = set()
+        """Records above ``_floor`` that were read. A listing may lack a record and have the next one."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relight-requests", daemon=True)
 
@@ -166,7 +169,8 @@ class LogRequests:
     def poll(self) -> None:
         """Poll once. If an error is raised, the next poll reads the same records again."""
         began = self._clock()
-        records, head = self._new()
+        listed = dict(newest_records(self._store, self._run, NEW_MAX))
+        records, absent = self._new(listed)
         young = [
             asked for record in records if (asked := request_of(record)) is not None and self._is_young(asked, began)
         ]
@@ -176,26 +180,42 @@ class LogRequests:
             acknowledged = acknowledge(self._store, self._run, young[-1], socket.gethostname(), refused)
             if acknowledged and not refused:
                 self._obey(", ".join(dict.fromkeys(request.words for request in young)))
-        self._head, self._polled_at = head, began
+        self._note_read(listed.keys() - absent, began)
 
     def _is_young(self, request: SaveAsked, began: float) -> bool:
         """Return whether a request is newer than the last poll. After a long time, compare the machines' clocks."""
-        if began - self._polled_at <= OLD_S:
+        if began - self._heads[-1][0] <= OLD_S:
             return True
         asked_s = seconds_since_epoch(request.time)
         return asked_s is not None and 0 <= self._now() - asked_s <= OLD_S
 
-    def _new(self) -> tuple[list[Record], int]:
-        """Return the records since the last poll, none at the first poll, and the highest record number."""
-        listed = newest_records(self._store, self._run, NEW_MAX)[::-1]
-        records = []
-        for seq, key in listed if self._head >= 0 else ():
-            if seq <= self._head:
+    def _new(self, listed: Mapping[int, str]) -> tuple[list[Record], set[int]]:
+        """Return the records that no poll has read, none at the first poll, and the numbers of those that cannot be found yet."""
+        records, absent = [], set[int]()
+        for seq in sorted(listed) if self._heads else ():
+            if seq <= self._floor or seq in self._known:
                 continue
             try:
-                records.append(decode_record(self._store.get(key, SEALED_BYTES_MAX), seq, key))
+                records.append(decode_record(self._store.get(listed[seq], SEALED_BYTES_MAX), seq, listed[seq]))
             except StoreUnavailable:
                 raise
-            except RelightError:  # damaged or deleted: the log's readers report it
+            except CheckpointNotFound:  # deleted, or the store lists a file before it is found by name
+                absent.add(seq)
+            except RelightError:  # damaged: the log's readers report it
                 continue
-        return records, max([self._head, *(seq for seq, _ in listed[-1:])])
+        return records, absent
+
+    def _note_read(self, numbers: set[int], began: float) -> None:
+        """Record which records a poll has read.
+
+        A record that a listing lacked is read by a later poll, within ``OLD_S``. A stray file above a gap does not
+        hide the log's later records.
+        """
+        own, _ = without_strays(numbers, min(numbers, default=0) - 1, lambda _: False)
+        head = own[-1] if own else -1
+        if not self._heads:
+            self._floor = head
+        self._heads.append((began, head))
+        while self._heads[0][0] < began - OLD_S:
+            self._floor = max(self._floor, self._heads.pop(0)[1])
+        self._known = {seq for seq in self._known | numbers if seq > self._floor}
