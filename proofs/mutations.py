@@ -513,8 +513,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "checkpoints that are not ancestors stay, when the plan is executed",
         PRUNE,
-        "set(free) - unsure(view, history) - abandoned)",
-        "set(free) - unsure(view, history))",
+        "not_needed(history, set(free) - abandoned)",
+        "not_needed(history, set(free))",
         "rules",
     ),
     # hashing while writing

@@ -225,7 +225,7 @@ PLANTED: dict[str, Bug] = {
     "retention retires a checkpoint that another needs": Bug(
         Edit(
             f"{PRUNE}:execute",
-            "        together = not_needed(history, set(free) - unsure(view, history) - abandoned)\n",
+            "        together = not_needed(history, set(free) - abandoned)\n",
             "        together = set(free) - abandoned\n",
         ),
         Edit(

@@ -157,7 +157,7 @@ def test_an_import_without_memory_names_its_source(tmp_path: Path, monkeypatch: 
         raise MemoryError
 
     monkeypatch.setattr(module, "plant", refuse)
-    source: Any = SimpleNamespace(path="old.pt", step=1, content=None, files=None)
+    source: Any = SimpleNamespace(path="old.pt", step=1, content=None, files=SimpleNamespace(name="old.pt"))
     with pytest.raises(NoMemory, match=r"the import of old\.pt"):
         module.import_checkpoint(source, open_bytes(tmp_path / "store"), "run")
 

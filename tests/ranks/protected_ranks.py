@@ -25,10 +25,18 @@ from relight.agent.launch import address_of
 from relight.format import hexdigest
 
 ELEMENTS = 1 << 20
+MARK = "TESTS_MARK"
+"""Variable with digits that change the values and names of a test, so that captured packets of other tests do not have them."""
 
 
 def value(seed: int) -> torch.Tensor:
+    seed += 1000 * int(os.environ.get(MARK, "0"))
     return torch.randn(4, ELEMENTS // 4, generator=torch.Generator().manual_seed(seed))
+
+
+def names() -> list[str]:
+    """Return the names of the model's parameters."""
+    return [f"{name}{os.environ.get(MARK, '')}" for name in "abc"]
 
 
 def rank_main(
@@ -66,7 +74,7 @@ def train(
     dist.init_process_group("gloo", store=dist.FileStore(meeting, world), rank=rank, world_size=world)
     device = torch.device(kind, rank % torch.accelerator.device_count()) if kind != "cpu" else torch.device(kind)
     model = torch.nn.ParameterDict(
-        {name: torch.nn.Parameter(torch.zeros(4, ELEMENTS // 4, device=device)) for name in "abc"}
+        {name: torch.nn.Parameter(torch.zeros(4, ELEMENTS // 4, device=device)) for name in names()}
     )
     sent: dict[str, threading.Event] = {}
     result: dict[str, Any] = {"events": []}

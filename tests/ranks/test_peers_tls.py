@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -74,7 +75,8 @@ def in_the_clear(packets: bytes, reports: list[tuple[int, dict[str, object]]]) -
     samples = [weights[place : place + 48] for place in range(0, len(weights) - 48, len(weights) // 9)]
     tokens = {bytes.fromhex(str(report["token"])) for _, report in reports if "token" in report}
     assert len(tokens) == 1 and len(tokens.copy().pop()) == 32
-    needles = {"weights": samples, "names": [b'"model/a"', b'"model.a"'], "token": list(tokens)}
+    name = protected_ranks.names()[0].encode()
+    needles = {"weights": samples, "names": [b'"model/%s"' % name, b'"model.%s"' % name], "token": list(tokens)}
     return {what for what, each in needles.items() if any(needle in packets for needle in each)}
 
 
@@ -94,6 +96,7 @@ def test_what_a_reader_of_the_network_sees(
     """A save and a restore with peers, captured. The peers of an encrypted run show no weights, no tensor's name and no
     token, over their own connections and over the ranks' process group. ``tls=False`` shows weights, and is reported
     once. Without encryption, the ranks exchange the token in the clear."""
+    monkeypatch.setenv(protected_ranks.MARK, str(1 + secrets.randbelow(10**9)))
     if encrypt:
         write_key_file(str(tmp_path / "a.key"))
         monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'a.key'}")
@@ -119,10 +122,7 @@ def test_what_a_reader_of_the_network_sees(
 def test_a_followers_parts_come_from_the_agents_of_other_nodes(
     url: str, tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if no store has the bytes. On a node without an agent of the run, they are missing.
-
-    In this file, so that no capture of packets runs meanwhile: these bytes are in the clear.
-    """
+    """Also if no store has the bytes. On a node without an agent of the run, they are missing."""
     protected_ranks.job(url, 2, relight.Peers(copies=1, tls=tls), 2)
     for pack in Path(url).glob("*/pack-*"):
         pack.unlink()
