@@ -89,6 +89,29 @@ def pattern(output: str) -> str:
     return "".join(lines)
 
 
+def fits(printed: str, page: str) -> bool:
+    """Return whether an output is the page's.
+
+    Lines of ranks begin with ``[RANK] ``. They come through other pipes than the lines of ``relight run``, so only the order of the
+    ranks' lines, and of the others, is compared.
+    """
+    others, of_ranks = (
+        [line for line in page.splitlines(keepends=True) if is_rank(line) == each] for each in (False, True)
+    )
+    if "…\n" in others:
+        of_ranks = ["…\n", *(part for line in of_ranks for part in (line, "…\n"))]
+    lines = printed.splitlines(keepends=True)
+    return all(
+        re.fullmatch(pattern("".join(shown)), "".join(line for line in lines if is_rank(line) == each)) is not None
+        for shown, each in ((others, False), (of_ranks, True))
+    )
+
+
+def is_rank(line: str) -> bool:
+    """Return whether a line of ``relight run`` is a rank's."""
+    return re.match(r"\[\d+\] ", line) is not None
+
+
 def environment() -> dict[str, str]:
     """Return the environment of snippets: this Python's commands first, a fixed width, and only warnings of Relight.
 
@@ -150,7 +173,7 @@ def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None, *, w
                 text=True,
             )
             printed_now = re.sub(r"bash: line 1: +\d+ (?:Killed|Aborted) .*\n", "", done.stdout)
-            assert re.fullmatch(pattern(shown(output)), shown(printed_now)), (
+            assert fits(shown(printed_now), shown(output)), (
                 f"{page.name}: $ {command}\n{printed_now}\n-- the page:\n{output}"
             )
             assert done.returncode == 0, (page.name, command, printed_now)
