@@ -95,7 +95,8 @@ def plan_prune(
     doubt, rules = unsure(view, history), with_recorded(rules, history.best_by)
     known = verified if isinstance(verified, dict) else dict(verified or {})
     while True:
-        verdicts = decide_keep(rules, candidates_of(history, known, doubt))
+        candidates = candidates_of(history, known, doubt)
+        verdicts = decide_keep(rules, candidates)
         hopeful = decide_keep(
             rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}, doubt)
         )
@@ -119,7 +120,7 @@ def plan_prune(
         checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) and checkpoint.id not in going
     )
     damaged = tuple(checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) is False)
-    elsewhere = tuple(candidate.id for candidate in candidates_of(history, known, doubt) if candidate.elsewhere)
+    elsewhere = tuple(candidate.id for candidate in candidates if candidate.elsewhere)
     return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged, elsewhere)
 
 
