@@ -1,4 +1,4 @@
-"""File names as text. On Linux a name is bytes; what is not UTF-8 becomes lone surrogates, which no JSON file can record."""
+"""Names as text. On Linux a file name is bytes; what is not UTF-8 becomes lone surrogates, which no checkpoint can record."""
 
 from __future__ import annotations
 

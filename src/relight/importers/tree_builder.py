@@ -11,6 +11,7 @@ from relight.format import DTYPES, Leaf
 from relight.format.manifest import NAME_BYTES_MAX
 from relight.format.tree import DIGITS_MAX, EQUAL_HASHES_MAX, join_path
 from relight.importers.archive import Storage, StorageKind
+from relight.importers.path_text import is_utf8
 from relight.importers.pickles import STRANGE, AllowedCall, AllowedClass, Stranger, UnpickledObject
 from relight.importers.tensors import AssembledTensor, Compound, Spec
 from relight.layout import Bytes, Item
@@ -147,7 +148,7 @@ class TreeBuilder:
     def _plain(self, value: Any, path: str) -> Any:
         if type(value) is int and value.bit_length() > DIGITS_MAX * 3:
             return self._out(path, f"an integer of {value.bit_length()} bits")
-        if type(value) is str and not _is_text(value):
+        if type(value) is str and not is_utf8(value):
             return self._out(path, "text that is not Unicode")
         return value
 
@@ -180,7 +181,7 @@ class TreeBuilder:
             key, length = (home, spec.dtype, spec.shape, spec.stride, spec.offset, spec.span), spec.length
         if length and key in self._known:
             return self._known[key]
-        if not path or len(path.encode(errors="surrogatepass")) > NAME_BYTES_MAX or not _is_text(path):
+        if not path or len(path.encode(errors="surrogatepass")) > NAME_BYTES_MAX or not is_utf8(path):
             self._out(path[:80], "its name is too long, or not Unicode")
             return None
         self._left -= length
@@ -279,19 +280,11 @@ def numpy_dtype(node: Any) -> Any:
     return dtype
 
 
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _is_key(key: Any, level: int = 0) -> bool:
     if type(key) in (tuple, frozenset):
         return level < 8 and len(key) <= EQUAL_HASHES_MAX and all(_is_key(element, level + 1) for element in key)
     if type(key) is str:
-        return _is_text(key) and len(key) <= NAME_BYTES_MAX
+        return is_utf8(key) and len(key) <= NAME_BYTES_MAX
     return key is None or type(key) in (bool, int, float, complex, bytes)
 
 
