@@ -10,12 +10,12 @@ import contextlib
 import errno
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import rank_script
 import torch
 import torch.distributed as dist
 
@@ -98,11 +98,7 @@ def refuse_at(place: str, is_due: Callable[[], bool], shared: Part, own: Part, c
 
 def main() -> None:
     """Train, save at each step, report."""
-    rank, world, port = map(int, sys.argv[1:4])
-    options = json.loads(sys.argv[4])
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    rank, options = rank_script.begin()
     shared = Part(1.0, 1000, grows=options["step"] if options["place"] == "table" else STEPS)
     own = Part(10.0 * rank, 4 << 20)  # 16 MiB: rank 0 asks for it in several pieces
     ckpt = relight.Checkpointer(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import rank_script
 import torch
-import torch.distributed as dist
 
 import relight
 from relight.restore import from_rank_0
@@ -56,11 +55,7 @@ def refuse_at(place: str) -> None:
 
 def main() -> None:
     """Save, restore twice, report."""
-    rank, world, port = map(int, sys.argv[1:4])
-    options = json.loads(sys.argv[4])
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    rank, options = rank_script.begin()
 
     def state(value: float) -> dict[str, Any]:
         return {

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 
+import rank_script
 import torch
 import torch.distributed as dist
 
@@ -24,11 +24,7 @@ SAVE_S = 8.0
 
 def main() -> None:
     """Save twice, report."""
-    rank, world, port = map(int, sys.argv[1:4])
-    options = json.loads(sys.argv[4])
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    rank, options = rank_script.begin()
     if options["silent"]:
         BackgroundForAll._still_writes = lambda self: None  # type: ignore[method-assign]
     state = {"tensor": torch.rand(1_000_000)}  # 4 MB
