@@ -107,7 +107,7 @@ def test_a_handle_reports_when_it_is_drained(tmp_path: Path, background: bool) -
         one_step(model, optimizer)
         save = ckpt.save(0)
         save.wait(60, until="drained")
-        assert save.drained
+        assert save.drained and "state drained" in repr(save)
         assert steps(str(tmp_path / "warm")) == steps(str(tmp_path / "cold")) == [0]
 
 

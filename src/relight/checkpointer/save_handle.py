@@ -69,7 +69,8 @@ class Save(ObjectView):
         return self.why.text
 
     def _facts(self) -> Facts:
-        state = "durable" if self.done else f"failed: {self.error.what}" if self.error else self._under_way()
+        stored = "drained" if self.drained and self.has_remote_tiers else "durable"
+        state = stored if self.done else f"failed: {self.error.what}" if self.error else self._under_way()
         facts: list[tuple[str, object]] = [("id", self.id), ("state", state)]
         facts += [
             ("size", size_text(self.bytes) if self.bytes else ""),
