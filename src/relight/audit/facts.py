@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from relight.format import hexdigest
 from relight.observe.masking import MASK, cut_long, is_secret, mask_arguments, mask_users
+from relight.settings.utf8 import escaped
 
 VALUE_MAX, GIVEN_MAX = 2000, 40
 """Characters of one value, and arguments of one action."""
@@ -34,7 +35,7 @@ class ActionFacts:
         """Return the fields of the record: those of this class, and each argument under its own name."""
         fields = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
         for name, value in list(self.given.items())[:GIVEN_MAX]:
-            fields[f"{GIVEN}{_encodable(name[:80])}"] = (
+            fields[f"{GIVEN}{escaped(name[:80])}"] = (
                 MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
             )
         return fields
@@ -49,11 +50,7 @@ def without_secrets(text: str) -> str:
 
     A byte of a path that is not UTF-8 becomes ``\\udcXX``, since records are UTF-8.
     """
-    return mask_users(_TOKEN.sub(rf"\1.{MASK}", _encodable(text)))
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    return mask_users(_TOKEN.sub(rf"\1.{MASK}", escaped(text)))
 
 
 def cut(text: str, longest: int = VALUE_MAX) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from relight.errors import ConfigError, shown
 from relight.observe import emit
+from relight.settings.utf8 import is_utf8
 from relight.units import size_text
 
 NAME_MAX = 500
@@ -35,9 +36,9 @@ def check_metrics(metrics: Any) -> None:
     for name, value in metrics.items():
         kind = type(value)
         if kind is float or kind is bool:
-            if type(name) is str and len(name) <= NAME_MAX and (name.isascii() or _is_text(name)):
+            if type(name) is str and len(name) <= NAME_MAX and (name.isascii() or is_utf8(name)):
                 continue
-        elif type(name) is str and len(name) <= NAME_MAX and (name.isascii() or _is_text(name)) and _is_number(value):
+        elif type(name) is str and len(name) <= NAME_MAX and (name.isascii() or is_utf8(name)) and _is_number(value):
             continue
         _refuse(name, value)
 
@@ -53,19 +54,10 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__")
 
 
-def _is_text(name: str) -> bool:
-    """Return whether JSON can hold the name: a lone surrogate, as in undecodable file names, would fail every save."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _refuse(name: Any, value: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"a metric's name must be a text, not {shown(name)}", where="metrics")
-    if len(name) > NAME_MAX or not _is_text(name):
+    if len(name) > NAME_MAX or not is_utf8(name):
         raise ConfigError(
             f"a metric's name must be a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics"
         )

@@ -26,9 +26,9 @@ from relight.errors import (
 from relight.format import hexdigest
 from relight.format.root_keys import FIRST_STEP
 from relight.importers.found import DetectedCheckpoint, plant
-from relight.importers.path_text import is_utf8, shown
 from relight.log import Log, fold
 from relight.save_reason import SaveReason
+from relight.settings.utf8 import escaped, is_utf8
 from relight.store import ByteStore
 
 IMPORTED = "imported"
@@ -114,7 +114,7 @@ def _bring_in(
     started = time.monotonic()
     if not is_utf8(detected.files.name):
         raise IncompatibleState(
-            "its name is not UTF-8, and the checkpoint records it", where=shown(detected.path), hint="rename it"
+            "its name is not UTF-8, and the checkpoint records it", where=escaped(detected.path), hint="rename it"
         )
     step_number = step if step is not None else detected.step or 0
     planted = plant(detected.content, detected.files, which)

@@ -11,10 +11,10 @@ from relight.format import DTYPES, Leaf
 from relight.format.manifest import NAME_BYTES_MAX
 from relight.format.tree import DIGITS_MAX, EQUAL_HASHES_MAX, join_path
 from relight.importers.archive import Storage, StorageKind
-from relight.importers.path_text import is_utf8
 from relight.importers.pickles import STRANGE, AllowedCall, AllowedClass, Stranger, UnpickledObject
 from relight.importers.tensors import AssembledTensor, Compound, Spec
 from relight.layout import Bytes, Item
+from relight.settings.utf8 import is_utf8
 
 LEVELS_MAX = 80
 VALUES_MAX = 500_000

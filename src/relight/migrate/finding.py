@@ -14,9 +14,9 @@ from relight.format.names import STORE_FILE, is_run_name
 from relight.importers import DetectedCheckpoint, detect
 from relight.importers.bucket import SCHEMES, BucketFiles, Listing, is_bucket
 from relight.importers.detect import detect_files
-from relight.importers.path_text import is_utf8, shown
 from relight.migrate.checkpoint_names import is_checkpoint_name
 from relight.migrate.journal import HOME
+from relight.settings.utf8 import escaped, is_utf8
 
 NEVER = (
     ".json",
@@ -80,11 +80,11 @@ def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str
         if any(fnmatchcase(name, pattern) or fnmatchcase(os.path.basename(name), pattern) for pattern in exclude):
             excluded += 1
         elif not isinstance(what, DetectedCheckpoint):
-            unreadable.append((shown(name) or ".", str(what.what)))
+            unreadable.append((escaped(name) or ".", str(what.what)))
         elif is_utf8(name):
             checkpoints.append((name, what))
         else:
-            unreadable.append((shown(name), "its name is not UTF-8, and the journal records it: rename it"))
+            unreadable.append((escaped(name), "its name is not UTF-8, and the journal records it: rename it"))
     names = _runs({os.path.dirname(name) for name, _ in checkpoints}, run or os.path.basename(root))
     sources = [
         MigrationSource(

@@ -12,7 +12,7 @@ from typing import Any
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, LeaseHeld
 from relight.format import hexdigest
 from relight.format.strict import from_json, to_json
-from relight.importers.path_text import is_utf8, shown
+from relight.settings.utf8 import escaped, is_utf8
 from relight.store import ByteStore
 
 HOME = "migrations"
@@ -25,7 +25,9 @@ class MigrationJournal:
 
     def __init__(self, store: ByteStore, old: str) -> None:
         if not is_utf8(old):
-            raise ConfigError("this path is not UTF-8, and the journal records it", where=shown(old), hint="rename it")
+            raise ConfigError(
+                "this path is not UTF-8, and the journal records it", where=escaped(old), hint="rename it"
+            )
         self._store = store
         self.prefix = f"{HOME}/{hexdigest(old.encode())[:16]}"
 

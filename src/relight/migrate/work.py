@@ -15,12 +15,12 @@ from relight.errors import LeaseHeld, RelightError
 from relight.format.root_keys import MIGRATED
 from relight.importers import detect, import_checkpoint
 from relight.importers.found import plant
-from relight.importers.path_text import shown
 from relight.migrate.journal import MigrationJournal
 from relight.policy.compact import Compact
 from relight.reader import Opened, verify_checkpoint
 from relight.reader.merged_parts import whole_of
 from relight.reader.slab_reader import SLAB_BYTES, SlabReader, is_straight, slabs_of
+from relight.settings.utf8 import escaped
 from relight.store import open_bytes
 from relight.units import duration_text
 
@@ -77,7 +77,7 @@ def error_record(error: BaseException) -> dict[str, Any]:
         record = {"error": error.kind, "what": error.what, "where": error.where, "hint": error.hint}
     else:
         record = {"error": type(error).__name__, "what": str(error), "where": "", "hint": ""}
-    return {name: shown(text[:2000]) for name, text in record.items()}
+    return {name: escaped(text[:2000]) for name, text in record.items()}
 
 
 def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:
