@@ -319,16 +319,16 @@ def test_retention_may_delete_files_during_a_rekey(tmp_path: Path, specs: list[s
     """A checkpoint that is removed while its files are encrypted again does not end the command."""
     old, new = specs[:2]
     inner = LocalStore(tmp_path / "s")
-    trainer = EncryptedStore(inner, Keychain.from_specs(old))
     for step in (1, 2):
-        save(trainer, step)
+        save(EncryptedStore(inner, Keychain.from_specs(old)), step)
     reports: list[int] = []
+    both = Keychain.from_specs([old, new])
 
     def prune(length: int) -> None:
         if not reports:
-            reports.append(len(execute(plan_prune(trainer, "run", Keep(last=1)), trainer).deleted))
+            other = EncryptedStore(inner, both)
+            reports.append(len(execute(plan_prune(other, "run", Keep(last=1)), other).deleted))
 
-    both = Keychain.from_specs([old, new])
     report = rekey(inner, both, leaked=kek(old), keep=Keychain.from_specs(new), progress=prune)
     assert reports == [1] and report.files > 5 and not report.damaged
     assert sound(inner, new) == 1

@@ -137,7 +137,7 @@ def two_saved(specs: list[str]) -> MemoryStore:
     return inner
 
 
-@pytest.mark.parametrize("at", [0, -34], ids=["first page", "length in the trailer"])
+@pytest.mark.parametrize("at", [0, -34, -1], ids=["first page", "length in the trailer", "mark of the trailer"])
 def test_one_damaged_page_does_not_stop_it(specs: list[str], at: int) -> None:
     """The damaged file is named, and everything else is re-encrypted. The old key stays until the file is repaired."""
     inner = two_saved(specs)
@@ -147,6 +147,7 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str], at: int) -> None:
     report = rekey(inner, Keychain.from_specs(specs[:2]), **arguments)
     assert report.damaged == [pack] and report.files > 8 and not report.left
     assert [name.split()[1].strip("(),") for name in report.slots_left] == [kek(specs[0])[:8]]
+    assert report.needed == report.slots_left and not report.plain
     assert any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
     refuses(WrongKey, lambda: sound(inner, specs[0]))
     inner._files[pack] = whole  # as from a backup: it opens, since its key is there
@@ -155,6 +156,34 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str], at: int) -> None:
     assert report.files == 1 and not report.damaged and not report.slots_left
     assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
     assert sound(inner, specs[1]) == 2
+
+
+def test_the_old_key_encrypts_nothing_while_its_slot_stays(specs: list[str]) -> None:
+    """A damaged file keeps the leaked key's slot. A job that has only this key cannot save, and an unfinished save is not committed."""
+    inner = two_saved(specs)
+    both = EncryptedStore(inner, Keychain.from_specs(specs[:2]))
+    both.put_once("run/begun", b"x")
+    old = EncryptedStore(inner, Keychain.from_specs(specs[0]))
+    old.put_once("run/begun too", b"x")
+    flip(inner, next(key for key in inner._files if "pack-" in key))
+    report = rekey(inner, both.keychain, leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
+    assert len(report.slots_left) == 1 and not report.left
+    for store in (old, EncryptedStore(inner, old.keychain)):
+        error = refuses(WrongKey, lambda store=store: save(store, 3, "another"))  # type: ignore[misc]
+        assert "newer key" in error.what
+        refuses(WrongKey, lambda store=store: save(store, 3, "another"))  # type: ignore[misc]
+    assert "rekeyed meanwhile" in refuses(WrongKey, lambda: save(both, 3)).what
+    save(both, 4)
+    assert open_run(EncryptedStore(inner, Keychain.from_specs(specs[1])), "run").history().live[-1].step == 4
+
+
+def test_a_key_that_is_kept_keeps_what_it_opens(specs: list[str]) -> None:
+    """The leaked key was rotated away before. The slots that stay are of the kept key, so no other key is asked for."""
+    inner = two_saved(specs)
+    rotate(inner, Keychain.from_specs(specs[0]), kek(specs[0]), resolve(specs[1]), "new")
+    flip(inner, next(key for key in inner._files if "pack-" in key))
+    report = rekey(inner, Keychain.from_specs(specs[1]), leaked=kek(specs[0]))
+    assert len(report.slots_left) == 1 and report.needed == [] and report.dropped == []
 
 
 def test_a_damaged_record_needs_no_key(specs: list[str]) -> None:

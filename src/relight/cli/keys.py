@@ -61,7 +61,10 @@ def new(file: str, signing: bool) -> None:
     click.echo(
         f"a new key is in {escape(file)}; a copy of it belongs somewhere safe: what it encrypts is lost without it"
     )
-    click.echo(f"  use it: export {SETTING}=file:{escape(os.path.abspath(os.path.expanduser(file)))}")
+    path = os.path.abspath(os.path.expanduser(file))
+    click.echo(f"  use it: export {SETTING}={escape(shlex.quote(f'file:{path}'))}")
+    if path.split() != [path]:
+        click.echo(f"  {SETTING} separates keys by spaces: first move the file to a path without spaces")
 
 
 @command.command("status")

@@ -76,7 +76,7 @@ def command(
     if as_json:
         emit_json({"files": report.files, "bytes": report.bytes, "left": report.left, "generation": report.generation, "dry_run": dry_run,
                    "plain": report.plain, "damaged": len(report.damaged), "damaged_files": report.damaged, "dropped": report.dropped,
-                   "slots_left": report.slots_left})  # fmt: skip
+                   "slots_left": report.slots_left, "needed": report.needed})  # fmt: skip
     else:
         verb = "would be encrypted" if dry_run else "encrypted"
         click.echo(
@@ -104,9 +104,11 @@ def command(
                 click.echo(f"  {escape(file)}")
         for name in report.slots_left:
             click.echo(f"{escape(name)} keeps its slot: damaged files may need it")
+        if report.needed:
+            click.echo(f"until then, give that key, too, in {SETTING}, after the new one")
         if report.slots_left:
             click.echo(
-                f"keep the old key in {SETTING}, after the new one, until they are repaired (relight verify RUN --repair)"
+                "repair them (relight verify RUN --repair), or delete their checkpoints. Then repeat the command,"
             )
-            click.echo("or their checkpoints deleted; then repeat the command")
+            click.echo("with the key's id if several have its label now (relight keys status)")
     return 1 if report.left or report.plain or report.damaged else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,7 +138,7 @@ def _mirror_lines(rebuilt: RebuiltDrives) -> Iterator[str]:
         if drive.status != "good":
             yield f"{paint(drive.status.upper(), 'yellow')}  {escape(drive.path)}: {escape(drive.why)}"
         if drive.status == "away":
-            yield f"  mount it; if it is a new drive, repeat with --new-drive {escape(drive.path)}"
+            yield f"  mount it; if it is a new drive, repeat with --new-drive {escape(shlex.quote(drive.path))}"
 
 
 def _emit(name: str, message: str, fields: dict[str, Any]) -> None:

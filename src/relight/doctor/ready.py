@@ -265,7 +265,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             f"{open_to[0].path} has mode {open_to[0].mode:04o}"
             if open_to
             else f"only its owner can read {count_text(len(facts.config.key_files), 'key file')}",
-            f"chmod 600 {(open_to or facts.config.key_files)[0].path}",
+            f"chmod 600 {quote((open_to or facts.config.key_files)[0].path)}",
         )
     trusted = "RELIGHT_TRUST" in facts.config.settings
     yield named(

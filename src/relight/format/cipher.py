@@ -162,6 +162,11 @@ def is_encrypted(data: bytes | memoryview) -> bool:
     return len(data) >= len(MAGIC) and data[-len(MAGIC) :] == MAGIC
 
 
+def ring_in(end: bytes | bytearray) -> bytes:
+    """Return the bytes that are the ring key's id if ``end``, the last ``TRAILER_BYTES`` of a file, is a trailer."""
+    return bytes(end[:RING_ID_BYTES])
+
+
 def parse_trailer(data: bytes | memoryview, stored: int, where: str) -> Trailer:
     """Parse the last ``TRAILER_BYTES`` of a file of ``stored`` bytes. Raise ``CorruptCheckpoint`` if they are not a valid trailer."""
     if len(data) != TRAILER_BYTES or not is_encrypted(data):

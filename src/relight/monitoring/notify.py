@@ -150,8 +150,16 @@ class Alarms:
         retried = []
         for unsent in [*self.ledger.unsent, *new]:
             targets = self._targets(unsent.message)
-            if unsent.place >= len(targets) or id(targets[unsent.place]) in fed:
-                continue  # the settings of an earlier process had another target there
+            if unsent.place >= len(targets):  # the settings of an earlier process had a target there
+                emit(
+                    "alert.unsent",
+                    f"{unsent.message.title!r} was not delivered: its target is no longer in the settings",
+                    target="",
+                    why="the settings name fewer targets",
+                )
+                continue
+            if id(targets[unsent.place]) in fed:
+                continue
             (sent,) = send(unsent.message, [targets[unsent.place]])
             if sent.ok:
                 continue

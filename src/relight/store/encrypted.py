@@ -34,6 +34,7 @@ from relight.format.cipher import (
     new_data_key,
     pages_of,
     parse_trailer,
+    ring_in,
     stored_size,
     unwrap_data_key,
 )
@@ -76,6 +77,8 @@ class EncryptedStore(StoreWrapper):
         self._ring: KeyRing | None = None
         self._data_key: tuple[int, DataKey] | None = None
         self._slots: frozenset[str] | None = None
+        self._rings: frozenset[bytes] | None = None
+        """Ids of the ring keys that had a slot when ``ring_of`` first needed them."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (EncryptedStore, (self.inner, self.keychain))
@@ -105,12 +108,21 @@ class EncryptedStore(StoreWrapper):
         return _EncryptingWriter(self.inner.write(key, stored_size(size)), cipher, size, key)
 
     def ring_of(self, key: str) -> bytes | None:
-        """Return the id of the ring key that encrypts the file; None if the file is plaintext or empty."""
+        """Return the id of the ring key that encrypts the file; None if the file is plaintext or empty.
+
+        Raise ``CorruptCheckpoint`` if its trailer is damaged.
+        """
         reader = self.inner.open(key)
         try:
             end = bytearray(min(TRAILER_BYTES, reader.size))
             reader.read_into(reader.size - len(end), memoryview(end))
-            return parse_trailer(bytes(end), reader.size, key).ring if is_encrypted(bytes(end)) else None
+            if is_encrypted(bytes(end)):
+                return parse_trailer(bytes(end), reader.size, key).ring
+            if self._rings is None:
+                self._rings = frozenset(bytes.fromhex(slot.ring) for slot in slots_in(self.inner))
+            if ring_in(end) in self._rings:
+                raise CorruptCheckpoint("the end of an encrypted file is damaged", where=key)
+            return None
         finally:
             reader.close()
 
@@ -228,21 +240,31 @@ class EncryptedStore(StoreWrapper):
         names = self._slot_names()
         with self._lock:
             known, self._slots = self._slots, names
-            if self._ring is None or self._data_key is None or known in (None, names):
+            if self._ring is None or known in (None, names):
                 return
+            used = None if self._data_key is None else self._data_key[1].ring
             try:
                 self._ring = open_ring(self.inner, self.keychain)
             except WrongKey:
                 newest = max(slots_in(self.inner), key=lambda slot: slot.generation, default=None)
-                if newest is None or bytes.fromhex(newest.ring) != self._data_key[1].ring:
+                if newest is None or bytes.fromhex(newest.ring) != used:
                     raise
                 return  # only key-encryption keys changed, not the ring key: this process continues with the key it has
-            if self._data_key[1].ring in self._ring.keys:
-                if self._data_key[1].ring != self._ring.newest:
-                    self._data_key = None
+            if used not in (None, self._ring.newest) or not self._ring.is_current:
+                self._data_key = None
+            self._require_current(self._ring)
+            if used in (None, self._ring.newest):
                 return
-            self._data_key = None
         raise WrongKey("the store was rekeyed meanwhile", where=self.url, hint="the next save uses its new key")
+
+    def _require_current(self, ring: KeyRing) -> None:
+        """Raise ``WrongKey`` if the store has a newer ring key: the keys at hand may have leaked, and would open new files."""
+        if not ring.is_current:
+            raise WrongKey(
+                "the store was encrypted again with a newer key, which is not at hand",
+                where=self.url,
+                hint="give it first: RELIGHT_KEY=; relight keys status STORE",
+            )
 
     def _cipher_of(self, trailer: Trailer, key: str) -> FileCipher:
         ring_key, store_id = self._ring_with(trailer.ring, key), self._ring_now().store_id
@@ -254,6 +276,7 @@ class EncryptedStore(StoreWrapper):
         ring, here = self._ring_now(make=True), os.getpid()
         with self._lock:
             if self._data_key is None or self._data_key[0] != here:
+                self._require_current(ring)
                 secret = Secret(secrets.token_bytes(KEY_BYTES))
                 self._data_key = here, new_data_key(ring.key, ring.store_id, secret, secrets.token_bytes(NONCE_BYTES))
             data_key = self._data_key[1]

@@ -37,11 +37,13 @@ _READS, _PAUSE_S = 6, 0.02
 
 
 class KeyRing(NamedTuple):
-    """The opened ring keys of one store, by id, and the id of the key that encrypts new files."""
+    """The opened ring keys of one store, by id, and the id of the newest of them."""
 
     store_id: str
     keys: dict[bytes, Secret]
     newest: bytes
+    is_current: bool
+    """Whether the store has no newer ring key, which the given keys do not open."""
 
     @property
     def key(self) -> Secret:
@@ -126,7 +128,8 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ke
                 keys[ring] = key
                 newest = max(newest or (0, b""), (slot.generation, ring))
         if newest is not None:
-            return KeyRing(store_id, keys, newest[1])
+            last = max(slot.generation for slot in slots if slot.store == store_id)
+            return KeyRing(store_id, keys, newest[1], newest[0] == last)
         has_slots = bool(slots) or any(True for _ in inner.list(KEYS_DIR))
         if has_slots and not slots and left:  # another process is just creating the store
             time.sleep(_PAUSE_S)

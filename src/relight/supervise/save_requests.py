@@ -142,6 +142,7 @@ class LogRequests:
         self._poll_s, self._clock, self._now = poll_s, clock, now
         self._heads: list[tuple[float, int]] = []
         """Time and highest record number of each successful poll within ``OLD_S``, and of the last one."""
+        self._has_listed = False
         self._floor = -1
         """Records up to this number are older than ``OLD_S``, or than the first poll."""
         self._known: set[int] = set()
@@ -183,8 +184,11 @@ class LogRequests:
         self._note_read(listed.keys() - absent, began)
 
     def _is_young(self, request: SaveAsked, began: float) -> bool:
-        """Return whether a request is newer than the last poll. After a long time, compare the machines' clocks."""
-        if began - self._heads[-1][0] <= OLD_S:
+        """Return whether a request is newer than the last poll.
+
+        Compare the machines' clocks after a long time, and if no poll has listed a record: a store that was not mounted yet lists none.
+        """
+        if self._has_listed and began - self._heads[-1][0] <= OLD_S:
             return True
         asked_s = seconds_since_epoch(request.time)
         return asked_s is not None and 0 <= self._now() - asked_s <= OLD_S
@@ -216,6 +220,7 @@ class LogRequests:
         if not self._heads:
             self._floor = head
         self._heads.append((began, head))
+        self._has_listed = self._has_listed or bool(numbers)
         while self._heads[0][0] < began - OLD_S:
             self._floor = max(self._floor, self._heads.pop(0)[1])
         self._known = {seq for seq in self._known | numbers if seq > self._floor}

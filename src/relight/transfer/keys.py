@@ -86,6 +86,8 @@ class Rekeyed:
     """Damaged files: they stay encrypted under the old ring key."""
     slots_left: list[str] = field(default_factory=list)
     """Slots of old ring keys that stay, because damaged files may need them."""
+    needed: list[str] = field(default_factory=list)
+    """Those of ``slots_left`` that no kept key opens: their keys must be given to read the repaired files."""
     generation: int = 0
     dropped: list[str] = field(default_factory=list)
     """Keys other than the leaked one that do not open the store any more, because they were not kept."""
@@ -202,12 +204,14 @@ def rekey(
         _mark(inner)
     report.generation = _new_generation(inner, keychain, keep, touched)
     chain = Keychain([*keep.providers, *keychain.providers])
-    store = _Sources(EncryptedStore(inner, chain, takes_plain=plain or encrypt_plain))
+    encrypted = EncryptedStore(inner, chain, takes_plain=plain or encrypt_plain)
     for again in range(2):
         # damaged files are read a second time: bytes that were damaged in transit are whole then
         report.plain, before, damaged = 0, damaged, set()
-        files = _to_do(store, touched, report, damaged)
-        for (key, size), is_whole in _rewrite_all(store, chain, files, report.generation, engine, progress):
+        sources = _Sources(encrypted)
+        files = _to_do(sources, touched, report, damaged)
+        this_pass = (report.generation, again)
+        for (key, size), is_whole in _rewrite_all(sources, chain, files, this_pass, engine, progress):
             if is_whole is None:
                 continue
             if not is_whole:
@@ -215,16 +219,19 @@ def rekey(
                 continue
             report.left += again and key not in before
             report.files, report.bytes = report.files + 1, report.bytes + size
-    late = sum(1 for _ in _to_do(store, touched, Rekeyed(), damaged))
+    sources = _Sources(encrypted)
+    late = sum(1 for _ in _to_do(sources, touched, Rekeyed(), damaged))
     report.left, report.damaged = report.left + late, sorted(damaged)
     if not late:
-        needed = set[bytes | None]().union(*(_needed_by(store, key, touched) for key in damaged))
+        needed = set[bytes | None]().union(*(_needed_by(sources, key, touched) for key in damaged))
         for slot in slots_in(inner):
             ring = bytes.fromhex(slot.ring)
             if ring in touched and ring in needed:
                 report.slots_left.append(_named(slot))
+                report.needed += [_named(slot)] if open_slot(slot, keep) is None else []
             elif ring in touched:
                 drop_slot(inner, slot)
+    report.dropped = [name for name in report.dropped if name not in report.slots_left]
     return report
 
 
@@ -271,7 +278,10 @@ def _to_do(sources: _Sources, touched: set[bytes], report: Rekeyed, damaged: set
 
 
 class _Sources:
-    """A store to encrypt again and, if it is mirrored, a store for each copy of its files. The drives' states are read once."""
+    """A store to encrypt again and, if it is mirrored, a store for each copy of its files.
+
+    The drives' states are read once, so each pass makes a new one: a drive can fail, or be rebuilt, meanwhile.
+    """
 
     def __init__(self, store: EncryptedStore) -> None:
         self.store = store
@@ -339,12 +349,12 @@ def _files(store: EncryptedStore, prefix: str) -> Iterator[str]:
 
 
 class _RekeyTask(NamedTuple):
-    """A file to encrypt again. ``specs``: of the keys that open the store. ``generation``: of the new ring key."""
+    """A file to encrypt again. ``specs``: of the keys that open the store. ``this_pass``: generation of the new ring key, and the pass."""
 
     url: str
     specs: tuple[str, ...]
     takes_plain: bool
-    generation: int
+    this_pass: tuple[int, int]
     key: str
     size: int
 
@@ -353,7 +363,7 @@ def _rewrite_all(
     sources: _Sources,
     chain: Keychain,
     files: Iterable[tuple[str, int]],
-    generation: int,
+    this_pass: tuple[int, int],
     engine: Engine,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[tuple[str, int], bool | None]]:
@@ -363,21 +373,21 @@ def _rewrite_all(
         return
     store, specs = sources.store, tuple(provider.spec for provider in chain.providers)
     url = shared_url(store.inner)
-    tasks = (_RekeyTask(url, specs, store.takes_plain, generation, key, size) for key, size in files)
+    tasks = (_RekeyTask(url, specs, store.takes_plain, this_pass, key, size) for key, size in files)
     for task, is_whole in engine.run(_rewrite_one, tasks):
         progress(task.size)
         yield (task.key, task.size), is_whole
 
 
 @lru_cache(maxsize=1)
-def _store_for(url: str, specs: tuple[str, ...], takes_plain: bool, generation: int) -> _Sources:
-    """Return a process's store of one rekeying. ``generation`` keeps a later one from using the earlier one's ring key."""
+def _store_for(url: str, specs: tuple[str, ...], takes_plain: bool, this_pass: tuple[int, int]) -> _Sources:
+    """Return a process's store of one pass. ``this_pass`` keeps a later one from using the earlier one's ring key and states of drives."""
     return _Sources(EncryptedStore(unwrap(open_bytes(url)), Keychain.from_specs(specs), takes_plain=takes_plain))
 
 
 def _rewrite_one(task: _RekeyTask) -> bool | None:
     """Encrypt a file again, in any process."""
-    store = _store_for(task.url, task.specs, task.takes_plain, task.generation)
+    store = _store_for(task.url, task.specs, task.takes_plain, task.this_pass)
     return _rewrite(store, task.key, task.size, lambda length: None)
 
 

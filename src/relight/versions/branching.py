@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from shlex import quote
 from typing import NamedTuple
 
 import msgspec
@@ -78,7 +79,7 @@ def drop(run: Run, name: str) -> Branch:
         has = ", ".join(checkpoint.id for checkpoint in held_in(Run(run.store, name).history(), run.name))
         raise ConfigError(
             f"the run {name} still has {has}, which is stored in {run.name}",
-            hint=f"relight prune {name}, or remove that run",
+            hint=f"relight prune {quote(f'{run.store.url}/{name}')}, or remove that run",
         )
     return dropped
 
