@@ -18,9 +18,10 @@ from relight.catalog.tiers import announce
 from relight.cli import cli
 from relight.commit import Attempt
 from relight.drain import carried_marks, drain
+from relight.drain.carried_marks import carry_marks
 from relight.errors import StoreUnavailable
 from relight.format.topics import CARRIED, COPIED
-from relight.log import History, Log
+from relight.log import History, Log, fold
 from relight.policy import Tiers, keep, tier
 from relight.reclaim import plan_prune
 from relight.run_records.holds import hold, holds_of, release
@@ -119,6 +120,23 @@ def test_a_hold_and_a_stage_are_carried(tmp_path: Path) -> None:
     save(attempt, 4)
     drain(attempt.store, "run")
     assert live(tmp_path, "far") == [4] and not tags(tmp_path) and not holds_of(far_history(tmp_path))
+
+
+def test_a_hold_is_carried_once_by_several_processes(tmp_path: Path) -> None:
+    """Two processes that read the far log before either has carried a hold write it once, so that it is removed later."""
+    attempt = begin(tmp_path, far={"far": keep(last=3)})
+    ids = [save(attempt, step) for step in range(2)]
+    drain(attempt.store, "run")
+    near, log = near_run(attempt), Log(LocalStore(tmp_path / "far"), "run")
+    far = fold(log.read())
+    hold(attempt.store, "run", ids[1], "incident 42")
+    for _ in range(2):
+        carry_marks(near.view(), far, "far", Log(attempt.store, "run"), log, far.epoch)
+    assert holds_of(far_history(tmp_path)) == {ids[1]: "incident 42"}
+    release(attempt.store, "run", ids[1])
+    save(attempt, 2)
+    drain(attempt.store, "run")
+    assert holds_of(far_history(tmp_path)) == {}
 
 
 def test_a_user_s_mark_on_the_far_tier_stays(tmp_path: Path) -> None:

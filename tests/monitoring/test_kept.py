@@ -9,11 +9,12 @@ import pytest
 from receivers import web_server
 
 from relight.monitoring import RunSeen
-from relight.monitoring.alert_delivery import Ledger
+from relight.monitoring.alert_delivery import Ledger, Message, Unsent
 from relight.monitoring.alert_state import BYTES_MAX, decode_alarms, encode_alarms
 from relight.monitoring.notify import Alarms
 from relight.monitoring.rules import FIRING, PENDING, AlertRule
 from relight.monitoring.settings import Alerting, alerting_of
+from relight.observe import subscribe
 
 RULES = (
     AlertRule("no_good_checkpoint", 60.0, "critical"),
@@ -97,6 +98,19 @@ def test_a_message_that_was_refused_is_sent_after_a_restart(role: str) -> None:
     with web_server() as (port, posts):
         alarms(port).update([BAD._replace(unprotected_s=1.0, risk=0.0)], 1015.0)
         assert [b'"message": "over' in body for _, body in posts] == [False, True]
+
+
+def test_a_message_of_a_target_that_is_gone_is_reported() -> None:
+    """The next process has fewer targets. The message is not sent elsewhere, and an event reports it."""
+    settings = dataclasses.replace(alerting_of({"to": [], "group_s": 0}, ""), rules=RULES)
+    message = Message("no good checkpoint", "…", "critical")
+    events: list[str] = []
+    undo = subscribe(lambda event: events.append(event.name) if event.name == "alert.unsent" else None)
+    alarms = Alarms(settings, {}, Ledger(unsent=[Unsent(message, 0, 0)]))
+    for _ in range(2):
+        alarms.update([], 1010.0)
+    undo()
+    assert events == ["alert.unsent"]
 
 
 def test_what_makes_no_sense_is_nothing() -> None:

@@ -2,7 +2,7 @@
 
 JSON: ``run``, ``save`` (``every`` or ``best``), ``steps``, and optionally ``fresh``, ``environment`` (of each rank), ``writer``, ``seen``
 (a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``), ``every`` (each rank's steps between saves), ``odd`` (the step from which
-each rank's model gives an entry that it does not take back), ``exits`` (the step after which all ranks call ``sys.exit()``). Prints where it began and how it ended.
+each rank's model gives an entry that it does not take back), ``also_best`` (a rank that saves best values, too), ``exits`` (the step after which all ranks call ``sys.exit()``). Prints where it began and how it ended.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def main() -> None:
         if options["save"] == "every"
         else relight.best("val_loss")
     )
+    if rank == options.get("also_best"):
+        save = save | relight.best("val_loss")
     seen = options.get("seen", [-1, -1])
     odd = options.get("odd", [1 << 30] * world)[rank]
     model = Gives(2, 2)

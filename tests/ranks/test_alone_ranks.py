@@ -51,6 +51,14 @@ def test_ranks_with_other_triggers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
+def test_one_rank_may_also_save_best_values(tmp_path: Path) -> None:
+    """The ranks agree on such a save a step ahead, whichever rank requests it."""
+    result = reports(tmp_path, also_best=1, seen=[1, 1], every=[4, 4], steps=6)
+    assert [(report["kind"], report["step"], report["unsaved"]) for report in result] == [("", 5, [])] * 2, result
+    assert [each.step for each in relight.open(tmp_path / "store" / "run").checkpoints()] == [2, 3, 5]
+
+
+@pytest.mark.distributed
 def test_a_job_is_not_fresh_twice_after_rank_0_moved_to_another_node(tmp_path: Path) -> None:
     """After a change of nodes torchrun's count stays 0. One agent in common shows that the job has begun before."""
     agents = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import relight
 from relight.comm import ThreadGroup
 from relight.errors import StoreUnavailable
+from relight.format.records import RetireBody
+from relight.log import Log, fold
 from relight.ranks.several import SeveralRanks
 from relight.restore.execute import restore_first_good
 from relight.restore.request import RestoreRequest
@@ -41,11 +44,12 @@ def save(tmp_path: Path) -> dict[int, str]:
     return ids
 
 
-def restored(tmp_path: Path, which: str, unreachable: int) -> list[Any]:
-    """Return each rank's restored step, or its error. One rank cannot read the far tier."""
+def restored(tmp_path: Path, which: str, unreachable: int, other: str = "") -> list[Any]:
+    """Return each rank's restored step, or its error. One rank cannot read the far tier, or has ``other`` in its place."""
 
     def restore(world: ThreadGroup) -> Any:
-        far = (Unreachable if world.rank == unreachable else LocalStore)(tmp_path / "far")
+        kind = Unreachable if world.rank == unreachable and not other else LocalStore
+        far = kind(tmp_path / (other if world.rank == unreachable and other else "far"))
         ranks, components = SeveralRanks(world, (), 10.0), {"x": torch.zeros(4)}
         ranks.split(components)
         request = RestoreRequest(
@@ -71,6 +75,25 @@ def test_all_ranks_restore_the_copy_that_all_can_read(tmp_path: Path) -> None:
     assert restored(tmp_path, "latest", -1) == [2, 2]
     assert restored(tmp_path, "latest", 1) == [1, 1]
     assert restored(tmp_path, "latest", 0) == [1, 1]
+
+
+def test_a_copy_that_retention_removed_for_one_rank_is_left_out(tmp_path: Path) -> None:
+    """Rank 1 reads the far log after rank 0, and retention has removed the copy of the newest checkpoint between the two."""
+    newest = save(tmp_path)[2]
+    shutil.copytree(tmp_path / "far", tmp_path / "later")
+    retire = RetireBody(ids=[newest], reason="retention")
+    Log(LocalStore(tmp_path / "later"), "run").append(lambda view: (retire, fold(view).epoch))
+    for name in ("far", "later"):
+        shutil.rmtree(next((tmp_path / name / "run").glob(f"*{newest}*")))
+    assert restored(tmp_path, "latest", 1, "later") == [1, 1]
+
+
+def test_a_tier_without_the_run_is_named_so(tmp_path: Path) -> None:
+    """Another directory is mounted on one host: its tier answers, and has no such run."""
+    newest = save(tmp_path)[2]
+    (tmp_path / "empty").mkdir()
+    errors = restored(tmp_path, newest, 1, "empty")
+    assert all("tier far has no such run on this host" in str(error) for error in errors), errors
 
 
 @pytest.mark.parametrize("rank", [0, 1])

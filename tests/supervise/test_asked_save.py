@@ -89,6 +89,17 @@ def test_what_was_asked_before_the_job_began_is_not_obeyed(run: Run) -> None:
     assert later.poll() == ["bert, carl"], "one save is for both"
 
 
+def test_a_store_that_is_mounted_later_has_old_requests(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first poll lists nothing, since the store is not mounted yet. Requests from before the job are then as old as ever."""
+    for age_s, obeyed in ((3600.0, []), (2.0, ["anna"])):
+        ask_for_save(run.store, run.name, "anna")
+        with monkeypatch.context() as unmounted:
+            unmounted.setattr(type(run.store), "list", lambda self, prefix: iter(()))
+            watching = Watching(run)
+        watching.now += age_s
+        assert watching.poll(0.0) == obeyed
+
+
 def test_after_an_outage_only_requests_of_the_last_minute_are_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll raises the store's errors, and the next poll begins at the same record."""
     for away_s, since_s, obeyed in ((600.0, OLD_S + 5, []), (600.0, OLD_S - 5, ["anna"])):

@@ -128,7 +128,9 @@ def _is_carried_hold(near: History, target: str, far: History, copy: str) -> boo
     return len(placed) == 1 and (not reasons or placed[0] in reasons)
 
 
-def _by_owner(body: Body, epoch: int, run: str, view: LogView) -> tuple[Body, int]:
+def _by_owner(body: Body, epoch: int, run: str, view: LogView) -> tuple[Body, int] | None:
+    """Return the record to append; None for a hold that another process has carried meanwhile: a second one counts as a user's."""
     if (history := fold(view)).epoch > epoch:
         raise superseded(history, epoch, run)
-    return body, epoch
+    hold = HOLD.read(body)
+    return None if hold is not None and hold.id in holds_of(history) else (body, epoch)

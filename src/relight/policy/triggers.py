@@ -252,11 +252,13 @@ def parts_of(trigger: Trigger | None) -> tuple[Trigger, ...]:
 
 
 def text_to_compare(trigger: Trigger | None) -> str | None:
-    """Return a text that ranks compare: equal triggers have equal texts. Of triggers with functions or of other classes it
-    has only the class."""
-    parts = parts_of(trigger)
-    texts = [repr(each) if isinstance(each, (_Every, _Epochs, _Best)) else type(each).__name__ for each in parts]
-    return " | ".join(texts) or None
+    """Return a text that ranks compare: its parts that save at a step without asking other ranks must be equal.
+
+    Of a user's own class it has only the name. None without a trigger.
+    """
+    parts = [each for each in parts_of(trigger) if type(each).by_step is not Trigger.by_step]
+    texts = {repr(each) if isinstance(each, _Every) else type(each).__name__ for each in parts}
+    return None if trigger is None else " | ".join(sorted(texts))
 
 
 def _reason(trigger: Trigger | None, text_of: Callable[[Trigger], str | None]) -> SaveReason | None:

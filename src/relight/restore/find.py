@@ -39,11 +39,13 @@ class Places(NamedTuple):
         place = self.tiers[copy.place]
         view = place.view
         if view is None:  # rank 0 has read the tier's log, and this rank could not
-            raise StoreUnavailable(
-                f"tier {place.name} does not answer this rank",
-                where=place.store.url,
-                hint="repair this host's connection to it",
+            why = (
+                "has no such run on this host"
+                if place.error is None
+                else f"does not answer this rank: {place.error.what}"
             )
+            hint = "mount the same directory here" if place.error is None else "repair this host's connection to it"
+            raise StoreUnavailable(f"tier {place.name} {why}", where=place.store.url, hint=hint)
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
 
         def places(nearer: bool) -> tuple[tuple[ByteStore, str], ...]:
@@ -57,10 +59,6 @@ class Places(NamedTuple):
 
         opened = open_checkpoint(place.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id)
         return replace(opened, spares=places(False), nearer=places(True))
-
-    def is_read(self, place: int) -> bool:
-        """Return whether this rank has read the log of the tier at that position."""
-        return self.tiers[place].view is not None
 
     def find(self, place: int, checkpoint_id: str) -> Checkpoint | None:
         """Return the checkpoint with that id in the tier at that position, or None if this rank has not read it there."""
@@ -226,7 +224,7 @@ def agreed(request: RestoreRequest, places: Places) -> Iterator[TierCopy]:
     for place, has_next, checkpoint_id, record in rows:
         with read_on_all_ranks(ranks, f"finding checkpoint {checkpoint_id} in the log"):
             checkpoint = places.find(place, checkpoint_id)
-            if checkpoint is None and record is not None and not places.is_read(place):
+            if checkpoint is None and record is not None:  # not read here, or removed since rank 0 read it
                 checkpoint = Checkpoint(*record)
             if checkpoint is None:
                 raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet that this rank reads")
