@@ -147,7 +147,7 @@ long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs
 
 ##@ Kills, power cuts, damage
 
-teeth: $(STAMP) ## remove each fsync, link and check once: something must fail; half an hour
+teeth: $(STAMP) ## remove each fsync, link and check once: something must fail; two minutes alone
 	$(BIN)/python -m proofs.mutation_check
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way; an hour
