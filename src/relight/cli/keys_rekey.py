@@ -104,11 +104,11 @@ def command(
                 click.echo(f"  {escape(file)}")
         for name in report.slots_left:
             click.echo(f"{escape(name)} keeps its slot: damaged files may need it")
-        if report.needed:
-            click.echo(f"until then, give that key, too, in {SETTING}, after the new one")
         if report.slots_left:
             click.echo(
                 "repair them (relight verify RUN --repair), or delete their checkpoints. Then repeat the command,"
             )
             click.echo("with the key's id if several have its label now (relight keys status)")
+        if report.needed:
+            click.echo(f"Until then, give the old key, too, in {SETTING}, after the new one")
     return 1 if report.left or report.plain or report.damaged else 0
