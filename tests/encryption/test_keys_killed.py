@@ -116,17 +116,18 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
     assert killed >= TRIALS // 3, killed
 
 
-class DyingDisk(Disk):
-    """Dies before a rename."""
+class FailingDisk(Disk):
+    """Raises ``failure`` in place of a rename, after ``renames`` of them. Only renames to paths with ``part`` in them count."""
 
-    def __init__(self, renames: int) -> None:
-        self.renames = renames
+    def __init__(self, renames: int, failure: type[BaseException] | BaseException = Killed, part: str = "") -> None:
+        self.renames, self.failure, self.part = renames, failure, part
 
     def replace(self, source: str, target: str) -> None:
         """See ``Disk``."""
-        if not self.renames:
-            raise Killed
-        self.renames -= 1
+        if self.part in target:
+            if not self.renames:
+                raise self.failure
+            self.renames -= 1
         super().replace(source, target)
 
 
@@ -145,7 +146,7 @@ def test_a_mirrored_store_is_completed_on_both_drives(tmp_path: Path, faster: in
     for renames in range(1, 100, 2):
         where = tmp_path / f"{renames}"
         shutil.copytree(tmp_path / "whole", where)
-        dying = MirroredStore(drives(where), disk=DyingDisk(renames), threads=False)
+        dying = MirroredStore(drives(where), disk=FailingDisk(renames), threads=False)
         try:
             rekey(dying, both, leaked=kek(old), keep=kept)
         except Killed:
@@ -168,29 +169,17 @@ def test_a_mirrored_store_is_completed_on_both_drives(tmp_path: Path, faster: in
     assert renames > 10
 
 
-class FailingDisk(Disk):
-    """The second drive refuses renames after some of them, like a file system that the kernel made read-only. It can be read."""
-
-    def __init__(self, renames: int) -> None:
-        self.renames = renames
-
-    def replace(self, source: str, target: str) -> None:
-        """See ``Disk``."""
-        if "/n1/" in target:
-            if not self.renames:
-                raise OSError(errno.EROFS, "read-only", target)
-            self.renames -= 1
-        super().replace(source, target)
-
-
 def test_a_drive_fails_meanwhile(tmp_path: Path) -> None:
-    """A drive that refuses writes halfway is left out: its old files are no files of another process."""
+    """A drive that refuses writes halfway, like a file system that the kernel made read-only, is left out.
+
+    It can be read, and its old files are no files of another process.
+    """
     for name in ("old", "new"):
         write_key_file(str(tmp_path / name))
     old, new = (f"file:{tmp_path / name}" for name in ("old", "new"))
     drives = [tmp_path / "n0", tmp_path / "n1"]
     save(EncryptedStore(MirroredStore(drives), Keychain.from_specs(old)), 1)
-    store = MirroredStore(drives, disk=FailingDisk(3))
+    store = MirroredStore(drives, disk=FailingDisk(3, OSError(errno.EROFS, "read-only"), "/n1/"))
     report = rekey(store, Keychain.from_specs([old, new]), leaked=kek(old), keep=Keychain.from_specs(new))
     assert [drive.status for drive in store.statuses()] == ["good", "away"]
     assert report.left == 0 and not report.damaged

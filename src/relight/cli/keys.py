@@ -50,10 +50,11 @@ def command() -> None:
 @click.option("--signing", is_flag=True, help="Write a signing key (Ed25519), and print its public half.")
 def new(file: str, signing: bool) -> None:
     """Write a new key, 32 random bytes, to a new FILE that only you can read. Keep a copy elsewhere: without it the data are lost."""
+    path = os.path.abspath(os.path.expanduser(file))
     if signing:
         public = write_signing_key(os.path.expanduser(file))
         click.echo(f"a new key to sign with is in {escape(file)}")
-        spec = shlex.quote(f"ed25519:file:{os.path.abspath(os.path.expanduser(file))}")
+        spec = shlex.quote(f"ed25519:file:{path}")
         click.echo(f"  sign:    export RELIGHT_SIGN={escape(spec)}")
         click.echo(f"  believe: export RELIGHT_TRUST={public}")
         return
@@ -61,7 +62,6 @@ def new(file: str, signing: bool) -> None:
     click.echo(
         f"a new key is in {escape(file)}; a copy of it belongs somewhere safe: what it encrypts is lost without it"
     )
-    path = os.path.abspath(os.path.expanduser(file))
     click.echo(f"  use it: export {SETTING}={escape(shlex.quote(f'file:{path}'))}")
     if path.split() != [path]:
         click.echo(f"  {SETTING} separates keys by spaces: first move the file to a path without spaces")

@@ -250,11 +250,10 @@ class EncryptedStore(StoreWrapper):
                 if newest is None or bytes.fromhex(newest.ring) != used:
                     raise
                 return  # only key-encryption keys changed, not the ring key: this process continues with the key it has
-            if used not in (None, self._ring.newest) or not self._ring.is_current:
-                self._data_key = None
-            self._require_current(self._ring)
-            if used in (None, self._ring.newest):
+            if self._ring.is_current and used in (None, self._ring.newest):
                 return
+            self._data_key = None
+            self._require_current(self._ring)
         raise WrongKey("the store was rekeyed meanwhile", where=self.url, hint="the next save uses its new key")
 
     def _require_current(self, ring: KeyRing) -> None:

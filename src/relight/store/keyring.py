@@ -117,19 +117,19 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ke
     store_id = require_encrypted(inner) if make else store_id_of(inner)
     for left in reversed(range(_READS)):
         slots = slots_in(inner)
+        present = [slot for slot in slots if slot.store == store_id]
         keys: dict[bytes, Secret] = {}
         newest: tuple[int, bytes] | None = None
-        for slot in slots:
+        for slot in present:
             ring = bytes.fromhex(slot.ring)
-            key = keys.get(ring) if slot.store == store_id else None
-            if key is None and slot.store == store_id:
+            key = keys.get(ring)
+            if key is None:
                 key = open_slot(slot, keychain)
             if key is not None:
                 keys[ring] = key
                 newest = max(newest or (0, b""), (slot.generation, ring))
         if newest is not None:
-            last = max(slot.generation for slot in slots if slot.store == store_id)
-            return KeyRing(store_id, keys, newest[1], newest[0] == last)
+            return KeyRing(store_id, keys, newest[1], newest[0] == max(slot.generation for slot in present))
         has_slots = bool(slots) or any(True for _ in inner.list(KEYS_DIR))
         if has_slots and not slots and left:  # another process is just creating the store
             time.sleep(_PAUSE_S)

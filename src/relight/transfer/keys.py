@@ -228,7 +228,8 @@ def rekey(
             ring = bytes.fromhex(slot.ring)
             if ring in touched and ring in needed:
                 report.slots_left.append(_named(slot))
-                report.needed += [_named(slot)] if open_slot(slot, keep) is None else []
+                if open_slot(slot, keep) is None:
+                    report.needed.append(_named(slot))
             elif ring in touched:
                 drop_slot(inner, slot)
     report.dropped = [name for name in report.dropped if name not in report.slots_left]
